@@ -10,7 +10,7 @@ use hypatia_dsl::typing::codes;
 
 use super::block::left_block;
 use super::differ::{far_apart, position};
-use super::generate::{Instance, Reject, instance};
+use super::generate::{Focus, Instance, Reject, instance};
 use super::hints::Hints;
 use super::options::{Options, seed_of};
 use super::range::Meaning;
@@ -56,7 +56,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     {
         tries += 1;
         let mut source = Source::random(seed.wrapping_add(tries as u64));
-        let made = match instance(program, &rule, &hints, &mut source, &|_, _| None) {
+        let made = match instance(program, &rule, &hints, &mut source, Focus::default(), &|_, _| None) {
             Ok(i) => i,
             Err(Reject(why)) => {
                 last = why;

@@ -203,14 +203,19 @@ impl Entry {
     }
 }
 
-/// `exact`, `approx(4)`.
+/// `exact`, `approx(1e-6, 0)`.
 pub fn show_class(class: Class) -> String {
     match class {
         Class::Exact => "exact".into(),
         Class::Finite => "finite".into(),
         Class::Rounds => "rounds".into(),
-        Class::Approx(u) => format!("approx({})", hypatia_graph::show_number(u)),
+        Class::Approx { rel, abs } => format!("approx({}, {})", short(rel), short(abs)),
     }
+}
+
+fn short(v: f64) -> String {
+    let text = format!("{v:.1e}").replace(".0e", "e");
+    text.strip_suffix("e0").map(str::to_string).unwrap_or(text)
 }
 
 /// `claims exact for f16, bf16, where rounds holds`: the claims that are too strong.
@@ -237,8 +242,8 @@ fn show_classes(classes: &[(DType, Class, Option<Class>)]) -> String {
     let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
     for (dtype, _, derived) in classes {
         let text = derived.map_or("wrong".to_string(), |c| match c {
-            // The short form omits the measured number of units.
-            Class::Approx(_) => "approx".into(),
+            // The short form omits the measured bound.
+            Class::Approx { .. } => "approx".into(),
             c => show_class(c),
         });
         match groups.iter_mut().find(|g| g.0 == text) {

@@ -15,8 +15,9 @@ use super::block::{left_block, test_block};
 use super::check::{Failure, Observation, observe};
 use super::differ::Difference;
 use super::differ::position;
+use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
-use super::generate::{Instance, Reject, instance, reject};
+use super::generate::{Focus, Instance, Reject, instance, reject};
 use super::hints::Hints;
 use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
@@ -25,7 +26,7 @@ use super::shrink::shrink;
 use super::sides::untyped_sides;
 use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
-use hypatia_graph::{NodeKind, Value, show_number};
+use hypatia_graph::{NodeKind, Value};
 use hypatia_optimize::apply::{Policy, claimed};
 
 /// The report for a rule that only empty tensors matched.
@@ -34,6 +35,8 @@ const EMPTY: &str = "the search found only empty tensors that satisfy the guards
 /// instances that run regardless of their cost.
 const WORK: usize = 1 << 20;
 const FEWEST: usize = 16;
+/// Small instances that are searched for a visible loss of precision.
+const SMALL_TRIES: u64 = 2000;
 /// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
 
@@ -90,10 +93,12 @@ pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, o
 fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let rule = run.rule;
     let (cases, rejects) = run.cases(options);
+    let imprecise = if run.first.is_none() { run.imprecise(options) } else { None };
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
-    let status = match run.first.take() {
-        Some((choices, failure)) => Status::False(Box::new(run.counterexample(choices, failure))),
-        None => run.exercised(cases, &rejects),
+    let status = match (run.first.take(), imprecise) {
+        (Some((choices, failure)), _) => Status::False(Box::new(run.counterexample(choices, failure))),
+        (None, Some((dtype, worse))) => Status::False(Box::new(run.loss(dtype, &worse))),
+        (None, None) => run.exercised(cases, &rejects),
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
@@ -112,7 +117,7 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
     if is_short(program, rule) {
         let entry = short::verify(program, rule, options);
-        return (entry.status != Status::Verified).then_some(Failure::Ulp);
+        return (entry.status != Status::Verified).then_some(Failure::Approx);
     }
     let examples = examples(program, rule);
     if !examples.is_empty() {
@@ -141,6 +146,14 @@ pub fn claim(rule: &Rule, dtype: DType) -> Class {
     named.or_else(any).map_or(Class::Rounds, |c| c.class)
 }
 
+/// The class of sides that are so far apart, as a part of 1 and of the value.
+pub(super) fn approx_of(apart: f64) -> Class {
+    // Two digits, rounded up.
+    let step = 10f64.powf(apart.max(1e-300).log10().floor() - 1.0);
+    let part = if apart > 0.0 { (apart / step).ceil() * step } else { 0.0 };
+    Class::Approx { rel: part, abs: part }
+}
+
 /// What was observed for one element type.
 #[derive(Default)]
 struct Seen {
@@ -151,7 +164,8 @@ struct Seen {
     rounding: bool,
     integer: bool,
     broken: bool,
-    ulp: f64,
+    /// How far apart the sides are beyond `rounds`, as a part of 1 and of the value.
+    apart: f64,
 }
 
 impl Seen {
@@ -163,7 +177,7 @@ impl Seen {
         self.rounding |= o.rounding.is_some();
         self.integer |= o.integer.is_some();
         self.broken |= o.broken.is_some();
-        self.ulp = self.ulp.max(o.ulp);
+        self.apart = self.apart.max(o.apart);
     }
 
     fn derived(&self) -> Option<Class> {
@@ -176,7 +190,7 @@ impl Seen {
         } else if !self.meaning && !self.structure && !self.rounding && !self.integer {
             Some(Class::Rounds)
         } else if !self.structure {
-            Some(Class::Approx(self.ulp.ceil()))
+            Some(approx_of(self.apart))
         } else {
             None
         }
@@ -279,6 +293,59 @@ impl<'a> Run<'a> {
         (cases, rejects)
     }
 
+    /// The first element type for which the right side is less precise than its class allows.
+    fn imprecise(&mut self, options: &Options) -> Option<(DType, Worse)> {
+        // Both sides of a derived rule are the same body.
+        for dtype in TYPES.into_iter().filter(|_| !self.rule.derived) {
+            let class = claim(self.rule, dtype);
+            let rounds = matches!(class, Class::Rounds | Class::Approx { .. });
+            let Some(seen) = self.seen.get_mut(&dtype).filter(|s| rounds && s.bits) else { continue };
+            let found = Ensembles {
+                program: self.program,
+                rule: self.rule,
+                hints: self.hints,
+                dtype,
+                class,
+                seed: seed_of(options, &self.rule.name),
+            }
+            .run();
+            if found.worse.is_some() {
+                seen.rounding = true;
+                seen.apart = seen.apart.max(found.beyond);
+                return found.worse.map(|w| (dtype, w));
+            }
+        }
+        None
+    }
+
+    /// A loss of precision, shown on a small instance where there is one.
+    fn loss(&self, dtype: DType, worse: &Worse) -> Counterexample {
+        let class = claim(self.rule, dtype);
+        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true };
+        let look = |choices: Source| -> Option<(ChoiceSequence, Instance, Difference)> {
+            let mut source = choices;
+            let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok()?;
+            let difference = measure(self.rule, &made, class)?.difference(&made)?;
+            Some((source.into_choices(), made, difference))
+        };
+        let found = (0..SMALL_TRIES).find_map(|seed| look(Source::random(seed)));
+        let message = worse.message(dtype);
+        let Some((choices, ..)) = found else {
+            return Counterexample { message, kind: "rounding", test: String::new() };
+        };
+        let small = shrink(choices, &mut |t| look(Source::replay(t.clone())).map(|l| l.0));
+        let shown = look(Source::replay(small)).and_then(|(_, made, difference)| {
+            let sides = untyped_sides(self.rule, &made).ok()?;
+            let (left, right) = difference.shown();
+            let which = difference.less_precise().map_or(String::new(), |w| format!("; {w}"));
+            let message = format!("{message}; an element is {left} on the left, {right} on the right{which}");
+            let title = format!("{} is false", self.rule.name);
+            Some((message, test_block(&title, &made, &sides, Failure::Rounding, Some(&difference))))
+        });
+        let (message, test) = shown.unwrap_or((message, String::new()));
+        Counterexample { message, kind: "rounding", test }
+    }
+
     /// An instance and its observation.
     fn attempt(&self, source: &mut Source, room_for_empty: bool) -> Result<(Instance, Observation), Reject> {
         let instance = self.instance(source, true)?;
@@ -325,7 +392,7 @@ impl<'a> Run<'a> {
             let most = counts.iter().max()?;
             if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
         };
-        let made = instance(self.program, self.rule, self.hints, source, &wanted)?;
+        let made = instance(self.program, self.rule, self.hints, source, Focus::default(), &wanted)?;
         // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
         match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: Approx::All })) {
@@ -400,7 +467,6 @@ impl<'a> Run<'a> {
             // This is known only for finite values and differences of precision.
             d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
         });
-        let units = |o: &Observation| format!("{} units in the last place apart", show_number(o.ulp));
         let (kind, message) = match failure {
             Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
             Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
@@ -411,9 +477,7 @@ impl<'a> Run<'a> {
             }
             Failure::Bits | Failure::FiniteBits => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
             Failure::NotExercised => ("value", "it could not be exercised".to_string()),
-            Failure::Ulp => {
-                ("class", format!("claims `{claimed}` for {dtype}, but the sides are {}: {values}", units(&seen)))
-            }
+            Failure::Approx => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
         };
         let title = format!("{} is false", self.rule.name);
         // A right side of another type can still be written and compared; one without a value
