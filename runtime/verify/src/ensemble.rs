@@ -5,9 +5,11 @@
 //! and worse on the next, so only statistics over thousands of elements tell it from a loss.
 //!
 //! The truth is the left side without rounding. For each kind of values, the median, the 99th
-//! percentile and the maximum of the right side's errors, in units in the last place of the result,
-//! are at most [`FACTOR`] times those of the left side plus [`UNITS`]. And results that are not
-//! finite, where the truth is representable, are no more frequent than on the left side.
+//! percentile and the maximum of the right side's errors, in units of the result, are at most
+//! [`FACTOR`] times those of the left side plus [`UNITS`]. And results that are not finite, where
+//! the truth is representable, are no more frequent than on the left side. A unit of the result is a
+//! unit in the last place of the element, or of the tensor's mean magnitude where the element is
+//! smaller: what a sum loses where it happens to be near 0 is no loss.
 
 use std::sync::Arc;
 
@@ -20,9 +22,10 @@ use hypatia_tensor::error::Result;
 use super::differ::{Difference, ulp};
 use super::generate::{Focus, Instance, instance};
 use super::hints::Hints;
+use super::inside::as_kernels;
 use super::range_loss;
 use super::rules::elements;
-use super::scatter::evaluate_exactly;
+use super::scatter::{Scatter, evaluate_exactly};
 use super::sides::{Sides, sides};
 use super::source::{ChoiceSequence, Source};
 use super::values::Ensemble;
@@ -109,16 +112,17 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
     }
     let sides = sides(rule, made).ok()?;
     let roots = sides.left.len();
-    let truth = left_truth(&sides, made).ok()?;
-    let rounded = evaluate(&sides.graph, &made.inputs, Mode::Rounded).ok()?;
+    let truth = Truth::of(&sides, made).ok()?;
+    let rounded = rounded(&sides.graph, made)?;
     let (left, right) = rounded.split_at(roots);
     let (rel, abs) = if let Class::Approx { rel, abs } = class { (rel, abs) } else { (0.0, 0.0) };
     let mut out =
         Measured { errors: Vec::new(), places: Vec::new(), chunks: Vec::new(), beyond: 0.0, same: true, sides };
     for root in (0..roots).filter(|r| left[*r].dtype.is_float()) {
         let dtype = left[root].dtype;
-        let (x, l, r) = (truth[root].to_f64(), left[root].to_f64(), right[root].to_f64());
-        for (i, x) in x.into_iter().enumerate() {
+        let (x, l, r) = (&truth.values[root], left[root].to_f64(), right[root].to_f64());
+        let typical = typical(x);
+        for (i, x) in x.iter().copied().enumerate() {
             if i % CHUNK == 0 {
                 out.chunks.push((0, 0, 0));
             }
@@ -132,7 +136,7 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
                 *chunk = (chunk.0 + 1, chunk.1 + usize::from(!l.is_finite()), chunk.2 + usize::from(!r.is_finite()));
             }
             if l.is_finite() && r.is_finite() {
-                let unit = ulp(dtype, x);
+                let unit = ulp(dtype, x.abs().max(typical));
                 let (own, other) = ((l - x).abs(), (r - x).abs());
                 out.beyond = out.beyond.max((other - FACTOR * own - UNITS * unit) / (1.0 + x.abs()));
                 out.errors.push((own / unit, (other - rel * x.abs() - abs).max(0.0) / unit));
@@ -143,11 +147,55 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
     Some(out)
 }
 
-/// The left side's results as real numbers.
-fn left_truth(sides: &Sides, made: &Instance) -> Result<Vec<RefTensor>> {
-    let mut left = sides.graph.clone();
-    left.outputs.truncate(sides.left.len());
-    evaluate_exactly(&left.pruned(), &sides.numbers, &made.inputs)
+/// Both sides as a device computes them.
+fn rounded(graph: &Graph, made: &Instance) -> Option<Vec<RefTensor>> {
+    let kernels = as_kernels(graph).ok();
+    evaluate(kernels.as_ref().unwrap_or(graph), &made.inputs, Mode::Rounded).ok()
+}
+
+/// The typical magnitude of results: the mean.
+fn typical(values: &[f64]) -> f64 {
+    let sizes = || values.iter().filter(|v| v.is_finite()).map(|v| v.abs());
+    // Divided first: a sum may leave the range of f64.
+    let n = sizes().count() as f64;
+    sizes().map(|v| v / n).sum()
+}
+
+/// The left side's results as real numbers; NaN where they are not known.
+struct Truth {
+    values: Vec<Vec<f64>>,
+}
+
+impl Truth {
+    /// Both sides mean the same function, so that where f64 does not hold the left side's own
+    /// cancellation (`exp(x) - 1` at 1e-20), the right side says what it means, and the reverse.
+    fn of(sides: &Sides, made: &Instance) -> Result<Truth> {
+        let roots = sides.left.len();
+        let exact = evaluate_exactly(&sides.graph, &sides.numbers, &made.inputs)?;
+        let mut scatter: Option<Scatter> = None;
+        let mut values: Vec<Vec<f64>> = Vec::with_capacity(roots);
+        for root in 0..roots {
+            let dtype = exact[root].dtype;
+            let dtype = if dtype == DType::F64 { sides.graph.ty(sides.left[root]).dtype } else { dtype };
+            let (mut left, right) = (exact[root].to_f64(), exact[root + roots].to_f64());
+            for (i, (l, r)) in left.iter_mut().zip(right).enumerate() {
+                let apart = (*l - r).abs() > 0.125 * ulp(dtype, *l) && l.is_finite() && r.is_finite();
+                if !apart || !dtype.is_float() {
+                    continue;
+                }
+                if scatter.is_none() {
+                    scatter = Some(Scatter::run(&sides.graph, &sides.numbers, &made.inputs, f64::EPSILON)?);
+                }
+                let Some(s) = &scatter else { continue };
+                let (own, other) = (s.spread(root, i), s.spread(root + roots, i));
+                if own > 0.125 * ulp(dtype, *l) {
+                    *l = if other < 0.125 * ulp(dtype, r) { r } else { f64::NAN };
+                }
+            }
+            values.push(left);
+        }
+        Ok(Truth { values })
+    }
 }
 
 impl Measured {
@@ -158,20 +206,20 @@ impl Measured {
 
     /// An element with an error, or one that the right side loses, as a difference.
     pub(super) fn difference(&self, made: &Instance) -> Option<Difference> {
-        let rounded = evaluate(&self.sides.graph, &made.inputs, Mode::Rounded).ok()?;
-        let truth = left_truth(&self.sides, made).ok()?;
+        let rounded = rounded(&self.sides.graph, made)?;
+        let truth = Truth::of(&self.sides, made).ok()?;
         let (left, right) = rounded.split_at(self.sides.left.len());
         let worst = match self.clear() {
             Some(i) => self.places[i],
             None => (0..left.len()).find_map(|root| {
-                let (x, l, r) = (truth[root].to_f64(), left[root].to_f64(), right[root].to_f64());
+                let (x, l, r) = (&truth.values[root], left[root].to_f64(), right[root].to_f64());
                 let lost =
                     |i: &usize| left[root].dtype.round(x[*i]).is_finite() && l[*i].is_finite() && !r[*i].is_finite();
                 (0..x.len()).find(lost).map(|i| (root, i))
             })?,
         };
         let (root, index) = worst;
-        let x = Some(truth[root].at(index).f());
+        let x = Some(truth.values[root][index]);
         Some(Difference::between(root, index, &left[root], &right[root], x))
     }
 }

@@ -1,7 +1,7 @@
 //! Verification of one rule: many instances, the derived classes, and the first failure, shrunk.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use hypatia_dsl::approx::Approx;
@@ -26,6 +26,8 @@ use super::shrink::shrink;
 use super::sides::untyped_sides;
 use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
+use super::vacuous::Unnoticed;
+use super::values::Distribution;
 use hypatia_graph::{NodeKind, Value};
 use hypatia_optimize::apply::{Policy, claimed};
 
@@ -37,6 +39,13 @@ const WORK: usize = 1 << 20;
 const FEWEST: usize = 16;
 /// Small instances that are searched for a visible loss of precision.
 const SMALL_TRIES: u64 = 2000;
+/// Instances that broken right sides are tried on.
+const KEPT: usize = 100;
+/// The fewest instances of an element type that the rule claims, and the attempts to find them.
+const FEWEST_OF_A_TYPE: usize = 20;
+const TRIES_OF_A_TYPE: u64 = 20_000;
+/// Further instances that are searched for changes that none noticed.
+const TRIES_OF_A_CHANGE: u64 = 6_000;
 /// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
 
@@ -95,10 +104,15 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let (cases, rejects) = run.cases(options);
     let imprecise = if run.first.is_none() { run.imprecise(options) } else { None };
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
+    let full: BTreeMap<DType, usize> = run.seen.iter().map(|(d, s)| (*d, s.full)).collect();
     let status = match (run.first.take(), imprecise) {
         (Some((choices, failure)), _) => Status::False(Box::new(run.counterexample(choices, failure))),
         (None, Some((dtype, worse))) => Status::False(Box::new(run.loss(dtype, &worse))),
         (None, None) => run.exercised(cases, &rejects),
+    };
+    let status = match status {
+        Status::Verified => run.meaningful(&full, options),
+        other => other,
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
@@ -166,6 +180,8 @@ struct Seen {
     broken: bool,
     /// How far apart the sides are beyond `rounds`, as a part of 1 and of the value.
     apart: f64,
+    /// The number of instances without empty tensors.
+    full: usize,
 }
 
 impl Seen {
@@ -205,6 +221,8 @@ struct Run<'a> {
     /// How often each alternative of each `|` was taken.
     branches: HashMap<usize, Vec<usize>>,
     first: Option<(ChoiceSequence, Failure)>,
+    /// What the first failure was made with.
+    focus: Focus,
     /// How the sides differ at infinities, which no class forbids.
     note: Option<String>,
     /// Instances for which the right side is undefined.
@@ -216,6 +234,8 @@ struct Run<'a> {
     any_shape: &'a [VarId],
     /// The number of instances without empty tensors: only these show what a rule does.
     full: usize,
+    /// Some of them.
+    kept: Vec<Instance>,
 }
 
 impl<'a> Run<'a> {
@@ -227,11 +247,13 @@ impl<'a> Run<'a> {
             seen: BTreeMap::new(),
             branches: branches_of(rule),
             first: None,
+            focus: Focus::default(),
             note: None,
             skips: Skips::default(),
             strict: false,
             any_shape: &[],
             full: 0,
+            kept: Vec::new(),
         }
     }
 
@@ -286,11 +308,97 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        if self.first.is_none() && !self.skips.hopeless() {
+            cases += self.more_of_each_type(options);
+        }
         // If the right side is undefined wherever the left side matches, the rule is wrong.
         if self.skips.hopeless() {
             self.first = meaningless.map(|choices| (choices, Failure::NoMeaning));
         }
         (cases, rejects)
+    }
+
+    /// Further instances of element types that the rule claims and that chance left out.
+    fn more_of_each_type(&mut self, options: &Options) -> usize {
+        if self.full == 0 || self.strict || !self.any_shape.is_empty() {
+            return 0;
+        }
+        let mut cases = 0;
+        for dtype in self.claimed_types() {
+            let seed = seed_of(options, &self.rule.name).wrapping_add(0x5eed << 32 | dtype as u64);
+            for attempt in 0..TRIES_OF_A_TYPE {
+                if self.seen.get(&dtype).map_or(0, |s| s.full) >= FEWEST_OF_A_TYPE {
+                    break;
+                }
+                let mut source = Source::random(seed.wrapping_add(attempt << 8));
+                // The type of a result need not be that of the operands.
+                let main = [Some(dtype), None, Some(DType::F16), Some(dtype)][attempt as usize % 4];
+                let focus = Focus { dtype: main, ..Focus::default() };
+                let Ok(made) = self.focused(&mut source, true, focus) else { continue };
+                let root = made.left.first().map(|v| made.graph.ty(*v).dtype);
+                if root != Some(dtype) || !self.is_full(&made) {
+                    continue;
+                }
+                let Ok(seen) = observe(self.rule, &made) else { continue };
+                if seen.no_meaning.is_some() {
+                    continue;
+                }
+                cases += 1;
+                self.add(&made, &seen);
+                if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
+                    self.first = Some((source.into_choices(), failure));
+                    self.focus = focus;
+                    return cases;
+                }
+            }
+        }
+        cases
+    }
+
+    /// The element types that the claims name, and those that were seen.
+    fn claimed_types(&self) -> BTreeSet<DType> {
+        let named = self.rule.claims.iter().flat_map(|c| &c.dtypes).copied();
+        self.seen.keys().copied().chain(named).collect()
+    }
+
+    /// Whether what was verified says anything: enough instances for each type, and none of the
+    /// right side's parts is arbitrary.
+    fn meaningful(&mut self, full: &BTreeMap<DType, usize>, options: &Options) -> Status {
+        if !self.any_shape.is_empty() {
+            return Status::Verified;
+        }
+        let few = self.claimed_types().into_iter().find(|d| full.get(d).copied().unwrap_or(0) < FEWEST_OF_A_TYPE);
+        if let Some(dtype) = few {
+            let n = full.get(&dtype).copied().unwrap_or(0);
+            let reason = format!(
+                "only {n} instances without empty tensors were found in {dtype}, and {FEWEST_OF_A_TYPE} are the \
+                 fewest that say anything; restrict the class to the types that the rule is about"
+            );
+            return Status::NotExercised { reason };
+        }
+        let mut unnoticed = Unnoticed::on(self.program, self.rule, &self.kept);
+        let seed = seed_of(options, &self.rule.name) ^ 0x7ac;
+        // What chance left out is searched for: each instance that notices a change is also one that
+        // the rule must hold on.
+        for attempt in 0..TRIES_OF_A_CHANGE {
+            if unnoticed.is_empty() {
+                break;
+            }
+            let mut source = Source::random(seed.wrapping_add(attempt << 20));
+            let Ok(made) = self.instance(&mut source, true) else { continue };
+            if !unnoticed.notices(self.rule, &made) {
+                continue;
+            }
+            let Ok(seen) = observe(self.rule, &made) else { continue };
+            let dtype = self.add(&made, &seen);
+            if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
+                return Status::False(Box::new(self.counterexample(source.into_choices(), failure)));
+            }
+        }
+        match unnoticed.message(self.rule, &self.kept) {
+            Some(reason) => Status::Vacuous { reason },
+            None => Status::Verified,
+        }
     }
 
     /// The first element type for which the right side is less precise than its class allows.
@@ -363,7 +471,8 @@ impl<'a> Run<'a> {
 
     /// Records the observation of a compared instance; returns the element type of its first root.
     fn add(&mut self, instance: &Instance, seen: &Observation) -> DType {
-        if self.is_full(instance) {
+        let full = self.is_full(instance);
+        if full {
             self.full += 1;
             for (at, taken) in &instance.branches {
                 if let Some(n) = self.branches.get_mut(at).and_then(|b| b.get_mut(*taken)) {
@@ -372,7 +481,14 @@ impl<'a> Run<'a> {
             }
         }
         let dtype = seen.dtype.unwrap_or(DType::F32);
-        self.seen.entry(dtype).or_default().add(seen);
+        let entry = self.seen.entry(dtype).or_default();
+        entry.add(seen);
+        if full {
+            entry.full += 1;
+            if instance.distribution != Distribution::Far && self.kept.len() < KEPT {
+                self.kept.push(instance.clone());
+            }
+        }
         if self.note.is_none()
             && let Some(d) = &seen.infinity
         {
@@ -383,6 +499,10 @@ impl<'a> Run<'a> {
     }
 
     fn instance(&self, source: &mut Source, spread: bool) -> Result<Instance, Reject> {
+        self.focused(source, spread, Focus::default())
+    }
+
+    fn focused(&self, source: &mut Source, spread: bool, focus: Focus) -> Result<Instance, Reject> {
         // Usually picks the alternative that was taken least, so that each is covered.
         let turn = RefCell::new(0usize);
         let wanted = |at: usize, n: usize| {
@@ -392,7 +512,7 @@ impl<'a> Run<'a> {
             let most = counts.iter().max()?;
             if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
         };
-        let made = instance(self.program, self.rule, self.hints, source, Focus::default(), &wanted)?;
+        let made = instance(self.program, self.rule, self.hints, source, focus, &wanted)?;
         // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
         match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: Approx::All })) {
@@ -440,7 +560,7 @@ impl<'a> Run<'a> {
     fn counterexample(&self, choices: ChoiceSequence, failure: Failure) -> Counterexample {
         let look = |choices: &ChoiceSequence| -> Option<(ChoiceSequence, Instance, Observation, Option<Difference>)> {
             let mut source = Source::replay(choices.clone());
-            let instance = self.instance(&mut source, false).ok()?;
+            let instance = self.focused(&mut source, false, self.focus).ok()?;
             let seen = observe(self.rule, &instance).ok()?;
             let dtype = seen.dtype?;
             let (kind, difference) = seen.against(claim(self.rule, dtype))?;

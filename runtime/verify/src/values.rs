@@ -43,13 +43,15 @@ pub enum Distribution {
 pub enum Ensemble {
     /// N(0, 1).
     Normal,
-    /// N(0, 1) beside a large offset: squares lose all digits of the spread.
+    /// N(0, 1) beside a large offset: squares lose all digits of the spread. Operands that a guard
+    /// requires to be constant have none: a constant that takes the offset away again is the model's
+    /// own.
     Offset,
     /// N(0, 1) in long rows.
     LongRows,
-    /// From 1 to the largest number of the type.
+    /// Tensors of different magnitudes up to the largest number of the type.
     Upper,
-    /// From the smallest number of the type to 1.
+    /// Tensors of different magnitudes down to the smallest normal number of the type.
     Lower,
     /// Wide spreads, magnitudes from 2^-12 to 2^12, zeros, halves, and the rule's own numbers.
     Hostile,
@@ -177,12 +179,11 @@ impl Ensemble {
         let code = source.element(MANY, |r| r.random_range(0..MANY));
         let noise = if code == 0 { 0.0 } else { normal(code) };
         let share = f64::from(code.wrapping_mul(40_503) % MANY) / f64::from(MANY);
-        let sign = if noise < 0.0 { -1.0 } else { 1.0 };
-        match (self, part) {
+        let v = match (self, part) {
             (Ensemble::Offset, 0 | 1) => noise + 1.4 / dtype.epsilon().sqrt(),
             (Ensemble::Offset, 2) => noise - 1.4 / dtype.epsilon().sqrt(),
-            (Ensemble::Upper, 0..=2) => sign * (dtype.largest().log2() * (0.2 + 0.8 * share)).exp2(),
-            (Ensemble::Lower, 0..=2) => sign * (smallest_normal(dtype).log2() * (0.2 + 0.82 * share)).exp2(),
+            (Ensemble::Upper, 0..=2) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95][part]).exp2(),
+            (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][part]).exp2(),
             (Ensemble::Hostile, _) => match code % 16 {
                 0 => 0.0,
                 1 => HALVES[(code / 16) as usize % HALVES.len()],
@@ -191,7 +192,8 @@ impl Ensemble {
                 _ => noise * [1.0, 30.0, 300.0, 1e-3][part % PARTS],
             },
             _ => noise,
-        }
+        };
+        v.clamp(-dtype.largest(), dtype.largest())
     }
 }
 

@@ -123,6 +123,8 @@ struct Generator<'a, 's> {
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
     numbers: Numbers,
+    /// The types that are being chosen are the rule's own, not those of an op's declaration.
+    solving: bool,
     /// The preferred alternative, by the address of the pattern.
     wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
 }
@@ -172,6 +174,7 @@ pub fn instance(
         made: Vec::new(),
         branches: Vec::new(),
         numbers: Numbers::new(),
+        solving: false,
         wanted_branch,
     };
     let mut left = Vec::new();
@@ -199,7 +202,8 @@ impl Generator<'_, '_> {
             demand.small = indexing.contains(&name);
             if let Distribution::Ensemble(_) = self.distribution {
                 demand.small = true;
-                demand.part = self.source.pick(PARTS);
+                let centred = self.distribution == Distribution::Ensemble(Ensemble::Offset) && self.is_folded(var);
+                demand.part = if centred { PARTS - 1 } else { self.source.pick(PARTS) };
             }
             if let Some((constants, operand)) = &mut far {
                 // Only one operand compensates for the constants: two of them would leave the range
