@@ -214,10 +214,8 @@ pub fn same_meaning(
     let (left, right) = exact.split_at(roots);
     for root in 0..roots {
         let dtype = graph.ty(graph.outputs[root].1).dtype;
+        job.special_values(root, &left[root], &right[root]);
         job.meaning(root, dtype, &left[root], &right[root])?;
-        if inputs.iter().any(|(_, t)| special(t)) {
-            job.opposite_infinities(root, &left[root], &right[root]);
-        }
     }
     Ok(seen.value.or(seen.structure).or(seen.infinity))
 }
@@ -309,9 +307,12 @@ impl Job<'_> {
         }
     }
 
-    fn opposite_infinities(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
+    /// Records an infinity or NaN beside another value: where a test states what is equal, these
+    /// are values like all others.
+    fn special_values(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
         for (index, (left, right)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            if left.is_infinite() && right.is_infinite() && left != right {
+            let both_nan = left.is_nan() && right.is_nan();
+            if (!left.is_finite() || !right.is_finite()) && left != right && !both_nan {
                 self.seen.infinity.get_or_insert(Difference { root, index, left, right, exact: None, whole: None });
             }
         }

@@ -1,8 +1,8 @@
 //! Ops as their kernels compute them: narrow operands, f32 inside.
 //!
-//! In: a graph. Out: the same graph, where each op that has a generated kernel takes operands of f16
-//! or bf16 as f32, and its results are rounded once. Invariant: types of inputs and outputs stay; an
-//! op without a generated kernel is left as it is, so that its body rounds every step.
+//! In: a graph. Out: the same graph, where each op that has a generated kernel takes operands of
+//! f16 or bf16 as f32, and its results are rounded once. Invariant: types of inputs and outputs
+//! stay; an op without a generated kernel is left as it is, so that its body rounds every step.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;

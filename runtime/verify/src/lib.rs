@@ -8,12 +8,12 @@
 //! `constants` collects the numbers that a rule depends on. `generate` makes instances of its left
 //! side, and `sides` puts both sides into one graph. `check` compares them, with `noise` and
 //! `scatter` to tell rounding from error, `range` to detect overflow, and `range_loss` to detect
-//! lost constants. `ensemble` judges precision over thousands of elements, with ops as
-//! `inside` has their kernels compute them. `shrink` and `block` turn a failure into a test that can be pasted. `epilogue`
-//! moves lifted rules into epilogues. `short` checks rules that put a device's short functions into
-//! kernels. `scalars`, `ops` and `kernels` check derivatives, op bodies with their kernels, and
-//! library kernels. `mutate` breaks rules on purpose, and `vacuous` reports right sides whose changes nobody
-//! notices.
+//! lost constants. `ensemble` judges precision over thousands of elements, with ops as `inside` has
+//! their kernels compute them. `shrink` and `block` turn a failure into a test that can be pasted.
+//! `epilogue` moves lifted rules into epilogues. `short` checks rules that put a device's short
+//! functions into kernels. `scalars`, `ops` and `kernels` check derivatives, op bodies with their
+//! kernels, and library kernels. `mutate` breaks rules on purpose, and `vacuous` reports right
+//! sides whose changes nobody notices.
 
 pub mod block;
 pub mod check;

@@ -72,7 +72,10 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
         && let Some(inside) = inside_epilogue(program, rule)
     {
         let half = Options { cases: options.cases.div_ceil(2), ..options.clone() };
-        let mut within = verify_as(program, &inside, Subject::Rule, &half);
+        let hints = Hints::of(program, &inside);
+        // The product's own overflow would count as the rule's: tensors judge precision.
+        let run = Run { ensembles: false, ..Run::new(program, &inside, &hints) };
+        let mut within = entry_of(run, Subject::Rule, &half);
         entry.cases += within.cases;
         entry.note = entry.note.or(within.note.take());
         // A rule whose guards require what a term lacks never fires there, so there is nothing to
@@ -229,6 +232,8 @@ struct Run<'a> {
     skips: Skips,
     /// Treats such instances as failures.
     strict: bool,
+    /// Whether precision is judged over ensembles.
+    ensembles: bool,
     /// Operands of any shape. With these, instances whose right side cannot be built or has another
     /// type are ignored: the optimiser skips them too.
     any_shape: &'a [VarId],
@@ -251,6 +256,7 @@ impl<'a> Run<'a> {
             note: None,
             skips: Skips::default(),
             strict: false,
+            ensembles: true,
             any_shape: &[],
             full: 0,
             kept: Vec::new(),
@@ -320,7 +326,7 @@ impl<'a> Run<'a> {
 
     /// Further instances of element types that the rule claims and that chance left out.
     fn more_of_each_type(&mut self, options: &Options) -> usize {
-        if self.full == 0 || self.strict || !self.any_shape.is_empty() {
+        if self.full == 0 || self.strict || self.rule.derived || !self.any_shape.is_empty() {
             return 0;
         }
         let mut cases = 0;
@@ -367,7 +373,9 @@ impl<'a> Run<'a> {
         if !self.any_shape.is_empty() {
             return Status::Verified;
         }
-        let few = self.claimed_types().into_iter().find(|d| full.get(d).copied().unwrap_or(0) < FEWEST_OF_A_TYPE);
+        // The claims of a rule `body => name` are derived too, and it is about the body as written.
+        let types = if self.rule.derived { BTreeSet::new() } else { self.claimed_types() };
+        let few = types.into_iter().find(|d| full.get(d).copied().unwrap_or(0) < FEWEST_OF_A_TYPE);
         if let Some(dtype) = few {
             let n = full.get(&dtype).copied().unwrap_or(0);
             let reason = format!(
@@ -378,8 +386,8 @@ impl<'a> Run<'a> {
         }
         let mut unnoticed = Unnoticed::on(self.program, self.rule, &self.kept);
         let seed = seed_of(options, &self.rule.name) ^ 0x7ac;
-        // What chance left out is searched for: each instance that notices a change is also one that
-        // the rule must hold on.
+        // What chance left out is searched for: each instance that notices a change is also one
+        // that the rule must hold on.
         for attempt in 0..TRIES_OF_A_CHANGE {
             if unnoticed.is_empty() {
                 break;
@@ -404,7 +412,7 @@ impl<'a> Run<'a> {
     /// The first element type for which the right side is less precise than its class allows.
     fn imprecise(&mut self, options: &Options) -> Option<(DType, Worse)> {
         // Both sides of a derived rule are the same body.
-        for dtype in TYPES.into_iter().filter(|_| !self.rule.derived) {
+        for dtype in TYPES.into_iter().filter(|_| self.ensembles && !self.rule.derived) {
             let class = claim(self.rule, dtype);
             let rounds = matches!(class, Class::Rounds | Class::Approx { .. });
             let Some(seen) = self.seen.get_mut(&dtype).filter(|s| rounds && s.bits) else { continue };

@@ -44,8 +44,8 @@ pub enum Ensemble {
     /// N(0, 1).
     Normal,
     /// N(0, 1) beside a large offset: squares lose all digits of the spread. Operands that a guard
-    /// requires to be constant have none: a constant that takes the offset away again is the model's
-    /// own.
+    /// requires to be constant have none: a constant that takes the offset away again is the
+    /// model's own.
     Offset,
     /// N(0, 1) in long rows.
     LongRows,

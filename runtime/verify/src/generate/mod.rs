@@ -501,7 +501,7 @@ impl Generator<'_, '_> {
         match Tensor::from_f64(dtype, &shape, &vec![dtype.round(actual); n]) {
             Some(t) => {
                 let tensor = Arc::new(t);
-                self.numbers.insert(Arc::as_ptr(&tensor) as usize, value);
+                self.numbers.insert(Arc::as_ptr(&tensor) as usize, actual);
                 Ok(self.graph.constant(tensor))
             }
             None => reject("a constant is too large"),
@@ -772,6 +772,10 @@ impl Generator<'_, '_> {
         }
         let builtin = if let OpBody::Builtin(b) = def.body { Some(b) } else { None };
         let outer = OpenType { dtype: want.dtype.filter(|_| builtin != Some(BuiltinOp::Cast)), shape: OpenShape::Free };
+        let convolves = builtin.is_some_and(|b| matches!(b.accumulator().unwrap_or(b), BuiltinOp::Conv));
+        // The sizes of a convolution are chosen below: the declaration's variables get no others.
+        let mut own = scope.clone();
+        let scope = if convolves { &mut own } else { scope };
         let mut inner = self.want_of(ty, scope, &def.bounds, &outer)?;
         if builtin == Some(BuiltinOp::Cast) && want.dtype.is_some() {
             inner.dtype = Some(DTYPES[self.source.weighted(&DTYPE_WEIGHTS)]);
@@ -781,7 +785,7 @@ impl Generator<'_, '_> {
         {
             inner.shape = OpenShape::Rank(rank);
         }
-        if builtin.is_some_and(|b| matches!(b.accumulator().unwrap_or(b), BuiltinOp::Conv)) {
+        if convolves {
             inner = self.convolved(inner, beside)?;
         }
         if builtin == Some(BuiltinOp::GatherElements)
