@@ -39,7 +39,7 @@ pub(super) fn migrated(text: &str) -> Cow<'_, str> {
 }
 
 /// The unit of the coarsest float type in `for T, U`, and of f32 where there is none.
-fn unit<'a>(after: &mut dyn Iterator<Item = &'a str>) -> f64 {
+fn unit(after: &mut dyn Iterator<Item = &str>) -> f64 {
     let mut named = None;
     if after.next() == Some("for") {
         let words = after.take_while(|w| *w == "," || DType::from_name(w).is_some());

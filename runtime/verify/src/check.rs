@@ -14,12 +14,12 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Rule, ScalarBody};
 
+use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
 use super::noise::{is_short, noisy_graph};
 use super::range::leaves_range;
 use super::range_loss;
-use super::rules::claim;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly, wide_inputs};
 use super::sides::{NotComparable, sides};
 use super::values::Distribution;

@@ -20,11 +20,10 @@ use hypatia_graph::{Graph, Node, NodeKind, Value};
 use hypatia_tensor::error::Result;
 
 use super::differ::{Difference, ulp};
-use super::generate::{Focus, Instance, instance};
+use super::generate::{Focus, Instance, elements, instance};
 use super::hints::Hints;
 use super::inside::as_kernels;
 use super::range_loss;
-use super::rules::elements;
 use super::scatter::{Scatter, evaluate_exactly};
 use super::sides::{Sides, sides};
 use super::source::{ChoiceSequence, Source};

@@ -17,6 +17,7 @@
 
 pub mod block;
 pub mod check;
+mod claim;
 mod constants;
 pub mod differ;
 mod ensemble;

@@ -313,7 +313,7 @@ impl Walker<'_> {
 /// Another number; a whole one for a whole one, which integers hold too.
 fn other_number(v: f64) -> f64 {
     match v {
-        v if v == 0.0 => 1.0,
+        0.0 => 1.0,
         v if v.fract() == 0.0 && v.abs() < 1e6 => v + v.signum(),
         v => v * 1.25,
     }

@@ -10,12 +10,11 @@ use hypatia_dsl::typing::codes;
 
 use super::block::left_block;
 use super::differ::{far_apart, position};
-use super::generate::{Focus, Instance, Reject, instance};
+use super::generate::{Focus, Instance, Reject, elements, instance};
 use super::hints::Hints;
 use super::options::{Options, seed_of};
 use super::range::Meaning;
 use super::report::{Counterexample, Entry, Status, Subject};
-use super::rules::elements;
 use super::skips::Skips;
 use super::source::Source;
 use super::values::Distribution;

@@ -9,15 +9,16 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::regions::{Example, examples};
-use hypatia_dsl::typing::{TensorType, show_expr};
+use hypatia_dsl::typing::show_expr;
 
 use super::block::{left_block, test_block};
 use super::check::{Failure, Observation, observe};
+use super::claim::{approx_of, claim};
 use super::differ::Difference;
 use super::differ::position;
 use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
-use super::generate::{Focus, Instance, Reject, instance, reject};
+use super::generate::{Focus, Instance, Reject, elements, instance, reject};
 use super::hints::Hints;
 use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
@@ -154,21 +155,6 @@ fn failure_of(program: &Arc<Program>, rule: &Rule, any_shape: &[VarId], options:
         Some((_, failure)) => Some(failure),
         None => (run.exercised(cases, &rejects) != Status::Verified).then_some(Failure::NotExercised),
     }
-}
-
-/// What a rule claims for an element type: `rounds` by default.
-pub fn claim(rule: &Rule, dtype: DType) -> Class {
-    let named = rule.claims.iter().find(|c| c.dtypes.contains(&dtype));
-    let any = || rule.claims.iter().find(|c| c.dtypes.is_empty());
-    named.or_else(any).map_or(Class::Rounds, |c| c.class)
-}
-
-/// The class of sides that are so far apart, as a part of 1 and of the value.
-pub(super) fn approx_of(apart: f64) -> Class {
-    // Two digits, rounded up.
-    let step = 10f64.powf(apart.max(1e-300).log10().floor() - 1.0);
-    let part = if apart > 0.0 { (apart / step).ceil() * step } else { 0.0 };
-    Class::Approx { rel: part, abs: part }
 }
 
 /// What was observed for one element type.
@@ -619,11 +605,6 @@ impl<'a> Run<'a> {
         };
         Counterexample { message, kind, test }
     }
-}
-
-/// The number of elements of a type.
-pub(super) fn elements(ty: &TensorType) -> usize {
-    ty.shape.iter().map(|d| d.as_const().map_or(1, |n| n.max(0) as usize)).product()
 }
 
 /// The alternatives of a rule's patterns: the address of each list, and one count per alternative.

@@ -14,11 +14,11 @@ use hypatia_dsl::scalar::{Leaves, Precision, Term, TermNode, Value, eval, float}
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::claim::approx_of;
 use super::differ::ulp;
 use super::ensemble::UNITS;
 use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
-use super::rules::approx_of;
 use hypatia_graph::show_number;
 
 /// Points per requested case: a point is almost free.

@@ -827,6 +827,11 @@ const RESERVED: &[&str] = &[
     "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer", "class",
 ];
 
+/// The number of elements of a type.
+pub(crate) fn elements(ty: &TensorType) -> usize {
+    ty.shape.iter().map(|d| d.as_const().map_or(1, |n| n.max(0) as usize)).product()
+}
+
 /// The sizes of a type as numbers.
 pub(super) fn sizes(ty: &TensorType) -> Try<Vec<i64>> {
     known(&ty.shape)
