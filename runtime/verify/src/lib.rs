@@ -114,12 +114,7 @@ fn in_parallel(
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     let Some((_, job)) = jobs.get(i) else { break };
                     // The receiver lives until all senders are gone.
-                    let start = std::time::Instant::now();
-                    let found = run(job);
-                    if std::env::var_os("VTIMES").is_some() {
-                        eprintln!("TIME {:.2} {}", start.elapsed().as_secs_f64(), jobs[i].0);
-                    }
-                    let _ = sender.send((i, found));
+                    let _ = sender.send((i, run(job)));
                 }
             });
         }
