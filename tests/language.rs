@@ -450,7 +450,7 @@ rule r::a[g in fs]: (q @ g(x: T[..s], b?), mm(x, none, axis = a)) => (x, add(x, 
   let m = [i + 1 for i in shape(x) if i != 0][0]
   requires const(x), rank(x) in {1, 2}, not (dim(x, -1) == 3)
   prefer uses(x) == 1
-  class exact for f64, approx(2) for f16;
+  class exact for f64, approx(2e-3, 0) for f16;
 
 kernel k for mm(a, b, ..c) { template \"a.cu\"; requires sm >= 80; tune BM in {64, 128}; launch grid = m; }
 

@@ -1,8 +1,8 @@
 //! The policy for approximate rules: the one place that decides which of them may be used.
 //!
-//! In: a rule's claim, the type that the rule computes in, the number of mantissa bits kept of the
-//! result. Out: yes or no. Invariant: unless the user asks for more, the error of a rule disappears
-//! in the rounding of the result.
+//! In: a rule's claim, and the number of mantissa bits that are kept of its result. Out: yes or no.
+//! Invariant: unless the user asks for more, the error of a rule disappears in the rounding of the
+//! result.
 
 use crate::dtype::DType;
 use crate::ir::Class;
@@ -34,13 +34,13 @@ pub fn mantissa_bits(dtype: DType) -> i32 {
 }
 
 impl Approx {
-    /// Whether a rule of that class may be used on values computed in `computed`, of whose result
-    /// `kept` mantissa bits are kept.
-    pub fn allows(self, class: Class, computed: DType, kept: i32) -> bool {
+    /// Whether a rule of that class may be used where `kept` mantissa bits of its result are kept.
+    /// The absolute part of its bound is weighed against a result of 1.
+    pub fn allows(self, class: Class, kept: i32) -> bool {
         match (class, self) {
             (Class::Exact | Class::Finite | Class::Rounds, _) | (_, Approx::All) => true,
-            (Class::Approx(_), Approx::None) => false,
-            (Class::Approx(units), Approx::Rounded) => units * 2f64.powi(kept - mantissa_bits(computed)) < 0.5,
+            (Class::Approx { .. }, Approx::None) => false,
+            (Class::Approx { rel, abs }, Approx::Rounded) => (rel + abs) * 2f64.powi(kept) < 0.5,
         }
     }
 
@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn what_rounding_hides_needs_no_leave() {
-        let allows = |approx: Approx, units, kept| approx.allows(Class::Approx(units), DType::F32, kept);
+        let unit = 2f64.powi(-23);
+        let allows = |approx: Approx, units, kept| approx.allows(Class::Approx { rel: units * unit, abs: 0.0 }, kept);
         for kept in [mantissa_bits(DType::F16), mantissa_bits(DType::BF16), TF32_BITS] {
             assert!(allows(Approx::Rounded, 128.0, kept));
         }
@@ -69,6 +70,9 @@ mod tests {
         assert!(!allows(Approx::Rounded, 0.5, mantissa_bits(DType::F32)));
         assert!(allows(Approx::All, 1e9, mantissa_bits(DType::F32)));
         assert!(!allows(Approx::None, 0.0, mantissa_bits(DType::BF16)));
-        assert!(Approx::None.allows(Class::Rounds, DType::F32, 23));
+        assert!(Approx::None.allows(Class::Rounds, 23));
+        // Both parts count.
+        let both = |part| Approx::Rounded.allows(Class::Approx { rel: part, abs: part }, mantissa_bits(DType::F16));
+        assert!(both(2f64.powi(-13)) && !both(2f64.powi(-12)));
     }
 }

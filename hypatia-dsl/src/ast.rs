@@ -290,7 +290,7 @@ pub struct Rule {
     pub requires: Vec<Expr>,
     /// `prefer e`.
     pub prefer: Vec<Expr>,
-    /// `class exact`, `class rounds for bf16, exact for f32`, `class approx(4)`.
+    /// `class exact`, `class rounds for bf16, exact for f32`, `class approx(1e-6, 0)`.
     pub classes: Vec<ClassExpr>,
 }
 
@@ -299,8 +299,8 @@ pub struct Rule {
 pub struct ClassExpr {
     /// `exact`, `finite`, `rounds` or `approx`.
     pub class: Name,
-    /// `approx(4)`: units in the last place.
-    pub ulp: Option<Spanned<f64>>,
+    /// The numbers between parentheses: `approx(rel, abs)`.
+    pub bounds: Vec<Spanned<f64>>,
     /// `for bf16, f16`; all dtypes if empty.
     pub dtypes: Vec<Name>,
 }

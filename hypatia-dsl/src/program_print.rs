@@ -82,7 +82,7 @@ fn rule_clauses(p: &Program, rule: &Rule) -> Vec<String> {
                 Class::Exact => "exact".to_string(),
                 Class::Finite => "finite".to_string(),
                 Class::Rounds => "rounds".to_string(),
-                Class::Approx(u) => format!("approx({u})"),
+                Class::Approx { rel, abs } => format!("approx({rel:?}, {abs:?})"),
             };
             let dtypes: Vec<&str> = c.dtypes.iter().map(|d| d.name()).collect();
             if dtypes.is_empty() { class } else { format!("{class} for {}", dtypes.join(", ")) }

@@ -130,7 +130,7 @@ with_spans! {
     Pattern { name params body }
     Binder { name family }
     Rule { path binders lhs both_ways rhs lets requires prefer classes }
-    ClassExpr { class ulp dtypes }
+    ClassExpr { class bounds dtypes }
     Kernel { name pattern backend requires tune settings classes }
     Family { name members }
     Test { name target statements }

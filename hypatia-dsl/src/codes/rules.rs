@@ -106,8 +106,8 @@ the element type.",
         412,
         "malformed rounding class",
         "A rule or kernel can state its precision: `exact` (every bit), `finite` (every bit unless a NaN or an
-infinity occurs), `rounds` (the same real function), `approx(4)` (within 4 units in the last place), each
-for all element types or `for` some. Each element type has one class.",
+infinity occurs), `rounds` (the same real function, as precise), `approx(1e-6, 0)` (off by at most 1e-6
+of the result beyond that), each for all element types or `for` some. Each element type has one class.",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x class exat;",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x class rounds;",
     ),

@@ -2,8 +2,8 @@
 //!
 //! In: a file without syntax errors. Out: its text with canonical spaces, line breaks and
 //! indentation. Invariant: the tokens and comments stay the same and in the same order (only a
-//! redundant `;` after a block is removed), so the tree stays the same, and formatting is
-//! idempotent.
+//! redundant `;` after a block is removed, and `migrate` rewrites old spellings), so the tree stays
+//! the same, and formatting is idempotent.
 //!
 //! It works on tokens, not on the tree, so that brackets, numbers and comments stay as written.
 //! `Source` collects tokens with their comments and roles, `Layout` turns items into documents,
@@ -11,11 +11,13 @@
 
 mod doc;
 mod layout;
+mod migrate;
 mod source;
 
 /// Formats a file, which must have parsed without errors.
 pub fn format(text: &str) -> String {
-    let source = source::Source::new(text);
+    let text = migrate::migrated(text);
+    let source = source::Source::new(&text);
     doc::print(&layout::file(&source))
 }
 

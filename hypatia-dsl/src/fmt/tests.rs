@@ -49,7 +49,7 @@ op p(x: _[..]) -> i64[] { builtin; }
 pattern q(x, y) = mul(x, x) | pow(x, 2.0 ~ 1e-3) | cast?(x);
 rule r::one[g in unary, h: pointwise, k in {a, b}]: (q @ m(x, w: T[..s, k]).0, n(_, none, b?, ..rest, axis = -1))
   <=> (z[i][0], split([..a, b, ..], [e for x in l if x not in m])) let a = dim(x, 0), b = 2 let c = 3
-  requires not a == b, c or d and e prefer uses(x) == 1 class exact for f64, f32, approx(4) for bf16;
+  requires not a == b, c or d and e prefer uses(x) == 1 class exact for f64, f32, approx(3e-2, 0) for bf16;
 rule r::two: round<f16>(x) - -y => (b else 0) * (x + y) * true - inf / nan;
 kernel k for o(x, b?) { template "a \"b\".j2"; requires sm == 90; tune BM in {64, 128};
   launch grid = a, block = [1, 2]; class rounds; x = 1; }
@@ -72,6 +72,25 @@ fn the_library_is_formatted() {
 #[test]
 fn every_construct() {
     insta::assert_snapshot!(check(ALL));
+}
+
+/// Bounds in units in the last place become relative ones, of the coarsest type that they are for.
+#[test]
+fn units_become_relative_bounds() {
+    let claimed = |class: &str| format!("ruleset r {{}}\nrule r::a: x => x class {class};\n");
+    for (old, new) in [
+        ("approx(8) for f32", "approx(1e-6, 0) for f32"),
+        ("approx(4)", "approx(4.8e-7, 0)"),
+        ("approx(2) for f32, f16, rounds for f64", "approx(2e-3, 0) for f32, f16, rounds for f64"),
+        ("exact for f64, approx(0) for f16", "exact for f64, approx(0, 0) for f16"),
+        ("approx(1e-6, 0)", "approx(1e-6, 0)"),
+    ] {
+        let formatted = format(&claimed(old));
+        assert!(formatted.contains(&format!("class {new};")), "{old}: {formatted}");
+        assert_eq!(format(&formatted), formatted);
+    }
+    let call = "scalar f(x) = approx(4);\n";
+    assert_eq!(format(call), call);
 }
 
 #[test]

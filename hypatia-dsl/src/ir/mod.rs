@@ -302,8 +302,13 @@ pub enum Class {
     Finite,
     /// The same real function, rounded differently.
     Rounds,
-    /// Within this many units in the last place (ULPs) of the output's dtype.
-    Approx(f64),
+    /// Off by at most `rel * |truth| + abs` beyond what `rounds` allows.
+    Approx {
+        /// The relative part.
+        rel: f64,
+        /// The absolute part.
+        abs: f64,
+    },
 }
 
 /// A claimed rounding class.

@@ -144,7 +144,7 @@ impl<'p> Shortener<'p> {
 
     /// The rules that may fire if results keep this many bits.
     fn allowed(&self, kept: i32) -> Vec<(RuleId, &'p Rule)> {
-        let allowed = |r: &Rule| claim(r).is_some_and(|c| self.approx.allows(c, DType::F32, kept));
+        let allowed = |r: &Rule| claim(r).is_some_and(|c| self.approx.allows(c, kept));
         self.rules.iter().copied().filter(|(_, r)| allowed(r)).collect()
     }
 

@@ -232,12 +232,12 @@ impl Builder<'_> {
 
     fn class(&self, pair: Pair<'_, Rule>) -> Built<ClassExpr> {
         let mut kids = Children::of(pair);
-        let mut class = ClassExpr { class: self.name(kids.first()?), ulp: None, dtypes: Vec::new() };
+        let mut class = ClassExpr { class: self.name(kids.first()?), bounds: Vec::new(), dtypes: Vec::new() };
         for p in kids {
             match p.as_rule() {
                 Rule::number => {
                     let value = p.as_str().parse().unwrap_or(f64::INFINITY);
-                    class.ulp = Some(Spanned { node: value, span: self.span(&p) });
+                    class.bounds.push(Spanned { node: value, span: self.span(&p) });
                 }
                 Rule::class_dtypes => class.dtypes = Children::of(p).map(|d| self.name(d)).collect(),
                 other => return Err(Bug(other)),

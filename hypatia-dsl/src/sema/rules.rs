@@ -4,7 +4,7 @@
 //! and each alternative of a left side's root. Invariant: the right side and the guards mention
 //! bound variables only; a rule whose heads are all scalars is `pointwise`.
 
-use crate::ast::{self, Expr, ExprKind};
+use crate::ast::{self, Expr, ExprKind, Spanned};
 use crate::diag::{Diagnostic, has_errors};
 use crate::dtype::DType;
 use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, ScalarId, Sort, VarId};
@@ -637,33 +637,44 @@ pub(super) fn pointwise(lhs: &[Pat], rhs: &[Build]) -> bool {
     lhs.iter().all(pat) && rhs.iter().all(build)
 }
 
+/// `approx(rel, abs)`. One number is the old spelling, which counted units in the last place.
+fn approx(cx: &mut Cx<'_>, c: &ast::ClassExpr, bounds: &[Spanned<f64>]) -> Option<Class> {
+    let valid = |b: &Spanned<f64>| b.node >= 0.0 && b.node.is_finite();
+    match bounds {
+        [rel, abs] if valid(rel) && valid(abs) => Some(Class::Approx { rel: rel.node, abs: abs.node }),
+        [units] => {
+            let said = "`approx` takes a relative and an absolute bound, no units in the last place";
+            let d = Diagnostic::error(code::CLASS, said, units.span)
+                .label("one number")
+                .hint("`hypatia fmt` turns `approx(units)` into `approx(rel, abs)`");
+            cx.report(d)
+        }
+        _ => {
+            let said = "`approx` takes a relative and an absolute bound";
+            let d = Diagnostic::error(code::CLASS, said, c.class.span).hint("write `class approx(1e-6, 0)`");
+            cx.report(d)
+        }
+    }
+}
+
 /// The claimed rounding classes.
 pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<Claim>> {
     let mut out: Vec<Claim> = Vec::new();
     let mut good = true;
     for c in classes {
-        let class = match (c.class.node.as_str(), &c.ulp) {
-            ("exact", None) => Some(Class::Exact),
-            ("finite", None) => Some(Class::Finite),
-            ("rounds", None) => Some(Class::Rounds),
-            ("approx", Some(u)) if u.node >= 0.0 && u.node.is_finite() => Some(Class::Approx(u.node)),
-            ("approx", None) => {
-                let d = Diagnostic::error(
-                    code::CLASS,
-                    "`approx` needs a bound in units in the last place (ULP)",
-                    c.class.span,
-                )
-                .hint("write `class approx(4)`");
-                cx.report(d)
-            }
-            ("exact" | "finite" | "rounds", Some(u)) => {
-                cx.error(code::CLASS, format!("class `{}` takes no number", c.class.node), u.span)
+        let class = match (c.class.node.as_str(), c.bounds.as_slice()) {
+            ("exact", []) => Some(Class::Exact),
+            ("finite", []) => Some(Class::Finite),
+            ("rounds", []) => Some(Class::Rounds),
+            ("approx", bounds) => approx(cx, c, bounds),
+            ("exact" | "finite" | "rounds", [bound, ..]) => {
+                cx.error(code::CLASS, format!("class `{}` takes no number", c.class.node), bound.span)
             }
             (other, _) => {
                 let mut d =
                     Diagnostic::error(code::CLASS, format!("there is no rounding class `{other}`"), c.class.span)
                         .label("unknown class")
-                        .note("the classes are exact, finite, rounds and approx(ulp)");
+                        .note("the classes are exact, finite, rounds and approx(rel, abs)");
                 if let Some(s) = closest(other, ["exact", "finite", "rounds", "approx"].into_iter()) {
                     d = d.hint(format!("did you mean `{s}`?"));
                 }

@@ -61,7 +61,7 @@ pub struct Policy {
 
 /// Whether a rule may fire for values of that dtype.
 pub fn claimed(rule: &Rule, dtype: DType, policy: Policy) -> bool {
-    let strongest = |c: &Class| policy.approx.allows(*c, dtype, mantissa_bits(dtype));
+    let strongest = |c: &Class| policy.approx.allows(*c, mantissa_bits(dtype));
     if rule.claims.is_empty() {
         return true;
     }

@@ -108,7 +108,7 @@ pub(super) fn permits(kernel: &Kernel, dtype: Option<DType>, bindings: &Bindings
 fn is_precise(kernel: &Kernel, dtype: Option<DType>) -> bool {
     let speaks_of = |dtypes: &[DType]| dtypes.is_empty() || dtype.is_some_and(|d| dtypes.contains(&d));
     let claim = kernel.claims.iter().find(|c| speaks_of(&c.dtypes));
-    !matches!(claim.map(|c| c.class), Some(Class::Approx(_)))
+    !matches!(claim.map(|c| c.class), Some(Class::Approx { .. }))
 }
 
 /// The graph to plan: each node that has a choice gets a list of kernels, and ops that only their

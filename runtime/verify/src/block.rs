@@ -34,7 +34,12 @@ pub fn test_block(
     let (tight_l, tight_r) = (w.value(left, 3), w.value(right, 3));
     let integers = difference.is_some_and(|d| d.whole.is_some());
     let (given, expect) = match failure {
-        Failure::Bits | Failure::FiniteBits | Failure::Ulp | Failure::Rounding | Failure::Integer | Failure::Value
+        Failure::Bits
+        | Failure::FiniteBits
+        | Failure::Approx
+        | Failure::Rounding
+        | Failure::Integer
+        | Failure::Value
             if integers || failure != Failure::Value =>
         {
             match difference {

@@ -14,6 +14,7 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Rule, ScalarBody};
 
+use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
 use super::noise::{is_short, noisy_graph};
@@ -55,10 +56,8 @@ pub struct Observation {
     pub bits: Option<Difference>,
     /// Different bits although no NaN, infinity or signed zero is involved.
     pub finite_bits: Option<Difference>,
-    /// The largest difference in units in the last place, where all values are finite.
-    pub ulp: f64,
-    /// Where the largest difference is.
-    pub ulp_at: Option<Difference>,
+    /// The largest difference of meaning, as a part of 1 and of the value.
+    pub apart: f64,
 }
 
 /// How a rule fails; each is shrunk on its own.
@@ -81,8 +80,8 @@ pub enum Failure {
     Bits,
     /// The claim `finite` is false.
     FiniteBits,
-    /// The claim `approx(u)` is false.
-    Ulp,
+    /// The claim `approx(rel, abs)` is false.
+    Approx,
     /// No legal instance was found, or an alternative of the pattern was never covered.
     NotExercised,
 }
@@ -113,7 +112,7 @@ impl Observation {
                 let integer = self.integer.as_ref().map(|d| (Failure::Integer, Some(d)));
                 meaning.or(structure).or(integer).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d))))
             }
-            Class::Approx(u) => structure.or_else(|| (self.ulp > u).then_some((Failure::Ulp, self.ulp_at.as_ref()))),
+            Class::Approx { .. } => structure.or(self.value.as_ref().map(|d| (Failure::Approx, Some(d)))),
         }
     }
 }
@@ -156,6 +155,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         roots,
         distribution: instance.distribution,
         epsilon: coarsest(&instance.graph),
+        class: instance.left.first().map_or(Class::Rounds, |v| claim(rule, instance.graph.ty(*v).dtype)),
         seen: &mut seen,
     };
     for root in 0..roots {
@@ -209,14 +209,13 @@ pub fn same_meaning(
     let nice = inputs.iter().map(|i| &i.1).chain(constants).all(whole);
     let distribution = if nice { Distribution::Nice } else { Distribution::Ordinary };
     let mut seen = Observation::default();
-    let mut job = Job { graph, numbers, inputs, roots, distribution, epsilon: coarsest(graph), seen: &mut seen };
+    let (epsilon, class) = (coarsest(graph), Class::Rounds);
+    let mut job = Job { graph, numbers, inputs, roots, distribution, epsilon, class, seen: &mut seen };
     let (left, right) = exact.split_at(roots);
     for root in 0..roots {
         let dtype = graph.ty(graph.outputs[root].1).dtype;
+        job.special_values(root, &left[root], &right[root]);
         job.meaning(root, dtype, &left[root], &right[root])?;
-        if inputs.iter().any(|(_, t)| special(t)) {
-            job.opposite_infinities(root, &left[root], &right[root]);
-        }
     }
     Ok(seen.value.or(seen.structure).or(seen.infinity))
 }
@@ -234,6 +233,8 @@ struct Job<'a> {
     distribution: Distribution,
     /// The coarsest rounding of the left side.
     epsilon: f64,
+    /// What the rule claims: how far apart the sides may be.
+    class: Class,
     seen: &'a mut Observation,
 }
 
@@ -250,7 +251,7 @@ impl Job<'_> {
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            let found = Difference::between(root, index, left, right, None);
+            let mut found = Difference::between(root, index, left, right, None);
             if l.is_finite() && r.is_finite() {
                 let same = match discrete {
                     true => left.at(index) == right.at(index),
@@ -260,6 +261,13 @@ impl Job<'_> {
                     continue;
                 }
                 let diff = (l - r).abs();
+                if let (Class::Approx { rel, abs }, false) = (self.class, discrete) {
+                    self.seen.apart = self.seen.apart.max(diff / (1.0 + l.abs()));
+                    if diff <= rel * l.abs() + abs {
+                        continue;
+                    }
+                    found.exact = Some(l);
+                }
                 // A value without any rounded intermediate result must match exactly.
                 let strict = (discrete && !self.has_floats())
                     || (self.distribution == Distribution::Nice && self.unrounded()?);
@@ -299,9 +307,12 @@ impl Job<'_> {
         }
     }
 
-    fn opposite_infinities(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
+    /// Records an infinity or NaN beside another value: where a test states what is equal, these
+    /// are values like all others.
+    fn special_values(&mut self, root: usize, left: &RefTensor, right: &RefTensor) {
         for (index, (left, right)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            if left.is_infinite() && right.is_infinite() && left != right {
+            let both_nan = left.is_nan() && right.is_nan();
+            if (!left.is_finite() || !right.is_finite()) && left != right && !both_nan {
                 self.seen.infinity.get_or_insert(Difference { root, index, left, right, exact: None, whole: None });
             }
         }
@@ -423,14 +434,7 @@ impl Job<'_> {
             self.seen.bits.get_or_insert_with(|| found.clone());
             let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
-                self.seen.finite_bits.get_or_insert_with(|| found.clone());
-                if !matches!(self.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
-                    let units = (l - r).abs() / ulp(left.dtype, l.abs().max(r.abs()));
-                    if units > self.seen.ulp {
-                        self.seen.ulp = units;
-                        self.seen.ulp_at = Some(found);
-                    }
-                }
+                self.seen.finite_bits.get_or_insert(found);
             }
         }
     }

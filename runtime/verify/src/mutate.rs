@@ -16,8 +16,27 @@ use hypatia_dsl::shape::Dim;
 pub struct Mutant {
     /// The change: `right side: sub: operands swapped (2)`. The number counts equal texts.
     pub change: String,
+    /// The change without that number.
+    pub base: String,
+    /// Where the change is.
+    pub site: Site,
     /// The rule.
     pub rule: Rule,
+}
+
+/// Where a rule was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Site {
+    /// A guard.
+    Guard,
+    /// The left side.
+    Left,
+    /// A number, an attribute or operands of the right side.
+    Right,
+    /// A function of the right side.
+    RightHead,
+    /// A `let`.
+    Let,
 }
 
 /// All mutants of a rule.
@@ -26,20 +45,21 @@ pub fn mutants(program: &Program, rule: &Rule) -> Vec<Mutant> {
         .map(|i| {
             let mut mutant = rule.clone();
             mutant.requires.remove(i);
-            Mutant { change: format!("guard {} dropped", i + 1), rule: mutant }
+            let change = format!("guard {} dropped", i + 1);
+            Mutant { base: change.clone(), change, site: Site::Guard, rule: mutant }
         })
         .collect();
     // Counts the places where something can be changed, then changes one at a time.
-    let mut counter = Walker { program, target: usize::MAX, at: 0, change: None };
+    let mut counter = Walker { program, target: usize::MAX, at: 0, change: None, site: Site::Left };
     counter.rule(&mut rule.clone());
     for target in 0..counter.at {
         let mut mutant = rule.clone();
-        let mut walker = Walker { program, target, at: 0, change: None };
+        let mut walker = Walker { program, target, at: 0, change: None, site: Site::Left };
         walker.rule(&mut mutant);
-        if let Some(change) = walker.change
+        if let Some((change, site)) = walker.change
             && mutant != *rule
         {
-            out.push(Mutant { change, rule: mutant });
+            out.push(Mutant { base: change.clone(), change, site, rule: mutant });
         }
     }
     for i in 0..out.len() {
@@ -58,7 +78,9 @@ struct Walker<'a> {
     program: &'a Program,
     target: usize,
     at: usize,
-    change: Option<String>,
+    change: Option<(String, Site)>,
+    /// What is being walked.
+    site: Site,
 }
 
 impl Walker<'_> {
@@ -67,7 +89,7 @@ impl Walker<'_> {
         let here = self.at == self.target;
         self.at += 1;
         if here {
-            self.change = Some(change());
+            self.change = Some((change(), self.site));
         }
         here
     }
@@ -76,9 +98,11 @@ impl Walker<'_> {
         for pat in &mut rule.lhs {
             self.pat(pat);
         }
+        self.site = Site::Right;
         for build in &mut rule.rhs {
             self.build(build);
         }
+        self.site = Site::Let;
         for (_, e) in &mut rule.lets {
             self.expr(e, "let");
         }
@@ -139,11 +163,13 @@ impl Walker<'_> {
             }
             Build::Node(node) => {
                 let name = self_name(self.program, node.head);
+                self.site = Site::RightHead;
                 if let Some(other) = self.other_head(node.head)
                     && self.here(|| format!("right side: {} for {name}", self_name(self.program, other)))
                 {
                     node.head = other;
                 }
+                self.site = Site::Right;
                 if swappable(self.program, node.head, node.args.len())
                     && node.args[0] != node.args[1]
                     && self.here(|| format!("right side: {name}: operands swapped"))
@@ -284,8 +310,13 @@ impl Walker<'_> {
     }
 }
 
+/// Another number; a whole one for a whole one, which integers hold too.
 fn other_number(v: f64) -> f64 {
-    if v == 0.0 { 1.0 } else { v * 1.25 }
+    match v {
+        0.0 => 1.0,
+        v if v.fract() == 0.0 && v.abs() < 1e6 => v + v.signum(),
+        v => v * 1.25,
+    }
 }
 
 fn self_name(program: &Program, head: Head) -> String {

@@ -10,12 +10,11 @@ use hypatia_dsl::typing::codes;
 
 use super::block::left_block;
 use super::differ::{far_apart, position};
-use super::generate::{Instance, Reject, instance};
+use super::generate::{Focus, Instance, Reject, elements, instance};
 use super::hints::Hints;
 use super::options::{Options, seed_of};
 use super::range::Meaning;
 use super::report::{Counterexample, Entry, Status, Subject};
-use super::rules::elements;
 use super::skips::Skips;
 use super::source::Source;
 use super::values::Distribution;
@@ -56,7 +55,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     {
         tries += 1;
         let mut source = Source::random(seed.wrapping_add(tries as u64));
-        let made = match instance(program, &rule, &hints, &mut source, &|_, _| None) {
+        let made = match instance(program, &rule, &hints, &mut source, Focus::default(), &|_, _| None) {
             Ok(i) => i,
             Err(Reject(why)) => {
                 last = why;

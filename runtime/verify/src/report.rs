@@ -39,6 +39,11 @@ pub enum Status {
     Verified,
     /// A difference was found.
     False(Box<Counterexample>),
+    /// No difference was found, but the right side could be another one: nothing tells them apart.
+    Vacuous {
+        /// Which change went unnoticed, and what never varied.
+        reason: String,
+    },
     /// No legal instance could be made, or an alternative was never covered: nothing is known.
     NotExercised {
         /// The reason, as far as it is known, and what would help.
@@ -93,6 +98,11 @@ impl Report {
         )
     }
 
+    /// The number of entries whose verdict says nothing.
+    pub fn vacuous(&self) -> usize {
+        self.entries.iter().filter(|e| matches!(e.status, Status::Vacuous { .. })).count()
+    }
+
     /// The report for people.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
@@ -100,6 +110,7 @@ impl Report {
             let word = match e.status {
                 Status::Verified => "ok",
                 Status::False(_) => "FALSE",
+                Status::Vacuous { .. } => "VACUOUS",
                 Status::NotExercised { .. } => "NOT EXERCISED",
             };
             let classes = match &e.status {
@@ -119,6 +130,9 @@ impl Report {
             let place = format!("{}:{}:{}", e.origin.file, e.origin.line, e.origin.column);
             match &e.status {
                 Status::Verified => {}
+                Status::Vacuous { reason } => {
+                    let _ = writeln!(out, "\n{} {} says nothing: {reason}\n  --> {place}", e.subject.name(), e.name);
+                }
                 Status::NotExercised { reason } => {
                     let _ = writeln!(
                         out,
@@ -137,7 +151,8 @@ impl Report {
             }
         }
         let (verified, wrong, skipped) = self.counts();
-        let _ = writeln!(out, "\n{verified} verified, {wrong} false, {skipped} not exercised");
+        let vacuous = self.vacuous();
+        let _ = writeln!(out, "\n{verified} verified, {wrong} false, {vacuous} vacuous, {skipped} not exercised");
         out
     }
 
@@ -152,6 +167,7 @@ impl Report {
             "passed": self.passed(),
             "verified": verified,
             "false": wrong,
+            "vacuous": self.vacuous(),
             "not_exercised": skipped,
             "entries": entries,
         })
@@ -174,6 +190,7 @@ impl Entry {
     fn to_json(&self) -> serde_json::Value {
         let (status, detail) = match &self.status {
             Status::Verified => ("verified", serde_json::Value::Null),
+            Status::Vacuous { reason } => ("vacuous", serde_json::json!({ "message": reason })),
             Status::NotExercised { reason } => ("not_exercised", serde_json::json!({ "message": reason })),
             Status::False(c) => ("false", serde_json::json!({ "kind": c.kind, "message": c.message, "test": c.test })),
         };
@@ -203,14 +220,19 @@ impl Entry {
     }
 }
 
-/// `exact`, `approx(4)`.
+/// `exact`, `approx(1e-6, 0)`.
 pub fn show_class(class: Class) -> String {
     match class {
         Class::Exact => "exact".into(),
         Class::Finite => "finite".into(),
         Class::Rounds => "rounds".into(),
-        Class::Approx(u) => format!("approx({})", hypatia_graph::show_number(u)),
+        Class::Approx { rel, abs } => format!("approx({}, {})", short(rel), short(abs)),
     }
+}
+
+fn short(v: f64) -> String {
+    let text = format!("{v:.1e}").replace(".0e", "e");
+    text.strip_suffix("e0").map(str::to_string).unwrap_or(text)
 }
 
 /// `claims exact for f16, bf16, where rounds holds`: the claims that are too strong.
@@ -237,8 +259,8 @@ fn show_classes(classes: &[(DType, Class, Option<Class>)]) -> String {
     let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
     for (dtype, _, derived) in classes {
         let text = derived.map_or("wrong".to_string(), |c| match c {
-            // The short form omits the measured number of units.
-            Class::Approx(_) => "approx".into(),
+            // The short form omits the measured bound.
+            Class::Approx { .. } => "approx".into(),
             c => show_class(c),
         });
         match groups.iter_mut().find(|g| g.0 == text) {

@@ -1,7 +1,7 @@
 //! Verification of one rule: many instances, the derived classes, and the first failure, shrunk.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use hypatia_dsl::approx::Approx;
@@ -9,14 +9,16 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::regions::{Example, examples};
-use hypatia_dsl::typing::{TensorType, show_expr};
+use hypatia_dsl::typing::show_expr;
 
 use super::block::{left_block, test_block};
 use super::check::{Failure, Observation, observe};
+use super::claim::{approx_of, claim};
 use super::differ::Difference;
 use super::differ::position;
+use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
-use super::generate::{Instance, Reject, instance, reject};
+use super::generate::{Focus, Instance, Reject, elements, instance, reject};
 use super::hints::Hints;
 use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
@@ -25,7 +27,9 @@ use super::shrink::shrink;
 use super::sides::untyped_sides;
 use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
-use hypatia_graph::{NodeKind, Value, show_number};
+use super::vacuous::Unnoticed;
+use super::values::Distribution;
+use hypatia_graph::{NodeKind, Value};
 use hypatia_optimize::apply::{Policy, claimed};
 
 /// The report for a rule that only empty tensors matched.
@@ -34,6 +38,15 @@ const EMPTY: &str = "the search found only empty tensors that satisfy the guards
 /// instances that run regardless of their cost.
 const WORK: usize = 1 << 20;
 const FEWEST: usize = 16;
+/// Small instances that are searched for a visible loss of precision.
+const SMALL_TRIES: u64 = 2000;
+/// Instances that broken right sides are tried on.
+const KEPT: usize = 100;
+/// The fewest instances of an element type that the rule claims, and the attempts to find them.
+const FEWEST_OF_A_TYPE: usize = 20;
+const TRIES_OF_A_TYPE: u64 = 20_000;
+/// Further instances that are searched for changes that none noticed.
+const TRIES_OF_A_CHANGE: u64 = 6_000;
 /// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
 
@@ -60,7 +73,10 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
         && let Some(inside) = inside_epilogue(program, rule)
     {
         let half = Options { cases: options.cases.div_ceil(2), ..options.clone() };
-        let mut within = verify_as(program, &inside, Subject::Rule, &half);
+        let hints = Hints::of(program, &inside);
+        // The product's own overflow would count as the rule's: tensors judge precision.
+        let run = Run { ensembles: false, ..Run::new(program, &inside, &hints) };
+        let mut within = entry_of(run, Subject::Rule, &half);
         entry.cases += within.cases;
         entry.note = entry.note.or(within.note.take());
         // A rule whose guards require what a term lacks never fires there, so there is nothing to
@@ -90,10 +106,17 @@ pub(super) fn verify_as(program: &Arc<Program>, rule: &Rule, subject: Subject, o
 fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let rule = run.rule;
     let (cases, rejects) = run.cases(options);
+    let imprecise = if run.first.is_none() { run.imprecise(options) } else { None };
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
-    let status = match run.first.take() {
-        Some((choices, failure)) => Status::False(Box::new(run.counterexample(choices, failure))),
-        None => run.exercised(cases, &rejects),
+    let full: BTreeMap<DType, usize> = run.seen.iter().map(|(d, s)| (*d, s.full)).collect();
+    let status = match (run.first.take(), imprecise) {
+        (Some((choices, failure)), _) => Status::False(Box::new(run.counterexample(choices, failure))),
+        (None, Some((dtype, worse))) => Status::False(Box::new(run.loss(dtype, &worse))),
+        (None, None) => run.exercised(cases, &rejects),
+    };
+    let status = match status {
+        Status::Verified => run.meaningful(&full, options),
+        other => other,
     };
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let skipped = run.skips.note("the right side").filter(|_| !matches!(status, Status::False(_)));
@@ -112,7 +135,7 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
     if is_short(program, rule) {
         let entry = short::verify(program, rule, options);
-        return (entry.status != Status::Verified).then_some(Failure::Ulp);
+        return (entry.status != Status::Verified).then_some(Failure::Approx);
     }
     let examples = examples(program, rule);
     if !examples.is_empty() {
@@ -134,13 +157,6 @@ fn failure_of(program: &Arc<Program>, rule: &Rule, any_shape: &[VarId], options:
     }
 }
 
-/// What a rule claims for an element type: `rounds` by default.
-pub fn claim(rule: &Rule, dtype: DType) -> Class {
-    let named = rule.claims.iter().find(|c| c.dtypes.contains(&dtype));
-    let any = || rule.claims.iter().find(|c| c.dtypes.is_empty());
-    named.or_else(any).map_or(Class::Rounds, |c| c.class)
-}
-
 /// What was observed for one element type.
 #[derive(Default)]
 struct Seen {
@@ -151,7 +167,10 @@ struct Seen {
     rounding: bool,
     integer: bool,
     broken: bool,
-    ulp: f64,
+    /// How far apart the sides are beyond `rounds`, as a part of 1 and of the value.
+    apart: f64,
+    /// The number of instances without empty tensors.
+    full: usize,
 }
 
 impl Seen {
@@ -163,7 +182,7 @@ impl Seen {
         self.rounding |= o.rounding.is_some();
         self.integer |= o.integer.is_some();
         self.broken |= o.broken.is_some();
-        self.ulp = self.ulp.max(o.ulp);
+        self.apart = self.apart.max(o.apart);
     }
 
     fn derived(&self) -> Option<Class> {
@@ -176,7 +195,7 @@ impl Seen {
         } else if !self.meaning && !self.structure && !self.rounding && !self.integer {
             Some(Class::Rounds)
         } else if !self.structure {
-            Some(Class::Approx(self.ulp.ceil()))
+            Some(approx_of(self.apart))
         } else {
             None
         }
@@ -191,17 +210,23 @@ struct Run<'a> {
     /// How often each alternative of each `|` was taken.
     branches: HashMap<usize, Vec<usize>>,
     first: Option<(ChoiceSequence, Failure)>,
+    /// What the first failure was made with.
+    focus: Focus,
     /// How the sides differ at infinities, which no class forbids.
     note: Option<String>,
     /// Instances for which the right side is undefined.
     skips: Skips,
     /// Treats such instances as failures.
     strict: bool,
+    /// Whether precision is judged over ensembles.
+    ensembles: bool,
     /// Operands of any shape. With these, instances whose right side cannot be built or has another
     /// type are ignored: the optimiser skips them too.
     any_shape: &'a [VarId],
     /// The number of instances without empty tensors: only these show what a rule does.
     full: usize,
+    /// Some of them.
+    kept: Vec<Instance>,
 }
 
 impl<'a> Run<'a> {
@@ -213,11 +238,14 @@ impl<'a> Run<'a> {
             seen: BTreeMap::new(),
             branches: branches_of(rule),
             first: None,
+            focus: Focus::default(),
             note: None,
             skips: Skips::default(),
             strict: false,
+            ensembles: true,
             any_shape: &[],
             full: 0,
+            kept: Vec::new(),
         }
     }
 
@@ -272,11 +300,152 @@ impl<'a> Run<'a> {
                 }
             }
         }
+        if self.first.is_none() && !self.skips.hopeless() {
+            cases += self.more_of_each_type(options);
+        }
         // If the right side is undefined wherever the left side matches, the rule is wrong.
         if self.skips.hopeless() {
             self.first = meaningless.map(|choices| (choices, Failure::NoMeaning));
         }
         (cases, rejects)
+    }
+
+    /// Further instances of element types that the rule claims and that chance left out.
+    fn more_of_each_type(&mut self, options: &Options) -> usize {
+        if self.full == 0 || self.strict || self.rule.derived || !self.any_shape.is_empty() {
+            return 0;
+        }
+        let mut cases = 0;
+        for dtype in self.claimed_types() {
+            let seed = seed_of(options, &self.rule.name).wrapping_add(0x5eed << 32 | dtype as u64);
+            for attempt in 0..TRIES_OF_A_TYPE {
+                if self.seen.get(&dtype).map_or(0, |s| s.full) >= FEWEST_OF_A_TYPE {
+                    break;
+                }
+                let mut source = Source::random(seed.wrapping_add(attempt << 8));
+                // The type of a result need not be that of the operands.
+                let main = [Some(dtype), None, Some(DType::F16), Some(dtype)][attempt as usize % 4];
+                let focus = Focus { dtype: main, ..Focus::default() };
+                let Ok(made) = self.focused(&mut source, true, focus) else { continue };
+                let root = made.left.first().map(|v| made.graph.ty(*v).dtype);
+                if root != Some(dtype) || !self.is_full(&made) {
+                    continue;
+                }
+                let Ok(seen) = observe(self.rule, &made) else { continue };
+                if seen.no_meaning.is_some() {
+                    continue;
+                }
+                cases += 1;
+                self.add(&made, &seen);
+                if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
+                    self.first = Some((source.into_choices(), failure));
+                    self.focus = focus;
+                    return cases;
+                }
+            }
+        }
+        cases
+    }
+
+    /// The element types that the claims name, and those that were seen.
+    fn claimed_types(&self) -> BTreeSet<DType> {
+        let named = self.rule.claims.iter().flat_map(|c| &c.dtypes).copied();
+        self.seen.keys().copied().chain(named).collect()
+    }
+
+    /// Whether what was verified says anything: enough instances for each type, and none of the
+    /// right side's parts is arbitrary.
+    fn meaningful(&mut self, full: &BTreeMap<DType, usize>, options: &Options) -> Status {
+        if !self.any_shape.is_empty() {
+            return Status::Verified;
+        }
+        // The claims of a rule `body => name` are derived too, and it is about the body as written.
+        let types = if self.rule.derived { BTreeSet::new() } else { self.claimed_types() };
+        let few = types.into_iter().find(|d| full.get(d).copied().unwrap_or(0) < FEWEST_OF_A_TYPE);
+        if let Some(dtype) = few {
+            let n = full.get(&dtype).copied().unwrap_or(0);
+            let reason = format!(
+                "only {n} instances without empty tensors were found in {dtype}, and {FEWEST_OF_A_TYPE} are the \
+                 fewest that say anything; restrict the class to the types that the rule is about"
+            );
+            return Status::NotExercised { reason };
+        }
+        let mut unnoticed = Unnoticed::on(self.program, self.rule, &self.kept);
+        let seed = seed_of(options, &self.rule.name) ^ 0x7ac;
+        // What chance left out is searched for: each instance that notices a change is also one
+        // that the rule must hold on.
+        for attempt in 0..TRIES_OF_A_CHANGE {
+            if unnoticed.is_empty() {
+                break;
+            }
+            let mut source = Source::random(seed.wrapping_add(attempt << 20));
+            let Ok(made) = self.instance(&mut source, true) else { continue };
+            if !unnoticed.notices(self.rule, &made) {
+                continue;
+            }
+            let Ok(seen) = observe(self.rule, &made) else { continue };
+            let dtype = self.add(&made, &seen);
+            if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
+                return Status::False(Box::new(self.counterexample(source.into_choices(), failure)));
+            }
+        }
+        match unnoticed.message(self.rule, &self.kept) {
+            Some(reason) => Status::Vacuous { reason },
+            None => Status::Verified,
+        }
+    }
+
+    /// The first element type for which the right side is less precise than its class allows.
+    fn imprecise(&mut self, options: &Options) -> Option<(DType, Worse)> {
+        // Both sides of a derived rule are the same body.
+        for dtype in TYPES.into_iter().filter(|_| self.ensembles && !self.rule.derived) {
+            let class = claim(self.rule, dtype);
+            let rounds = matches!(class, Class::Rounds | Class::Approx { .. });
+            let Some(seen) = self.seen.get_mut(&dtype).filter(|s| rounds && s.bits) else { continue };
+            let found = Ensembles {
+                program: self.program,
+                rule: self.rule,
+                hints: self.hints,
+                dtype,
+                class,
+                seed: seed_of(options, &self.rule.name),
+            }
+            .run();
+            if found.worse.is_some() {
+                seen.rounding = true;
+                seen.apart = seen.apart.max(found.beyond);
+                return found.worse.map(|w| (dtype, w));
+            }
+        }
+        None
+    }
+
+    /// A loss of precision, shown on a small instance where there is one.
+    fn loss(&self, dtype: DType, worse: &Worse) -> Counterexample {
+        let class = claim(self.rule, dtype);
+        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true };
+        let look = |choices: Source| -> Option<(ChoiceSequence, Instance, Difference)> {
+            let mut source = choices;
+            let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok()?;
+            let difference = measure(self.rule, &made, class)?.difference(&made)?;
+            Some((source.into_choices(), made, difference))
+        };
+        let found = (0..SMALL_TRIES).find_map(|seed| look(Source::random(seed)));
+        let message = worse.message(dtype);
+        let Some((choices, ..)) = found else {
+            return Counterexample { message, kind: "rounding", test: String::new() };
+        };
+        let small = shrink(choices, &mut |t| look(Source::replay(t.clone())).map(|l| l.0));
+        let shown = look(Source::replay(small)).and_then(|(_, made, difference)| {
+            let sides = untyped_sides(self.rule, &made).ok()?;
+            let (left, right) = difference.shown();
+            let which = difference.less_precise().map_or(String::new(), |w| format!("; {w}"));
+            let message = format!("{message}; an element is {left} on the left, {right} on the right{which}");
+            let title = format!("{} is false", self.rule.name);
+            Some((message, test_block(&title, &made, &sides, Failure::Rounding, Some(&difference))))
+        });
+        let (message, test) = shown.unwrap_or((message, String::new()));
+        Counterexample { message, kind: "rounding", test }
     }
 
     /// An instance and its observation.
@@ -296,7 +465,8 @@ impl<'a> Run<'a> {
 
     /// Records the observation of a compared instance; returns the element type of its first root.
     fn add(&mut self, instance: &Instance, seen: &Observation) -> DType {
-        if self.is_full(instance) {
+        let full = self.is_full(instance);
+        if full {
             self.full += 1;
             for (at, taken) in &instance.branches {
                 if let Some(n) = self.branches.get_mut(at).and_then(|b| b.get_mut(*taken)) {
@@ -305,7 +475,14 @@ impl<'a> Run<'a> {
             }
         }
         let dtype = seen.dtype.unwrap_or(DType::F32);
-        self.seen.entry(dtype).or_default().add(seen);
+        let entry = self.seen.entry(dtype).or_default();
+        entry.add(seen);
+        if full {
+            entry.full += 1;
+            if instance.distribution != Distribution::Far && self.kept.len() < KEPT {
+                self.kept.push(instance.clone());
+            }
+        }
         if self.note.is_none()
             && let Some(d) = &seen.infinity
         {
@@ -316,6 +493,10 @@ impl<'a> Run<'a> {
     }
 
     fn instance(&self, source: &mut Source, spread: bool) -> Result<Instance, Reject> {
+        self.focused(source, spread, Focus::default())
+    }
+
+    fn focused(&self, source: &mut Source, spread: bool, focus: Focus) -> Result<Instance, Reject> {
         // Usually picks the alternative that was taken least, so that each is covered.
         let turn = RefCell::new(0usize);
         let wanted = |at: usize, n: usize| {
@@ -325,7 +506,7 @@ impl<'a> Run<'a> {
             let most = counts.iter().max()?;
             if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
         };
-        let made = instance(self.program, self.rule, self.hints, source, &wanted)?;
+        let made = instance(self.program, self.rule, self.hints, source, focus, &wanted)?;
         // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
         match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: Approx::All })) {
@@ -373,7 +554,7 @@ impl<'a> Run<'a> {
     fn counterexample(&self, choices: ChoiceSequence, failure: Failure) -> Counterexample {
         let look = |choices: &ChoiceSequence| -> Option<(ChoiceSequence, Instance, Observation, Option<Difference>)> {
             let mut source = Source::replay(choices.clone());
-            let instance = self.instance(&mut source, false).ok()?;
+            let instance = self.focused(&mut source, false, self.focus).ok()?;
             let seen = observe(self.rule, &instance).ok()?;
             let dtype = seen.dtype?;
             let (kind, difference) = seen.against(claim(self.rule, dtype))?;
@@ -400,7 +581,6 @@ impl<'a> Run<'a> {
             // This is known only for finite values and differences of precision.
             d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
         });
-        let units = |o: &Observation| format!("{} units in the last place apart", show_number(o.ulp));
         let (kind, message) = match failure {
             Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
             Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
@@ -411,9 +591,7 @@ impl<'a> Run<'a> {
             }
             Failure::Bits | Failure::FiniteBits => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
             Failure::NotExercised => ("value", "it could not be exercised".to_string()),
-            Failure::Ulp => {
-                ("class", format!("claims `{claimed}` for {dtype}, but the sides are {}: {values}", units(&seen)))
-            }
+            Failure::Approx => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
         };
         let title = format!("{} is false", self.rule.name);
         // A right side of another type can still be written and compared; one without a value
@@ -427,11 +605,6 @@ impl<'a> Run<'a> {
         };
         Counterexample { message, kind, test }
     }
-}
-
-/// The number of elements of a type.
-pub(super) fn elements(ty: &TensorType) -> usize {
-    ty.shape.iter().map(|d| d.as_const().map_or(1, |n| n.max(0) as usize)).product()
 }
 
 /// The alternatives of a rule's patterns: the address of each list, and one count per alternative.

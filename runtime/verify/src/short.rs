@@ -2,12 +2,10 @@
 //! actually used with the left side's meaning.
 //!
 //! In: such a rule. Out: an entry. Invariant: the left side is computed in f64, the right side in
-//! f32 as the device does, with the largest error that its instructions may have. Where the left
-//! side is a sum that cancels, units are those of the summands, as they are for the sum in f32.
+//! f32 as the device does, with the largest error that its instructions may have.
 
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Build, BuildArg, Class, Head, Pat, Program, Rule, ScalarBody, ScalarId};
 use hypatia_dsl::kernel::short::claim;
@@ -16,7 +14,9 @@ use hypatia_dsl::scalar::{Leaves, Precision, Term, TermNode, Value, eval, float}
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::claim::approx_of;
 use super::differ::ulp;
+use super::ensemble::UNITS;
 use super::options::{Options, seed_of};
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use hypatia_graph::show_number;
@@ -30,7 +30,7 @@ const SPECIAL: [f32; 12] =
 /// Verifies one rule.
 pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> Entry {
     let claimed = claim(rule).unwrap_or(Class::Rounds);
-    let most = if let Class::Approx(units) = claimed { units } else { 0.5 };
+    let bound = if let Class::Approx { rel, abs } = claimed { (rel, abs) } else { (0.0, 0.0) };
     let mut rng = ChaCha8Rng::seed_from_u64(seed_of(options, &rule.name));
     let special = SPECIAL.len().pow(rule.vars.len().min(3) as u32);
     let (mut cases, mut worst) = (0, 0.0f64);
@@ -42,10 +42,10 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
                 false => coordinate(&mut rng),
             })
             .collect();
-        let Some(seen) = compare(program, rule, &point) else { continue };
+        let Some(seen) = compare(program, rule, &point, bound) else { continue };
         cases += 1;
-        worst = worst.max(seen.units);
-        if seen.units > most {
+        worst = worst.max(seen.apart);
+        if seen.beyond > 0.0 {
             let place: Vec<String> = rule
                 .vars
                 .iter()
@@ -53,11 +53,10 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
                 .map(|(v, x)| format!("{} = {}", v.name, show_number(f64::from(*x))))
                 .collect();
             let message = format!(
-                "claims `{}` for f32, but at {} the device's function gives {}, {} units off: the exact value is {}",
+                "claims `{}` for f32, but at {} the device's function gives {}: the exact value is {}",
                 show_class(claimed),
                 place.join(", "),
                 show_number(f64::from(seen.right)),
-                show_number(seen.units),
                 show_number(seen.left)
             );
             status = Some(Status::False(Box::new(Counterexample { message, kind: "kernel", test: String::new() })));
@@ -66,7 +65,7 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
     }
     let none = || Status::NotExercised { reason: "both sides must be made of scalars, variables and numbers".into() };
     let status = status.unwrap_or_else(|| if cases == 0 { none() } else { Status::Verified });
-    let derived = worst.is_finite().then(|| Class::Approx(worst.ceil()));
+    let derived = worst.is_finite().then(|| approx_of(worst));
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let classes = vec![(DType::F32, claimed, derived)];
     Entry { subject: Subject::Rule, name, origin, cases, classes, status, note: None }
@@ -81,50 +80,52 @@ fn coordinate(rng: &mut ChaCha8Rng) -> f32 {
     }
 }
 
-/// Both sides at a point, and the largest difference in units.
+/// Both sides at a point where they are farthest apart.
 struct Seen {
     left: f64,
     right: f32,
-    units: f64,
+    /// As a part of 1 and of the left side.
+    apart: f64,
+    /// How far the right side exceeds the bound.
+    beyond: f64,
 }
 
 /// `None` where a side cannot be computed, or the result leaves the range of f32.
-fn compare(program: &Program, rule: &Rule, point: &[f32]) -> Option<Seen> {
+fn compare(program: &Program, rule: &Rule, point: &[f32], (rel, abs): (f64, f64)) -> Option<Seen> {
     let wide: Vec<f64> = point.iter().map(|x| f64::from(*x)).collect();
-    let (left, scale) = left(program, rule.lhs.first()?, &wide)?;
+    let left = left(program, rule.lhs.first()?, &wide)?;
     if left.is_finite() && left.abs() > 0.99 * f64::from(f32::MAX) {
         return None;
     }
-    let mut seen = Seen { left, right: 0.0, units: -1.0 };
+    let mut seen = Seen { left, right: 0.0, apart: 0.0, beyond: f64::NEG_INFINITY };
     for off in [0, -MOST_OFF, MOST_OFF] {
         let right = right(program, rule.rhs.first()?, point, off)?;
-        let units = match left.is_finite() {
-            true => (f64::from(right) - left).abs() / ulp(DType::F32, scale),
+        // A device flushes what is not normal to 0, whatever the function.
+        let bound = rel * left.abs() + abs + UNITS * ulp(DType::F32, left) + f64::from(f32::MIN_POSITIVE);
+        let (off, beyond) = match left.is_finite() {
+            true if right.is_nan() => (f64::INFINITY, f64::INFINITY),
+            true => ((f64::from(right) - left).abs(), (f64::from(right) - left).abs() - bound),
             // Both are the same kind of value, or no claim holds.
-            false if left.is_nan() == right.is_nan() && (left.is_nan() || f64::from(right) == left) => 0.0,
-            false => f64::INFINITY,
+            false if left.is_nan() == right.is_nan() && (left.is_nan() || f64::from(right) == left) => (0.0, -1.0),
+            false => (f64::INFINITY, f64::INFINITY),
         };
-        let units = if units.is_nan() { f64::INFINITY } else { units };
-        if units > seen.units {
-            (seen.right, seen.units) = (right, units);
+        if beyond > seen.beyond {
+            (seen.right, seen.beyond) = (right, beyond);
         }
+        seen.apart = seen.apart.max(if left.is_finite() { off / (1.0 + left.abs()) } else { off });
     }
     Some(seen)
 }
 
-/// The left side in f64, and the largest magnitude of it and its summands.
-fn left(program: &Program, pat: &Pat, point: &[f64]) -> Option<(f64, f64)> {
+/// The left side in f64.
+fn left(program: &Program, pat: &Pat, point: &[f64]) -> Option<f64> {
     Some(match pat {
-        Pat::Var(v) => point.get(v.index()).map(|x| (*x, x.abs()))?,
-        Pat::Lit { value, .. } => (*value, value.abs()),
+        Pat::Var(v) => *point.get(v.index())?,
+        Pat::Lit { value, .. } => *value,
         Pat::Node(node) => {
             let Head::Scalar(scalar) = node.head else { return None };
-            let args = node.args.iter().map(|a| left(program, a, point).map(|a| a.0)).collect::<Option<Vec<f64>>>()?;
-            let value = apply(program, scalar, &args, Precision::F64)?;
-            let sums =
-                matches!(program.scalar(scalar).body, ScalarBody::Builtin(BuiltinScalar::Add | BuiltinScalar::Sub));
-            let summands = args.iter().filter(|_| sums).fold(value.abs(), |most, a| most.max(a.abs()));
-            (value, summands)
+            let args = node.args.iter().map(|a| left(program, a, point)).collect::<Option<Vec<f64>>>()?;
+            apply(program, scalar, &args, Precision::F64)?
         }
         _ => return None,
     })

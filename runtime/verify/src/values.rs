@@ -34,6 +34,45 @@ pub enum Distribution {
     /// Constants so small, or so large, that two of them together leave the range of their type,
     /// and an operand that compensates for them. Only for rules that require constants.
     Far,
+    /// Values of one kind in large tensors, for statistics; see `ensemble`.
+    Ensemble(Ensemble),
+}
+
+/// The kinds of values of ensembles. The kind of each tensor is one of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ensemble {
+    /// N(0, 1).
+    Normal,
+    /// N(0, 1) beside a large offset: squares lose all digits of the spread. Operands that a guard
+    /// requires to be constant have none: a constant that takes the offset away again is the
+    /// model's own.
+    Offset,
+    /// N(0, 1) in long rows.
+    LongRows,
+    /// Tensors of different magnitudes up to the largest number of the type.
+    Upper,
+    /// Tensors of different magnitudes down to the smallest normal number of the type.
+    Lower,
+    /// Wide spreads, magnitudes from 2^-12 to 2^12, zeros, halves, and the rule's own numbers.
+    Hostile,
+}
+
+impl Ensemble {
+    /// All kinds.
+    pub const ALL: [Ensemble; 6] =
+        [Ensemble::Normal, Ensemble::Offset, Ensemble::LongRows, Ensemble::Upper, Ensemble::Lower, Ensemble::Hostile];
+
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ensemble::Normal => "values of N(0, 1)",
+            Ensemble::Offset => "a large offset with a small spread",
+            Ensemble::LongRows => "long rows",
+            Ensemble::Upper => "the upper range of the type",
+            Ensemble::Lower => "the lower range of the type",
+            Ensemble::Hostile => "values of many magnitudes",
+        }
+    }
 }
 
 impl Distribution {
@@ -58,6 +97,7 @@ impl Distribution {
             Distribution::Extreme => "extreme values",
             Distribution::Infinite => "values with infinities",
             Distribution::Far => "constants near the ends of the range",
+            Distribution::Ensemble(kind) => kind.name(),
         }
     }
 }
@@ -81,6 +121,8 @@ pub struct Demand {
     pub small: bool,
     /// The range of the elements if the distribution is [`Distribution::Far`].
     pub far: Magnitude,
+    /// Which of the ensemble's alternatives the tensor has.
+    pub part: usize,
 }
 
 /// Magnitudes of elements: powers of the smallest or the largest normal number of their type.
@@ -126,6 +168,43 @@ impl Magnitude {
     }
 }
 
+/// The number of codes of an ensemble's elements.
+const MANY: u32 = 1 << 20;
+/// The number of alternatives that a tensor of an ensemble has.
+pub(super) const PARTS: usize = 4;
+
+impl Ensemble {
+    /// An element of a tensor that has alternative `part`. Code 0 is the centre.
+    fn element(self, source: &mut Source, part: usize, dtype: DType, special: &SpecialValues) -> f64 {
+        let code = source.element(MANY, |r| r.random_range(0..MANY));
+        let noise = if code == 0 { 0.0 } else { normal(code) };
+        let share = f64::from(code.wrapping_mul(40_503) % MANY) / f64::from(MANY);
+        let v = match (self, part) {
+            (Ensemble::Offset, 0 | 1) => noise + 1.4 / dtype.epsilon().sqrt(),
+            (Ensemble::Offset, 2) => noise - 1.4 / dtype.epsilon().sqrt(),
+            (Ensemble::Upper, 0..=2) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95][part]).exp2(),
+            (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][part]).exp2(),
+            (Ensemble::Hostile, _) => match code % 16 {
+                0 => 0.0,
+                1 => HALVES[(code / 16) as usize % HALVES.len()],
+                2 if !special.elements.is_empty() => special.elements[(code / 16) as usize % special.elements.len()],
+                3 | 4 => noise * (24.0 * share - 12.0).exp2(),
+                _ => noise * [1.0, 30.0, 300.0, 1e-3][part % PARTS],
+            },
+            _ => noise,
+        };
+        v.clamp(-dtype.largest(), dtype.largest())
+    }
+}
+
+/// A number of N(0, 1) for each code (Box and Muller).
+fn normal(code: u32) -> f64 {
+    let mixed = u64::from(code).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let unit = |bits: u64| ((bits & 0xffff_ffff) as f64 + 0.5) / 4_294_967_296.0;
+    (-2.0 * unit(mixed).ln()).sqrt() * (std::f64::consts::TAU * unit(mixed >> 32)).cos()
+}
+
 /// Boundary values of functions, beyond those that every type has.
 #[derive(Clone, Debug, Default)]
 pub struct SpecialValues {
@@ -145,7 +224,7 @@ impl SpecialValues {
         let fits = |v: &&f64| match distribution {
             Distribution::Nice => whole(**v) && v.abs() <= 64.0,
             Distribution::Ordinary | Distribution::Nan | Distribution::Infinite | Distribution::Far => v.abs() <= 100.0,
-            Distribution::Large | Distribution::Extreme => true,
+            Distribution::Large | Distribution::Extreme | Distribution::Ensemble(_) => true,
         };
         let mut out: Vec<f64> = Vec::new();
         if dtype.is_float() {
@@ -302,6 +381,8 @@ fn element(
         source.element(2, |r| r.random_range(0..2)) as f64
     } else if distribution == Distribution::Far {
         demand.far.element(source, dtype)
+    } else if let Distribution::Ensemble(kind) = distribution {
+        kind.element(source, demand.part, dtype, special)
     } else {
         float(source, distribution, dtype, elements, special)
     };
@@ -332,7 +413,7 @@ fn float(
             Distribution::Nan => (0.2, seldom),
             Distribution::Extreme => (0.15, 0.35),
             Distribution::Infinite => (0.2, seldom),
-            Distribution::Far => (1.0, 0.0),
+            Distribution::Far | Distribution::Ensemble(_) => (1.0, 0.0),
         };
         let p: f64 = r.random();
         let own = special.elements.len().min(SPECIAL as usize) as u32;

@@ -96,7 +96,7 @@ fn a_ruleset_may_bound_its_steps() {
     let run = |setting: &str| {
         let text = format!(
             "edition 1;\nuse core::*;\nruleset own {{ until = fixpoint; nodes = 100000; {setting} }}\n\
-             rule own::more: sin(x) => sin(x + 0.001) class approx(4);\n"
+             rule own::more: sin(x) => sin(x + 0.001) class approx(1e-3, 0);\n"
         );
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("own.hyp");

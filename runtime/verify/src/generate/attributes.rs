@@ -5,14 +5,46 @@
 
 use hypatia_dsl::builtin::{BuiltinOp, JOININGS};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind};
+use hypatia_dsl::ir::{AExpr, AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind, VarId};
 use hypatia_dsl::shape::Dim;
-use hypatia_dsl::typing::{TensorType, eval, same_value};
+use hypatia_dsl::typing::{Bindings, TensorType, eval, eval_guard, same_value};
 
 use super::{DTYPES, Generator, Reject, Try, ints, reject, sizes};
 use hypatia_graph::GraphFacts;
 
+/// True if the expression reads the variable.
+fn reads(e: &AExpr, var: VarId) -> bool {
+    let any = |l: &[AExpr]| l.iter().any(|e| reads(e, var));
+    match e {
+        AExpr::Var(v) => *v == var,
+        AExpr::Binary(_, a, b) | AExpr::Index(a, b) => reads(a, var) || reads(b, var),
+        AExpr::Neg(a) | AExpr::Not(a) | AExpr::Spread(a) => reads(a, var),
+        AExpr::If(a, b, c) => [a, b, c].into_iter().any(|e| reads(e, var)),
+        AExpr::List(l) | AExpr::Call(_, l) => any(l),
+        AExpr::Comprehension { element, over, condition, .. } => {
+            reads(element, var) || reads(over, var) || condition.as_ref().is_some_and(|c| reads(c, var))
+        }
+        AExpr::Value(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => false,
+    }
+}
+
+/// How often another value is drawn for a variable that a guard refutes.
+pub(super) const TRIES_OF_A_VALUE: usize = 40;
+
 impl Generator<'_, '_> {
+    /// True if what is known by now refutes a guard that reads the variable.
+    fn refuted(&self, var: VarId) -> bool {
+        self.refuted_by(var, &self.env.attrs)
+    }
+
+    /// The same for bindings that are not part of the instance yet. The variables of an op's
+    /// declaration are others than the rule's.
+    pub(super) fn refuted_by(&self, var: VarId, bindings: &Bindings) -> bool {
+        let facts = GraphFacts { graph: &self.graph, env: &self.env };
+        let mut guards = self.rule.requires.iter().filter(|g| reads(g, var));
+        guards.any(|g| eval_guard(g, bindings, &facts) == Some(false))
+    }
+
     /// One value for each attribute of an op over operands of these types.
     pub(super) fn attributes(&mut self, op: OpId, node: &NodePat, types: &[Option<TensorType>]) -> Try<Vec<AttrValue>> {
         let program = self.program.clone();
@@ -39,13 +71,20 @@ impl Generator<'_, '_> {
                     self.env.attrs.values.get(v).cloned().ok_or_else(|| Reject("an attribute has no value".into()))?
                 }
                 AttrPat::Var(v) => {
-                    let value = match self.chosen_var(*v) {
-                        Some(value) => value,
-                        None => self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?,
-                    };
-                    let value = normalised(*ty, value, rank);
-                    self.env.attrs.values.insert(*v, value.clone());
-                    value
+                    let mut tries = 0;
+                    loop {
+                        let value = match self.chosen_var(*v) {
+                            Some(value) => value,
+                            None => self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?,
+                        };
+                        let value = normalised(*ty, value, rank);
+                        self.env.attrs.values.insert(*v, value.clone());
+                        tries += 1;
+                        // The guards are solved one variable at a time.
+                        if tries >= TRIES_OF_A_VALUE || !self.refuted(*v) {
+                            break value;
+                        }
+                    }
                 }
                 AttrPat::Any | AttrPat::Rest(_) => {
                     self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?

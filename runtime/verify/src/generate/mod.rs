@@ -31,7 +31,7 @@ use self::open_types::{OpenShape, OpenType};
 use crate::constants::Constants;
 use crate::hints::Hints;
 use crate::source::Source;
-use crate::values::{Demand, Distribution, Magnitude, SpecialValues, tensor};
+use crate::values::{Demand, Distribution, Ensemble, Magnitude, PARTS, SpecialValues, tensor};
 use hypatia_graph::BoundTerm;
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
@@ -77,6 +77,8 @@ pub(super) const DTYPES: [DType; 9] =
 const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
 /// The largest number of elements of a tensor, unless the rule names larger sizes.
 const MAX_ELEMENTS: i64 = 2048;
+/// The same for ensembles.
+const WIDE_ELEMENTS: i64 = 2048;
 const MAX_RANK: usize = 5;
 /// The largest rank where the rule requires more axes.
 const MOST_AXES: usize = 8;
@@ -96,6 +98,17 @@ fn candidates(constants: &Constants) -> (Vec<i64>, Vec<u32>) {
     (sizes, weights)
 }
 
+/// Sizes of ensembles: hundreds of elements in matrices, or long rows.
+fn wide_candidates(constants: &Constants, kind: Ensemble) -> (Vec<i64>, Vec<u32>) {
+    let mut sizes: Vec<i64> = if kind == Ensemble::LongRows { vec![512, 2, 3, 300] } else { vec![32, 16, 24, 12, 8] };
+    let mut weights = if kind == Ensemble::LongRows { vec![40, 20, 20, 20] } else { vec![30, 30, 15, 15, 10] };
+    for n in constants.sizes.iter().filter(|n| **n > 1) {
+        sizes.push(*n);
+        weights.push(4);
+    }
+    (sizes, weights)
+}
+
 /// Builds one instance.
 struct Generator<'a, 's> {
     pub program: Arc<Program>,
@@ -110,8 +123,21 @@ struct Generator<'a, 's> {
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
     numbers: Numbers,
+    /// The types that are being chosen are the rule's own, not those of an op's declaration.
+    solving: bool,
     /// The preferred alternative, by the address of the pattern.
     wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
+}
+
+/// What an instance must have, where a caller does not leave it to chance.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Focus {
+    /// The main element type.
+    pub dtype: Option<DType>,
+    /// The kind of values, in tensors of the sizes of statistics.
+    pub ensemble: Option<Ensemble>,
+    /// Small tensors in spite of the ensemble, for counterexamples.
+    pub small: bool,
 }
 
 /// An instance of the rule's left side from these choices. `wanted_branch(pattern, n)` names an
@@ -121,12 +147,19 @@ pub fn instance(
     rule: &Rule,
     hints: &Hints<'_>,
     source: &mut Source,
+    focus: Focus,
     wanted_branch: &dyn Fn(usize, usize) -> Option<usize>,
 ) -> Try<Instance> {
-    let main = DTYPES[source.weighted(&DTYPE_WEIGHTS)];
+    let main = focus.dtype.unwrap_or_else(|| DTYPES[source.weighted(&DTYPE_WEIGHTS)]);
     let distributions: &[u32] = if hints.folds() { &[18, 30, 12, 18, 22, 10, 20] } else { &[18, 30, 12, 18, 22, 10] };
-    let distribution = Distribution::ALL[source.weighted(distributions)];
-    let (sizes, weights) = candidates(&hints.constants);
+    let distribution = match focus.ensemble {
+        Some(kind) => Distribution::Ensemble(kind),
+        None => Distribution::ALL[source.weighted(distributions)],
+    };
+    let (sizes, weights) = match focus.ensemble.filter(|_| !focus.small) {
+        Some(kind) => wide_candidates(&hints.constants, kind),
+        None => candidates(&hints.constants),
+    };
     let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
     let mut g = Generator {
         program: program.clone(),
@@ -141,6 +174,7 @@ pub fn instance(
         made: Vec::new(),
         branches: Vec::new(),
         numbers: Numbers::new(),
+        solving: false,
         wanted_branch,
     };
     let mut left = Vec::new();
@@ -166,6 +200,11 @@ impl Generator<'_, '_> {
             self.bind_lets();
             let mut demand = self.demand(value, var)?;
             demand.small = indexing.contains(&name);
+            if let Distribution::Ensemble(_) = self.distribution {
+                demand.small = true;
+                let centred = self.distribution == Distribution::Ensemble(Ensemble::Offset) && self.is_folded(var);
+                demand.part = if centred { PARTS - 1 } else { self.source.pick(PARTS) };
+            }
             if let Some((constants, operand)) = &mut far {
                 // Only one operand compensates for the constants: two of them would leave the range
                 // together.
@@ -447,13 +486,7 @@ impl Generator<'_, '_> {
             return reject("a literal is no integer");
         }
         // Within its tolerance, a constant may have been rounded to a narrower type.
-        let through = [None, Some(DType::F32), Some(DType::F16), Some(DType::BF16)][match near {
-            Some(_) => self.source.pick(4),
-            None => 0,
-        }];
-        let rounded = through.map_or(value, |d| d.round(value));
-        let tolerance = near.unwrap_or(0.0);
-        let actual = if (rounded - value).abs() <= tolerance * value.abs() { rounded } else { value };
+        let actual = near.map_or(value, |tolerance| self.within(value, tolerance));
         let shape = match &want.shape {
             // A literal matches constants that do not enlarge the result by broadcasting.
             OpenShape::With(s) | OpenShape::Into(s) => self.shape_that_broadcasts_into(s),
@@ -468,11 +501,28 @@ impl Generator<'_, '_> {
         match Tensor::from_f64(dtype, &shape, &vec![dtype.round(actual); n]) {
             Some(t) => {
                 let tensor = Arc::new(t);
-                self.numbers.insert(Arc::as_ptr(&tensor) as usize, value);
+                self.numbers.insert(Arc::as_ptr(&tensor) as usize, actual);
                 Ok(self.graph.constant(tensor))
             }
             None => reject("a constant is too large"),
         }
+    }
+
+    /// A number that a pattern `value ~ tolerance` matches: the number itself, as narrower types
+    /// round it, the ends of the tolerance, or anything between them.
+    fn within(&mut self, value: f64, tolerance: f64) -> f64 {
+        const STEPS: usize = 17;
+        let code = self.source.pick(6 + STEPS);
+        let made = match code {
+            0 => value,
+            1 => DType::F32.round(value),
+            2 => DType::F16.round(value),
+            3 => DType::BF16.round(value),
+            4 => value * (1.0 + tolerance),
+            5 => value * (1.0 - tolerance),
+            _ => value * (1.0 + tolerance * ((code - 6) as f64 / (STEPS - 1) as f64 * 2.0 - 1.0)),
+        };
+        if (made - value).abs() <= tolerance * value.abs() { made } else { value }
     }
 
     /// A shape that broadcasts to this one: usually rank 0.
@@ -532,7 +582,8 @@ impl Generator<'_, '_> {
                 dtype = d;
             }
         }
-        let room = self.hints.constants.room(MAX_ELEMENTS);
+        let wide = matches!(self.distribution, Distribution::Ensemble(_));
+        let room = self.hints.constants.room(if wide { WIDE_ELEMENTS } else { MAX_ELEMENTS });
         let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= room));
         let most = self.hints.constants.counts.iter().fold(MAX_RANK, |m, n| m.max(*n as usize)).min(MOST_AXES);
         if shape.len() > most || count.is_none() || shape.iter().any(|d| *d < 0) {
@@ -721,6 +772,10 @@ impl Generator<'_, '_> {
         }
         let builtin = if let OpBody::Builtin(b) = def.body { Some(b) } else { None };
         let outer = OpenType { dtype: want.dtype.filter(|_| builtin != Some(BuiltinOp::Cast)), shape: OpenShape::Free };
+        let convolves = builtin.is_some_and(|b| matches!(b.accumulator().unwrap_or(b), BuiltinOp::Conv));
+        // The sizes of a convolution are chosen below: the declaration's variables get no others.
+        let mut own = scope.clone();
+        let scope = if convolves { &mut own } else { scope };
         let mut inner = self.want_of(ty, scope, &def.bounds, &outer)?;
         if builtin == Some(BuiltinOp::Cast) && want.dtype.is_some() {
             inner.dtype = Some(DTYPES[self.source.weighted(&DTYPE_WEIGHTS)]);
@@ -730,7 +785,7 @@ impl Generator<'_, '_> {
         {
             inner.shape = OpenShape::Rank(rank);
         }
-        if builtin.is_some_and(|b| matches!(b.accumulator().unwrap_or(b), BuiltinOp::Conv)) {
+        if convolves {
             inner = self.convolved(inner, beside)?;
         }
         if builtin == Some(BuiltinOp::GatherElements)
@@ -747,13 +802,16 @@ impl Generator<'_, '_> {
         let shape = match beside.first() {
             None => {
                 let axes = 1 + self.source.pick(2);
-                let (n, c) = (self.size().min(3), self.size().min(4));
-                [n, c].into_iter().chain((0..axes).map(|_| self.size().clamp(1, 5))).collect()
+                let wide = matches!(self.distribution, Distribution::Ensemble(_));
+                let (n, c) = (self.size().min(3), self.size().min(8));
+                let side = if wide { 12 } else { 5 };
+                [n, c].into_iter().chain((0..axes).map(|_| self.size().clamp(1, side))).collect()
             }
             Some(x) => {
                 let x = sizes(self.graph.ty(*x))?;
                 let [_, c, d @ ..] = &x[..] else { return reject("a convolution of low rank") };
-                let groups = if *c > 0 && self.source.pick(3) == 2 { *c } else { 1 };
+                let divisors: Vec<i64> = (1..=(*c).max(1)).filter(|g| c % g == 0).collect();
+                let groups = divisors[self.source.pick(divisors.len())];
                 let o = groups * self.size().min(3);
                 let filter = d.iter().map(|d| 1 + self.source.pick((*d).clamp(1, 3) as usize) as i64);
                 [o, c / groups].into_iter().chain(filter).collect()
@@ -768,6 +826,11 @@ const RESERVED: &[&str] = &[
     "acc", "row", "col", "full", "in", "and", "or", "not", "if", "then", "else", "for", "none", "true", "false", "inf",
     "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer", "class",
 ];
+
+/// The number of elements of a type.
+pub(crate) fn elements(ty: &TensorType) -> usize {
+    ty.shape.iter().map(|d| d.as_const().map_or(1, |n| n.max(0) as usize)).product()
+}
 
 /// The sizes of a type as numbers.
 pub(super) fn sizes(ty: &TensorType) -> Try<Vec<i64>> {

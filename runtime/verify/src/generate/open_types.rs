@@ -8,6 +8,7 @@ use hypatia_dsl::ir::{AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, eval, match_type};
 
+use super::attributes::TRIES_OF_A_VALUE;
 use super::{Generator, Reject, Try, ints, reject};
 
 /// The constraints on an operand whose type is still undetermined.
@@ -35,6 +36,11 @@ pub(super) enum OpenShape {
 impl Generator<'_, '_> {
     pub(super) fn size(&mut self) -> i64 {
         self.pool[self.source.pick(self.pool.len())]
+    }
+
+    /// A size for a variable that a guard refutes: one of the pool first, then any other.
+    fn any_size(&mut self, tries: usize) -> i64 {
+        if tries < 4 { self.size() } else { self.source.pick(33) as i64 }
     }
 
     pub(super) fn sizes(&mut self, rank: usize) -> Vec<i64> {
@@ -103,7 +109,10 @@ impl Generator<'_, '_> {
                 scope.values.insert(v, value);
             }
         }
-        let want = self.want_of(ty, &mut scope, &[], outer)?;
+        self.solving = true;
+        let want = self.want_of(ty, &mut scope, &[], outer);
+        self.solving = false;
+        let want = want?;
         self.env.attrs = scope;
         Ok(want)
     }
@@ -208,8 +217,14 @@ impl Generator<'_, '_> {
                 DimPat::Var(v) => match scope.values.get(v) {
                     Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
                     _ => {
-                        let d = self.size();
+                        let mut d = self.size();
                         scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
+                        let mut tries = 0;
+                        while self.solving && tries < TRIES_OF_A_VALUE && self.refuted_by(*v, scope) {
+                            d = self.any_size(tries);
+                            scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
+                            tries += 1;
+                        }
                         d
                     }
                 },

@@ -1,0 +1,214 @@
+//! Is a verdict empty? Right sides broken on purpose, which the instances must tell apart.
+//!
+//! In: a verified rule and the instances that it was verified on. Out: a change of its right side
+//! that no instance noticed, and what never varied in them. Invariant: a change that is provably
+//! none (operands of a commutative function swapped, or what the result does not depend on) is not
+//! reported; whether a change is one is decided on the graphs of both right sides, without values.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use hypatia_dsl::ir::{AExpr, AttrValue, Build, BuildArg, Program, Rule, ScalarBody, VarId};
+use hypatia_dsl::typing::same_value;
+use hypatia_eval::{Data, RefTensor};
+use hypatia_graph::{Graph, NodeKind, show_attr};
+
+use super::generate::Instance;
+use super::mutate::{Mutant, Site, mutants};
+use super::noise::noisy_graph;
+use super::scatter::evaluate_exactly;
+use super::sides::{NotComparable, Sides, sides};
+
+/// Relative differences below this are rounding of f64.
+const TIGHT: f64 = 1e-11;
+
+/// Changes of a rule's right side that no instance has told from the rule so far.
+pub(super) struct Unnoticed {
+    mutants: Vec<Mutant>,
+    noticed: BTreeSet<String>,
+    /// A `let` of several roots stands in each of them, where only a part of it counts.
+    several: bool,
+}
+
+impl Unnoticed {
+    /// The changes that these instances do not notice.
+    pub(super) fn on(program: &Arc<Program>, rule: &Rule, instances: &[Instance]) -> Unnoticed {
+        let originals: Vec<(&Instance, Sides, Vec<RefTensor>)> = instances
+            .iter()
+            .filter_map(|i| {
+                let sides = sides(rule, i).ok()?;
+                let right = right_of(&sides, i)?;
+                Some((i, sides, right))
+            })
+            .collect();
+        let mut found = Unnoticed { mutants: Vec::new(), noticed: BTreeSet::new(), several: rule.rhs.len() > 1 };
+        for mutant in mutants(program, rule).into_iter().filter(|m| m.site == Site::Right) {
+            if originals.iter().any(|(i, _, right)| tells(&mutant.rule, i, right)) {
+                found.noticed.insert(mutant.base);
+            } else if !same(&mutant.rule, &originals) {
+                found.mutants.push(mutant);
+            }
+        }
+        found.drop_copies();
+        found
+    }
+
+    fn drop_copies(&mut self) {
+        if self.several {
+            self.mutants.retain(|m| !self.noticed.contains(&m.base));
+        }
+    }
+
+    /// Tries a further instance; true if it notices a change.
+    pub(super) fn notices(&mut self, rule: &Rule, made: &Instance) -> bool {
+        let right = sides(rule, made).ok().and_then(|s| right_of(&s, made));
+        let Some(right) = right else { return false };
+        let before = self.mutants.len();
+        let (noticed, mutants) =
+            std::mem::take(&mut self.mutants).into_iter().partition(|m| tells(&m.rule, made, &right));
+        self.mutants = mutants;
+        let noticed: Vec<Mutant> = noticed;
+        self.noticed.extend(noticed.into_iter().map(|m| m.base));
+        self.drop_copies();
+        self.mutants.len() < before
+    }
+
+    /// True if every change was noticed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.mutants.is_empty()
+    }
+
+    /// The first of them as a sentence, with what never varied in these instances.
+    pub(super) fn message(&self, rule: &Rule, instances: &[Instance]) -> Option<String> {
+        let found = self.mutants.first()?;
+        let mut said = format!("no instance tells the rule from one with another right side ({})", found.change);
+        let constant = constant(rule, instances);
+        if !constant.is_empty() {
+            let _ = write!(said, ": {}", constant.join(", "));
+        }
+        Some(said)
+    }
+}
+
+/// The right side's results as real numbers.
+fn right_of(sides: &Sides, made: &Instance) -> Option<Vec<RefTensor>> {
+    let mut graph = sides.graph.clone();
+    graph.outputs.drain(..sides.left.len());
+    evaluate_exactly(&graph.pruned(), &sides.numbers, &made.inputs).ok()
+}
+
+/// Whether the instance tells a changed rule from the original, whose right side gives `right`.
+fn tells(changed: &Rule, made: &Instance, right: &[RefTensor]) -> bool {
+    let other = match sides(changed, made) {
+        Ok(other) => other,
+        // 1.25 is no integer: that says nothing about 1.
+        Err(NotComparable::NoMeaning(_)) => return false,
+        Err(NotComparable::Broken(_)) => return true,
+    };
+    let Some(other) = right_of(&other, made) else { return true };
+    right.iter().zip(&other).any(|(a, b)| differ(a, b))
+}
+
+fn differ(a: &RefTensor, b: &RefTensor) -> bool {
+    let (Data::F(x), Data::F(y)) = (&a.data, &b.data) else { return a.data != b.data };
+    let apart = |x: f64, y: f64| match x.is_finite() && y.is_finite() {
+        true => (x - y).abs() > TIGHT * x.abs().max(y.abs()),
+        false => x != y && !(x.is_nan() && y.is_nan()),
+    };
+    x.iter().zip(y).any(|(x, y)| apart(*x, *y))
+}
+
+/// Whether both right sides are the same graph on each instance, up to the order of the operands of
+/// commutative functions, though an attribute of theirs differs or operands change places.
+fn same(changed: &Rule, originals: &[(&Instance, Sides, Vec<RefTensor>)]) -> bool {
+    let form = |s: &Sides| -> Option<Vec<u64>> {
+        let mut graph = s.graph.clone();
+        graph.outputs.drain(..s.left.len());
+        Some(canonical(&noisy_graph(&graph.pruned(), &s.numbers, 0.0, 0).ok()?))
+    };
+    let together = |(made, own, _): &(&Instance, Sides, Vec<RefTensor>)| {
+        let other = sides(changed, made).ok()?;
+        Some((form(own)? == form(&other)?, written(own) != written(&other)))
+    };
+    let forms: Option<Vec<(bool, bool)>> = originals.iter().map(together).collect();
+    forms.is_some_and(|f| f.iter().all(|f| f.0) && f.iter().any(|f| f.1))
+}
+
+/// The right side of an instance as text.
+fn written(sides: &Sides) -> String {
+    let mut graph = sides.graph.clone();
+    graph.outputs.drain(..sides.left.len());
+    graph.pruned().to_text()
+}
+
+/// A number for each output: a hash of what it computes, so that equal graphs have equal numbers.
+fn canonical(graph: &Graph) -> Vec<u64> {
+    let mut numbers: Vec<u64> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let mut operands: Vec<Option<(u64, u32)>> =
+            node.operands.iter().map(|v| v.map(|v| (numbers[v.node.index()], v.output))).collect();
+        let name = match &node.kind {
+            NodeKind::Const(t) => format!("const {:?} {:?} {:?}", t.dtype(), t.shape(), t.bytes()),
+            NodeKind::Input { name } => format!("input {name}"),
+            NodeKind::Scalar(s) => {
+                if matches!(graph.program.scalar(*s).body, ScalarBody::Builtin(b) if b.commutes()) {
+                    operands.sort();
+                }
+                format!("scalar {s:?}")
+            }
+            NodeKind::Op { op, attrs, term } => format!("op {op:?} {attrs:?} {term:?}"),
+        };
+        let mut hasher = DefaultHasher::new();
+        (name, operands).hash(&mut hasher);
+        numbers.push(hasher.finish());
+    }
+    graph.outputs.iter().map(|(_, v)| numbers[v.node.index()].wrapping_add(v.output.into())).collect()
+}
+
+/// Attributes that the right side reads and that had one value in all instances.
+fn constant(rule: &Rule, instances: &[Instance]) -> Vec<String> {
+    let mut read = BTreeSet::new();
+    rule.rhs.iter().for_each(|b| attributes(b, &mut read));
+    rule.lets.iter().for_each(|(_, e)| variables(e, &mut read));
+    let always = |v: &VarId| -> Option<String> {
+        let mut values = instances.iter().filter_map(|i| i.env.attrs.values.get(v));
+        let first: &AttrValue = values.next()?;
+        let name = &rule.vars.get(v.index())?.name;
+        values.all(|o| same_value(first, o) == Some(true)).then(|| format!("`{name}` was always {}", show_attr(first)))
+    };
+    read.iter().filter_map(always).collect()
+}
+
+fn attributes(build: &Build, out: &mut BTreeSet<VarId>) {
+    match build {
+        Build::Number(e) => variables(e, out),
+        Build::Node(n) => {
+            n.attrs.iter().for_each(|e| variables(e, out));
+            n.args.iter().for_each(|a| match a {
+                BuildArg::One(b) | BuildArg::Each { element: b, .. } => attributes(b, out),
+                BuildArg::Spread(_) => {}
+            });
+        }
+        Build::Else(_, b) | Build::Frozen(b) => attributes(b, out),
+        Build::If(c, a, b) => {
+            variables(c, out);
+            attributes(a, out);
+            attributes(b, out);
+        }
+        Build::Var(_) | Build::Absent => {}
+    }
+}
+
+fn variables(e: &AExpr, out: &mut BTreeSet<VarId>) {
+    match e {
+        AExpr::Var(v) => drop(out.insert(*v)),
+        AExpr::Binary(_, a, b) | AExpr::Index(a, b) => [a, b].into_iter().for_each(|e| variables(e, out)),
+        AExpr::Neg(a) | AExpr::Not(a) | AExpr::Spread(a) => variables(a, out),
+        AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|e| variables(e, out)),
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|e| variables(e, out)),
+        AExpr::Comprehension { element, over, .. } => [element, over].into_iter().for_each(|e| variables(e, out)),
+        AExpr::Value(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
+    }
+}
