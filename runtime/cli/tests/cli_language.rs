@@ -143,6 +143,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("rules.hyp", 9),
         ("sketch.hyp", 2),
         ("softcap.hyp", 2),
+        ("tiled.hyp", 4),
     ];
     for (file, tests) in files {
         let o = hypatia(&["test", file], "", &folder);

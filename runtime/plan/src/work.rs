@@ -72,7 +72,7 @@ impl Step {
     /// The kind of work, in a word.
     pub fn kind(&self) -> &'static str {
         match &self.action {
-            Action::Call(CallStep { called: Called::Attention(_), .. }) => "attention",
+            Action::Call(CallStep { called: Called::Attention(_), .. }) => "tiled attention",
             Action::Gemm(_) | Action::Call(_) => "gemm",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",

@@ -53,7 +53,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
     let formula = vec![format!("out0 = softmax({formula}) in2, where acc = in0 transpose(in1)")];
     let header = Header {
         name: &kernel.name,
-        kind: "attention",
+        kind: "tiled attention",
         doc: &kernel.doc,
         formula: &formula,
         args: &args,
@@ -79,7 +79,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         safe => flag(kernel.safe),
         exponent => format!("{:?}f", (factor * std::f64::consts::LOG2_E) as f32),
         intervals => kernel.intervals,
-        bounded => kernel.inputs.iter().any(|o| o.dtype.is_float() || o.dtype == DType::Bool),
+        apart => !kernel.inputs.is_empty(),
         k_uses => uses(0),
         v_uses => uses(1),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),

@@ -140,7 +140,7 @@ fn kind(body: &Body) -> &'static str {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
         Body::Rowwise(_) => "rowwise",
         Body::Gemm(_) => "product",
-        Body::Attention(_) => "attention",
+        Body::Attention(_) => "tiled attention",
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",
         Body::Product(_) => "product",

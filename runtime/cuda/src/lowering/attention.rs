@@ -98,7 +98,7 @@ impl TiledAttention {
             views.push((format!("in{}", i + 3), view.clone()));
         }
         let kernel = AttentionKernel {
-            name: "attention".into(),
+            name: "tiled_attention".into(),
             doc: String::new(),
             dtype: q.dtype,
             head: step.head,
