@@ -59,8 +59,9 @@ pub struct Options {
     pub gpu: Option<OnGpu>,
     /// Threads of the host; 0 means one for each core.
     pub threads: usize,
-    /// Maximum number of bytes of intermediate results and outputs.
-    pub memory: usize,
+    /// Maximum number of bytes of intermediate results and outputs. By default one gibibyte on the
+    /// host, or less if the limits of the process are lower, and the device's free memory on a GPU.
+    pub memory: Option<usize>,
     /// Let a GPU round the operands of f32 products to TF32. Results then agree to about 1e-3.
     pub tf32: bool,
     /// Where verdicts on plans are cached; with `None`, every start compares again. On a GPU it is
@@ -77,7 +78,7 @@ impl Default for Options {
             check: CheckMode::Check,
             gpu: None,
             threads: 0,
-            memory: memory::budget(),
+            memory: None,
             tf32: false,
             verdicts: None,
             recheck: false,
@@ -361,7 +362,11 @@ impl Model {
     fn planner(&self, device: Device, gpu: Option<&OnGpu>) -> Planner {
         Planner {
             options: plan::Options {
-                memory: self.options.memory,
+                // A GPU refuses what exceeds its memory when the plan is loaded.
+                memory: self.options.memory.unwrap_or(match device.is_host() {
+                    true => memory::budget(),
+                    false => isize::MAX as usize,
+                }),
                 tf32: self.options.tf32,
                 allowed: self.options.optimize.allowed(),
                 ..plan::Options::new(device)
@@ -655,7 +660,7 @@ mod tests {
         let no_rules = |optimize: optimize::Options| optimize::Options { no_rules: true, ..optimize };
         let plain = Options { threads: 2, ..Options::default() };
         let changed = Options { optimize: no_rules(plain.optimize.clone()), ..plain.clone() };
-        let more = Options { memory: plain.memory / 2, ..plain.clone() };
+        let more = Options { memory: Some(memory::budget() / 2), ..plain.clone() };
         for (what, device, options, given, used) in [
             ("the same", Device::cpu(), &plain, &inputs[..], true),
             ("other sizes", Device::cpu(), &plain, &others[..], false),

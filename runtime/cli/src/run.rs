@@ -79,7 +79,7 @@ pub struct Run {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
     /// Memory limit for intermediate results and outputs, in MiB; a model that needs more is
-    /// refused. By default 1024, or what the limits of the process leave.
+    /// refused. By default 1024, or what the limits of the process leave; on a GPU its free memory.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     memory: Option<u32>,
     /// Also print the plan.
@@ -144,7 +144,7 @@ impl Run {
         let program = library::load(&self.rules)?;
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
         if let Some(mib) = self.memory {
-            options.memory = (mib as usize).saturating_mul(1 << 20);
+            options.memory = Some((mib as usize).saturating_mul(1 << 20));
         }
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(&program, &mut options.optimize)?;

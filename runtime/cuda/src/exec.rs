@@ -27,7 +27,7 @@ use super::submit::{SideStreams, submit};
 use super::tune::Tuner;
 use super::{nvtx, pointer_arrays};
 use crate::tuning::PACKED;
-use hypatia_plan::{Note, Plan, Storage, View};
+use hypatia_plan::{Note, Plan, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -203,7 +203,7 @@ impl Executor {
         let bytes: Vec<usize> =
             self.plan.inputs.iter().map(|i| i.shape.iter().product::<usize>() * i.dtype.size()).collect();
         let inputs = bytes.iter().map(|b| DeviceMemory::new(&stream, *b)).collect::<Result<Vec<_>>>()?;
-        let arena = DeviceMemory::new(&stream, self.plan.arena)?;
+        let arena = DeviceMemory::new(&stream, self.plan.arena).map_err(|e| self.too_much(e))?;
         let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
         let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
         let calls = self.launches.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, l)| l.calls()).max();
@@ -211,6 +211,21 @@ impl Executor {
         let mut instance = Instance { graph: Graph::empty(), stream, inputs, arena, workspace, staging, sides };
         instance.graph = self.capture(&instance)?;
         Ok(instance)
+    }
+
+    /// The error for an arena that the device cannot hold, with the largest result in it.
+    fn too_much(&self, error: Error) -> Error {
+        let Error::Device(why) = error else { return error };
+        let bytes = |step: &Step| step.writes.iter().map(|w| w.len() * w.dtype.size()).max().unwrap_or(0);
+        match self.plan.steps.iter().max_by_key(|s| bytes(s)) {
+            Some(step) => Error::Device(format!(
+                "{why}: intermediate results need {} MiB of the device's memory; the largest is of step `{}`, {} MiB",
+                self.plan.arena.div_ceil(1 << 20),
+                step.name,
+                bytes(step).div_ceil(1 << 20)
+            )),
+            None => Error::Device(why),
+        }
     }
 
     fn bases(&self, instance: &Instance) -> Bases {

@@ -94,7 +94,7 @@ fn f32_keeps_its_limit_on_a_gpu() {
     assert_eq!(tests.len(), CASES);
     let options = Options {
         check: CheckMode::Off,
-        memory: usize::MAX,
+        memory: Some(usize::MAX),
         ..Options::default().on(gpu, Tuner::forgetful(Duration::ZERO))
     };
     let options = Options { verdicts: None, ..options };

@@ -112,7 +112,7 @@ fn load(bench: &Bench, path: Option<&Path>) -> Result<(Arc<Program>, Vec<Test>)>
 pub(super) fn run(bench: &Bench, path: Option<&Path>, global: &Global) -> Result<Exit> {
     let (program, tests) = load(bench, path)?;
     let (mut options, notes) = bench.options(&program)?;
-    options.memory = usize::MAX;
+    options.memory = Some(usize::MAX);
     notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
     let mut rows = Vec::new();
     let width = tests.iter().map(|t| t.name.chars().count()).max().unwrap_or(0).max(NARROWEST);
