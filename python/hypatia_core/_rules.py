@@ -185,7 +185,7 @@ class Entry:
     name: str
     """Its name."""
     status: str
-    """``verified``, ``false`` or ``not_exercised``."""
+    """``verified``, ``false``, ``vacuous`` or ``not_exercised``."""
     cases: int
     """The number of compared instances."""
     message: str
@@ -220,7 +220,7 @@ class Verification:
 
     @property
     def failures(self) -> list[Entry]:
-        """The declarations that are false or were not exercised."""
+        """The declarations that are false, vacuous or were not exercised."""
         return [e for e in self.entries if e.status != "verified"]
 
     def __bool__(self) -> bool:
@@ -234,7 +234,8 @@ class Verification:
     def __repr__(self) -> str:
         """Count the outcomes."""
         d = self.data
-        return f"Verification({d['verified']} verified, {d['false']} false, {d['not_exercised']} not exercised)"
+        counts = [f"{d[word]} {word.replace('_', ' ')}" for word in ("verified", "false", "vacuous", "not_exercised")]
+        return f"Verification({', '.join(counts)})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -255,7 +256,7 @@ def verify(rules: Rules, cases: int = 100, seed: int = 0) -> Verification:
     ... ''')
     >>> result = hyp.verify(wrong, cases=20)
     >>> result
-    Verification(0 verified, 1 false, 0 not exercised)
+    Verification(0 verified, 1 false, 0 vacuous, 0 not exercised)
     >>> "expect equal" in result.failures[0].counterexample
     True
     """
