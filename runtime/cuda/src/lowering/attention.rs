@@ -10,9 +10,9 @@ use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::instances::Body;
 
-use super::Work;
 use super::intervals::{self, Interval, Mask};
 use super::map_shape::MapShape;
+use super::{Work, fastest_first};
 use hypatia_plan::{AttentionStep, Plan, Storage, View, collapse};
 
 /// Bytes of keys and values that stay in the L2 cache, beside what else is in it.
@@ -144,10 +144,7 @@ impl TiledAttention {
     /// device with that many multiprocessors.
     pub fn plausible(&self, tilings: &[AttentionTiling], multiprocessors: usize) -> Vec<AttentionTiling> {
         let fits = |t: &&AttentionTiling| AttentionKernel { tiling: **t, ..self.kernel.clone() }.stages().is_some();
-        let mut found: Vec<(f64, AttentionTiling)> =
-            tilings.iter().filter(fits).map(|t| (self.cycles(t, multiprocessors), *t)).collect();
-        found.sort_by(|x, y| x.0.total_cmp(&y.0));
-        found.into_iter().map(|(_, t)| t).collect()
+        fastest_first(tilings.iter().filter(fits).copied(), |t| self.cycles(t, multiprocessors))
     }
 
     /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.

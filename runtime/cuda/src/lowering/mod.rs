@@ -62,6 +62,13 @@ impl Work {
     }
 }
 
+/// Tilings in the order of their predicted time.
+fn fastest_first<T: Copy>(tilings: impl Iterator<Item = T>, cycles: impl Fn(&T) -> f64) -> Vec<T> {
+    let mut found: Vec<(f64, T)> = tilings.map(|t| (cycles(&t), t)).collect();
+    found.sort_by(|x, y| x.0.total_cmp(&y.0));
+    found.into_iter().map(|(_, t)| t).collect()
+}
+
 /// The kernels of a step and their work, in launch order; empty for floating-point products and
 /// convolutions.
 pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {

@@ -9,8 +9,8 @@ use hypatia_dsl::kernel::{Access, GemmKernel, Operand, Tiling};
 use hypatia_dsl::scalar::Term;
 use hypatia_templates::instances::Body;
 
-use super::Work;
 use super::map_shape::MapShape;
+use super::{Work, fastest_first};
 use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
 
 /// A product that tiles can compute in place.
@@ -128,10 +128,7 @@ impl TiledProduct {
     /// device with that many multiprocessors.
     pub fn plausible(&self, tilings: &[Tiling], multiprocessors: usize) -> Vec<Tiling> {
         let fits = |t: &&Tiling| GemmKernel { tiling: **t, ..self.kernel.clone() }.stages().is_some();
-        let mut found: Vec<(f64, Tiling)> =
-            tilings.iter().filter(fits).map(|t| (self.cycles(t, multiprocessors), *t)).collect();
-        found.sort_by(|x, y| x.0.total_cmp(&y.0));
-        found.into_iter().map(|(_, t)| t).collect()
+        fastest_first(tilings.iter().filter(fits).copied(), |t| self.cycles(t, multiprocessors))
     }
 
     /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.
