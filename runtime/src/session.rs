@@ -35,8 +35,10 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::memory;
 use hypatia_tensor::tensor::Tensor;
 
-use crate::compare::no_less_precise;
-pub use crate::compare::{Comparison, Loosened, Tolerance};
+use crate::compare::of_outputs;
+pub use crate::compare::{Loosened, loosened};
+use hypatia_tensor::compare::no_less_precise;
+pub use hypatia_tensor::compare::{Comparison, Tolerance};
 
 /// How much a new plan is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -399,7 +401,7 @@ impl Model {
 
     /// How far an output may differ from its reference, for each output: see [`crate::compare`].
     pub fn tolerances(&self) -> Vec<Tolerance> {
-        let mut tolerances = Tolerance::of_outputs(&self.graph);
+        let mut tolerances = of_outputs(&self.graph);
         if self.options.tf32 && self.options.gpu.is_some() {
             // TF32 keeps as many bits as f16 does.
             let coarse = Tolerance::of(DType::F16, 1).rtol;

@@ -80,6 +80,8 @@ pub enum Kind {
     Choice,
     /// A verdict on a plan.
     Verdict,
+    /// A verdict on a kernel of the user's own.
+    Trial,
 }
 
 impl Kind {
@@ -89,6 +91,7 @@ impl Kind {
             Kind::Cubin => "cubin",
             Kind::Choice => "choice",
             Kind::Verdict => "verdict",
+            Kind::Trial => "trial",
         }
     }
 }

@@ -190,6 +190,7 @@ pub fn notes_after_run(gpu: Option<&OnGpu>) -> Vec<String> {
             was chosen"
             )
         }));
+        notes.extend(tuner.trials().notes());
         let guessed = tuner.counts().guessed;
         if guessed > 0 {
             notes.push(format!(

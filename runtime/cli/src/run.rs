@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, Tolerance};
+use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, loosened};
 use hypatia_cuda::nvtx;
 use hypatia_cuda::tuner::Effort;
 use hypatia_graph::NodeKind;
@@ -267,7 +267,7 @@ impl Run {
         // A tolerance given by the caller is never loosened.
         let loosened = match self.rtol {
             Some(_) => vec![None; checks.len()],
-            None => Tolerance::loosened(model.graph()),
+            None => loosened(model.graph()),
         };
         let timed = nvtx::range("with rules");
         let (after, runs) = median(|| compiled.executor.run(&ordered))?;

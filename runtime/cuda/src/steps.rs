@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::ir::{Backend, Program};
+use hypatia_dsl::ir::{Backend, Kernel, Program};
 use hypatia_dsl::parallel::side_by_side;
 use hypatia_templates::cuda::{self, Arg, ArgRole, CudaSource, Entry, PointTarget, RowTarget};
 
@@ -21,7 +21,7 @@ use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
 use super::memory::DeviceMemory;
 use super::tiled::{self, Tilings};
 use super::tune::{self, Tuner, footprint};
-use super::{fallback, gemm, weight_layout};
+use super::{fallback, gemm, trial, weight_layout};
 use crate::lowering::{Work, step_kernels};
 use crate::tuner::Effort;
 use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View};
@@ -236,15 +236,23 @@ fn finish_tiled(
     tuner: &mut Tuner,
 ) -> Result<Vec<Launch>> {
     let lost = || Error::Internal("a module was lost".into());
-    let mut variants: Vec<Vec<Launch>> = Vec::new();
+    let mut tilings = tilings;
+    let mut loaded = Vec::new();
     for (_, source, work) in tilings.iter().flat_map(|t| &t.variants) {
         let module = finished.modules.next().ok_or_else(lost)?;
-        variants.push(vec![kernel_launch(gpu, plan, step, &module, (source, work))?]);
+        loaded.push(kernel_launch(gpu, plan, step, &module, (source, work)));
     }
     let mut launches = Vec::new();
     for launch in pending {
         launches.extend(finish(gpu, plan, launch, finished, tuner)?);
     }
+    let template = tiled::kernel(plan, step).filter(|k| tiled::is_template(k));
+    let mut variants: Vec<Vec<Launch>> = match (template, &mut tilings) {
+        (Some(kernel), Some(tilings)) => {
+            tried(gpu, plan, (step, kernel), (tilings, loaded), &mut launches, tuner).map_err(|e| in_step(e, step))?
+        }
+        _ => loaded.into_iter().map(|launch| Ok(vec![launch?])).collect::<Result<_>>()?,
+    };
     variants.push(launches);
     let chosen = match &tilings {
         Some(tilings) => tilings.choose(gpu, tuner, || fallback::time(gpu, plan, step, &mut variants)),
@@ -254,14 +262,46 @@ fn finish_tiled(
     Ok(variants.swap_remove(at))
 }
 
+/// The launches of a user's template that passed their trial. If one failed, the kernel is in
+/// quarantine, and there are none.
+fn tried(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    (step, kernel): (&Step, &Kernel),
+    (tilings, loaded): (&mut Tilings, Vec<Result<Launch>>),
+    fallback: &mut [Launch],
+    tuner: &mut Tuner,
+) -> Result<Vec<Vec<Launch>>> {
+    let Action::Call(call) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
+    let mut variants = Vec::new();
+    for (variant, launch) in std::mem::take(&mut tilings.variants).into_iter().zip(loaded) {
+        let launch = match launch {
+            Ok(launch) => launch,
+            Err(e) => {
+                tuner.trials_mut().fail(kernel, gpu.name(), format!("cannot be loaded: {e}"));
+                break;
+            }
+        };
+        let trials = tuner.trials_mut();
+        if trial::passes(gpu, plan, (step, call, kernel), (&variant.1, &launch), fallback, trials)? {
+            variants.push(vec![launch]);
+            tilings.variants.push(variant);
+        }
+    }
+    if tuner.trials_mut().quarantined(kernel, gpu.name()).is_some() {
+        tilings.variants.clear();
+        variants.clear();
+    }
+    Ok(variants)
+}
+
 /// Finds the tilings of a tiled product that are compiled.
-fn tilings(gpu: &Gpu, plan: &Plan, launch: &mut PendingLaunch<'_>, tuner: &Tuner) -> Result<()> {
-    if let PendingLaunch::Tiled(step, tilings, _) = launch
-        && let (Action::Call(call), Some(kernel)) = (&step.action, tiled::kernel(plan, step))
-    {
+fn tilings(gpu: &Gpu, plan: &Plan, launch: &mut PendingLaunch<'_>, tuner: &mut Tuner) -> Result<()> {
+    let PendingLaunch::Tiled(step, tilings, fallback) = launch else { return Ok(()) };
+    if let (Action::Call(call), Some(kernel)) = (&step.action, tiled::kernel(plan, step)) {
         *tilings = Tilings::of(gpu, plan, (step, call, kernel), tuner).map_err(|error| in_step(error, step))?;
     }
-    Ok(())
+    fallback.iter_mut().try_for_each(|launch| self::tilings(gpu, plan, launch, tuner))
 }
 
 fn kernel_launch(
@@ -276,7 +316,8 @@ fn kernel_launch(
     let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
     let pointer = |arg: &Arg| operand(step, work, arg).map(|v| Location::of(plan, v));
     let arguments = arguments(source, work, &uploaded(gpu, work)?, &pointer)?;
-    Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, [grid, block], arguments)?))
+    let shared = work.declared.as_ref().map_or(geometry.shared(), |d| d.shared);
+    Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, ([grid, block], shared), arguments)?))
 }
 
 /// Memory of the device with the integers that a launch reads.

@@ -48,16 +48,16 @@ const IMPOSSIBLE: Cost = u64::MAX / 2;
 /// Maximum number of steps to match a kernel's epilogue.
 const KERNEL_STEPS: usize = 20_000;
 
-/// A tiled kernel's time above the library's: one part in so many, and half a launch.
-const TILED_SHARE: Cost = 32;
+/// The time of a kernel of ours above the library's: one part in so many, and half a launch.
+const TIMED_SHARE: Cost = 32;
 
 /// The kernel that stores an epilogue's result directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stored {
     /// The library's, or the host's executor.
     Library,
-    /// A tiled kernel.
-    Tiled,
+    /// A kernel that is timed beside its fallback.
+    Timed,
 }
 
 /// The work of one node.
@@ -102,14 +102,22 @@ impl CostModel {
         let epilogues = all.filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
         let epilogues = epilogues.map(|(i, k)| (KernelPattern::of(program, k), KernelId(i as u32))).collect();
         let implemented = |op: OpId| {
-            // A tiled kernel of an op with a body is attention, which has parts.
-            let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_) | Backend::Tiled);
+            // The parts of an op with such a kernel must not be that op again.
+            let parts = |k: &Kernel| {
+                matches!(k.backend, Backend::Composed | Backend::Cublaslt(_)) || k.backend.is_timed()
+            };
             // A kernel that cannot be generated would run as the parts of its body.
             let generated = |k: &Kernel| k.not_generated.is_none();
             // Guards that only ask about the device.
             let asked = CandidateFacts { operands: &[], known: &|_| None, device };
             let refuted = |g: &AExpr| typing::eval_guard(g, &Bindings::default(), &asked) == Some(false);
-            let possible = |k: &Kernel| k.backend != Backend::Tiled || !k.requires.iter().any(refuted);
+            let possible = |k: &Kernel| match k.backend {
+                Backend::Tiled => !k.requires.iter().any(refuted),
+                Backend::Template(_) => {
+                    !device.is_host() && k.can_be_planned() && !k.requires.iter().any(refuted)
+                }
+                _ => true,
+            };
             let kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
             let mut kernels = kernels.filter(|k| possible(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
@@ -248,7 +256,7 @@ impl CostModel {
             cost = cost.saturating_add(match self.implements_term(egraph, class, node, op, term) {
                 Some(Stored::Library) => 0,
                 // Less tuned than the library's kernels.
-                Some(Stored::Tiled) => cost / TILED_SHARE + picoseconds(self.device.launch / 2.0),
+                Some(Stored::Timed) => cost / TIMED_SHARE + picoseconds(self.device.launch / 2.0),
                 // The product stores its accumulator, and a second kernel reads it back.
                 None => {
                     let accumulator = elements(out) * dtype.compute().size() as f64;
@@ -328,12 +336,12 @@ impl CostModel {
                 },
             )
         };
-        let tiled = |id: KernelId| self.program.kernels[id.index()].backend == Backend::Tiled;
-        let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, id)| tiled(*id));
+        let timed = |id: KernelId| self.program.kernels[id.index()].backend.is_timed();
+        let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, id)| timed(*id));
         let any = |list: &[&(KernelPattern, KernelId)]| list.iter().copied().any(fits);
         match () {
             () if any(&closed) => Some(Stored::Library),
-            () if any(&open) => Some(Stored::Tiled),
+            () if any(&open) => Some(Stored::Timed),
             () => None,
         }
     }

@@ -5,8 +5,9 @@
 //! calls this module too, for nodes of the e-graph. Invariant: a kernel is listed only if its
 //! pattern matches the extracted term (modulo commutativity and association) and no guard of it is
 //! known to be false; unknown guards are left to the planner. The order of kernels in a file
-//! implies no preference. Until measurements decide, a kernel with a fixed epilogue comes before an
-//! open one, which computes any epilogue.
+//! implies no preference. Kernels from users' templates come first: they are timed beside what
+//! follows. Then, until measurements decide, a kernel with a fixed epilogue comes before an open
+//! one, which computes any epilogue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -84,17 +85,16 @@ pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
     }
 }
 
-/// The pattern of a kernel that stores an epilogue. `None` for kernels made by a user's template:
-/// they are not measured, so their declaration alone is not enough.
+/// The pattern of a kernel that stores an epilogue.
 pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k NodePat> {
     let n = node_pattern(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
-    (stores_epilogues(&kernel.backend) && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
+    (stores_epilogues(kernel) && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
 }
 
-/// Whether kernels of a product with that backend are listed.
-fn stores_epilogues(backend: &Backend) -> bool {
-    matches!(backend, Backend::Cublaslt(_) | Backend::Tiled)
+/// Whether a kernel of a product may be listed.
+fn stores_epilogues(kernel: &Kernel) -> bool {
+    matches!(kernel.backend, Backend::Cublaslt(_) | Backend::Tiled | Backend::Template(_)) && kernel.can_be_planned()
 }
 
 /// True unless a kernel is refuted: by a guard, or because it claims only an approximation for the
@@ -214,9 +214,13 @@ impl Chooser<'_> {
             kernels.filter_map(|k| declared(k).map(|m| self.candidate(way.clone(), m))).collect()
         };
         let mut list = Vec::new();
+        if !self.device.is_host() {
+            list = listed(Way::Call, &|b| matches!(b, Backend::Template(_)));
+            list.retain(|c| c.kernel().is_some_and(|k| program.kernels[k.index()].can_be_planned()));
+        }
         if !calls(program, op).is_empty() {
             if !self.device.is_host() {
-                list = listed(Way::Call, &|b| matches!(b, Backend::Cublaslt(_)));
+                list.extend(listed(Way::Call, &|b| matches!(b, Backend::Cublaslt(_))));
             }
             list.push(Candidate { way: Way::Parts(parts(self.node)?), matched: None });
             return Ok(list);
@@ -233,8 +237,11 @@ impl Chooser<'_> {
                 false => list.push(Candidate { way: Way::Parts(parts), matched: None }),
             }
         }
+        let is_timed = !list.is_empty();
         list.extend(listed(Way::Rowwise, &|b| *b == Backend::Rowwise));
-        list.push(Candidate { way: Way::Body, matched: None });
+        // What a template's kernel is timed beside is as fast as we can make it.
+        let last = if is_timed { Way::Parts(parts(self.node)?) } else { Way::Body };
+        list.push(Candidate { way: last, matched: None });
         Ok(list)
     }
 
@@ -295,8 +302,8 @@ impl Products<'_> {
             let mut head = term.clone();
             head.roots = vec![TermId(at as u32)];
             let head = prune(&head);
-            // A tiled kernel computes the whole epilogue or nothing.
-            let library = |m: &Matched| program.kernels[m.kernel.index()].backend != Backend::Tiled;
+            // A kernel that is timed computes the whole epilogue or nothing.
+            let library = |m: &Matched| !program.kernels[m.kernel.index()].backend.is_timed();
             for matched in self.kernels(&head, between).into_iter().filter(library) {
                 let split = Split { head: head.clone(), rest: rest.clone(), between };
                 list.push(self.of.candidate(Way::Split(split), matched));
@@ -306,7 +313,8 @@ impl Products<'_> {
         list
     }
 
-    /// The kernels that store such a term in that type, those with a fixed epilogue first.
+    /// The kernels that store such a term in that type: users' templates first, since their author
+    /// wants them tried; then those with a fixed epilogue.
     fn kernels(&self, term: &Term, out: DType) -> Vec<Matched> {
         let program = &self.of.graph.program;
         let Some(gemm) = program.builtin_op(BuiltinOp::Gemm) else { return Vec::new() };
@@ -315,7 +323,10 @@ impl Products<'_> {
         let kernels = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
         let matched = |(i, _)| application.matched(KernelId(i as u32), Some(self.product.from));
         let mut found: Vec<Matched> = kernels.filter_map(matched).collect();
-        found.sort_by_key(|m| !program.kernels[m.kernel.index()].closed);
+        found.sort_by_key(|m| {
+            let kernel = &program.kernels[m.kernel.index()];
+            (!matches!(kernel.backend, Backend::Template(_)), !kernel.closed)
+        });
         found
     }
 }

@@ -6,9 +6,11 @@
 //! and compiled once; arguments have their names from the source.
 
 pub mod attention;
+mod batched;
 mod intervals;
 mod irregular;
 pub mod map_shape;
+pub mod template;
 pub mod tiled;
 
 use hypatia_dsl::dtype::DType;
@@ -19,7 +21,7 @@ use hypatia_dsl::kernel::{
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::instances::Body;
 
-use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
+use hypatia_plan::{Action, DeclaredLaunch, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
 
 /// The work of a kernel, without its pointers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,6 +41,8 @@ pub struct Work {
     pub maps: Vec<(String, map_shape::MapShape)>,
     /// Integers that the kernel reads from memory, by argument.
     pub data: Vec<(String, Vec<i32>)>,
+    /// The launch, if the kernel declares it itself.
+    pub declared: Option<DeclaredLaunch>,
 }
 
 impl Work {

@@ -288,7 +288,7 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile>
     let (step, e) = attention_step(plan)?;
     tiled_attention(plan)?.tiled(tiling)?;
     let kernel = tiled::kernel(plan, step).unwrap();
-    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &Tuner::forgetful(Duration::ZERO)).unwrap()?;
+    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &mut Tuner::forgetful(Duration::ZERO)).unwrap()?;
     let mut file = TuningFile::default();
     file.insert(Choice {
         machine: machine(gpu),

@@ -176,7 +176,7 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: Tiling) -> Option<TuningFile> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;
-    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &Tuner::forgetful(Duration::ZERO)).unwrap().unwrap();
+    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &mut Tuner::forgetful(Duration::ZERO)).unwrap().unwrap();
     let mut file = TuningFile::default();
     file.insert(Choice {
         machine: machine(gpu),

@@ -44,7 +44,7 @@ pub enum Way {
     Whole,
     /// A product with a part of its epilogue, then a pointwise pass over its result for the rest.
     Split(Split),
-    /// One launch for the whole op: a library call, or a tiled kernel.
+    /// One launch for the whole op: a library call, a tiled kernel, or a user's template.
     Call,
     /// One row-wise kernel.
     Rowwise,
@@ -155,8 +155,8 @@ impl Candidate {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
         match backend {
             Some(Backend::Cublaslt(name)) => Form::named(name).is_some_and(Form::is_tried),
-            Some(Backend::Tiled) => true,
-            _ => false,
+            Some(backend) => backend.is_timed(),
+            None => false,
         }
     }
 
@@ -168,6 +168,7 @@ impl Candidate {
             Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
             Some(Backend::Tiled) if matches!(self.way, Way::Call) => "tiled attention".to_string(),
             Some(Backend::Tiled) => "tiled product".to_string(),
+            Some(Backend::Template(_)) => format!("template {}", kernel.map_or("", |(k, _)| &k.name)),
             Some(_) if matches!(self.way, Way::Rowwise) => "row-wise".to_string(),
             Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),
             None => "product".to_string(),

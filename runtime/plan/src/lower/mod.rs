@@ -28,7 +28,10 @@ use crate::prepare::{self, Prepared};
 use crate::rows::Rows;
 use crate::view::{View, collapse, row_major};
 use crate::wrapping::wrap_integers;
-use crate::{Action, Buffer, BufferId, Called, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage};
+use crate::{
+    Action, Buffer, BufferId, Called, DeclaredLaunch, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage,
+    TemplateStep,
+};
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{
     Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Value, Way, builtin, cluster, is_pointwise,
@@ -480,21 +483,48 @@ impl Lower<'_> {
                 reads && m.holds(&program, &|i| known.get(i).cloned(), &device)
             })
         };
-        let first = listed.iter().find(fits).unwrap_or(&last);
-        let whole = matches!(first.way, Way::Whole);
-        let Some(kernel) = first.kernel().filter(|_| whole && first.is_tried(&program)) else {
-            return self.chosen(name, first, step, (views, copied), out);
+        let fitting: Vec<&Candidate> = listed.iter().filter(fits).chain([&last]).collect();
+        self.first_of(name, &fitting, step, ((views, copied), &known), out)
+    }
+
+    /// A product with the first of these candidates. Behind one that may be missing or slower
+    /// stands, as its fallback, the next one that is another kind of launch.
+    fn first_of(
+        &mut self,
+        name: &str,
+        candidates: &[&Candidate],
+        step: GemmStep,
+        ((views, copied), known): ((Vec<View>, [bool; 2]), &[Known]),
+        out: View,
+    ) -> Result<()> {
+        let Some((first, rest)) = candidates.split_first() else {
+            return Err(Error::Internal("a product without a candidate".into()));
         };
-        let sure = listed.iter().filter(|c| !c.is_tried(&program)).find(fits).unwrap_or(&last);
+        let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
+        let tried = first.matched.as_ref().filter(|_| matches!(first.way, Way::Whole) && first.is_tried(&program));
+        let Some(matched) = tried else { return self.chosen(name, first, step, (views, copied), out) };
+        let kernel = &program.kernels[matched.kernel.index()];
+        let called = match kernel.backend {
+            Backend::Template(_) => {
+                let launches = DeclaredLaunch::all(kernel, matched, &|i| known.get(i).cloned(), &device);
+                if launches.is_empty() {
+                    return self.first_of(name, rest, step, ((views, copied), known), out);
+                }
+                Called::Template(TemplateStep { product: Some(step.clone()), attrs: Vec::new(), launches })
+            }
+            Backend::Tiled => Called::Product(step.clone()),
+            // A library call has its epilogue from the kernel's name.
+            _ => Called::Product(GemmStep { term: plain(), ..step.clone() }),
+        };
+        let template = matches!(kernel.backend, Backend::Template(_));
+        let next = rest.iter().copied().filter(|c| template || !c.is_tried(&program));
+        let next: Vec<&Candidate> = next.collect();
         let first = self.plan.steps.len();
         let kept = self.copies.clone();
-        self.chosen(name, sure, step.clone(), (views.clone(), copied), out.clone())?;
+        self.first_of(name, &next, step, ((views.clone(), copied), known), out.clone())?;
         let fallback = self.plan.steps.split_off(first);
         self.copies = kept;
-        // A library call has its epilogue from the kernel's name.
-        let tiled = program.kernels[kernel.index()].backend == Backend::Tiled;
-        let product = if tiled { step } else { GemmStep { term: plain(), ..step } };
-        self.call_or_fallback(name, Some(kernel), Called::Product(product), views, vec![out], fallback);
+        self.call_or_fallback(name, Some(matched.kernel), called, views, vec![out], fallback);
         Ok(())
     }
 
