@@ -267,16 +267,20 @@ impl CostModel {
             && self.calls[op.index()].iter().any(|id| {
                 let kernel = &self.program.kernels[id.index()];
                 let Some(pattern) = kernels::node_pattern(&kernel.pattern) else { return false };
-                let mut slots = vec![Binding::Unbound; kernel.vars.len()];
+                let mut bindings = vec![Binding::Unbound; kernel.vars.len()];
                 let fits = pattern.args.iter().zip(&node.children).all(|(pat, child)| {
                     let absent = egraph[*child].data.sort == Sort::Absent;
                     if let Pat::Var(v) = pat {
-                        slots[v.index()] = Binding::Class(egraph.find(*child));
+                        bindings[v.index()] = Binding::Class(egraph.find(*child));
                     }
                     matches!(pat, Pat::Optional(_)) || absent == (*pat == Pat::Absent)
                 });
-                let facts =
-                    MatchFacts { egraph, slots: &slots, device: Some(&self.device), candidate: Candidate::none() };
+                let facts = MatchFacts {
+                    egraph,
+                    bindings: &bindings,
+                    device: Some(&self.device),
+                    candidate: Candidate::none(),
+                };
                 fits && kernels::permits(kernel, dtype, &Bindings::default(), &facts)
             })
     }
@@ -306,27 +310,27 @@ impl CostModel {
             if pattern.head != Head::Op(op) {
                 return false;
             }
-            let mut slots = vec![Binding::Unbound; kernel.vars.len()];
+            let mut bindings = vec![Binding::Unbound; kernel.vars.len()];
             let mut term_pat = None;
             for (pat, child) in pattern.args.iter().zip(&node.children) {
                 match (pat, *child == term) {
                     (pat, true) => term_pat = Some(pat),
-                    (Pat::Var(v), false) => slots[v.index()] = Binding::Class(egraph.find(*child)),
+                    (Pat::Var(v), false) => bindings[v.index()] = Binding::Class(egraph.find(*child)),
                     _ => {}
                 }
             }
             let Some(term_pat) = term_pat else { return false };
-            match_term(egraph, &prepared.search(), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
-                |m| {
+            match_term(egraph, &prepared.search(), term_pat, egraph.find(term), class, &bindings, KERNEL_STEPS)
+                .iter()
+                .any(|m| {
                     let facts = MatchFacts {
                         egraph,
-                        slots: &m.slots,
+                        bindings: &m.bindings,
                         device: Some(&self.device),
                         candidate: Candidate::none(),
                     };
                     kernels::permits(kernel, dtype, &m.values, &facts)
-                },
-            )
+                })
         };
         let tiled = |id: KernelId| self.program.kernels[id.index()].backend == Backend::Tiled;
         let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, id)| tiled(*id));

@@ -126,7 +126,7 @@ type Deferred<'r, 'e> = (&'r AExpr, Attribute<'r, 'e>);
 struct Matcher<'r, 'e, 'f, H: Host> {
     host: &'e H,
     what: &'r Searchable<'r>,
-    slots: Vec<Binding>,
+    bindings: Vec<Binding>,
     values: Bindings,
     roots: Vec<Id>,
     nodes: Vec<&'e Node>,
@@ -149,7 +149,7 @@ struct Matcher<'r, 'e, 'f, H: Host> {
 /// The bindings of a match, in the form the matcher holds them.
 struct MatchState<'m> {
     roots: &'m [Id],
-    slots: &'m [Binding],
+    bindings: &'m [Binding],
     values: &'m Bindings,
     nodes: &'m [&'m Node],
     virtual_sums: &'m [VirtualSum],
@@ -160,8 +160,8 @@ impl MatchState<'_> {
         Match {
             roots: self.roots.to_vec(),
             // Variables that only other alternatives bind are absent.
-            slots: self
-                .slots
+            bindings: self
+                .bindings
                 .iter()
                 .map(|s| if *s == Binding::Unbound { Binding::Absent } else { s.clone() })
                 .collect(),
@@ -201,8 +201,8 @@ pub fn search(
         }
         if matches.len() >= limits.matches { ControlFlow::Break(()) } else { ON }
     };
-    let slots = vec![Binding::Unbound; what.rule.vars.len()];
-    let mut matcher = Matcher::new(egraph, what, slots, limits.steps, &mut emit);
+    let bindings = vec![Binding::Unbound; what.rule.vars.len()];
+    let mut matcher = Matcher::new(egraph, what, bindings, limits.steps, &mut emit);
     matcher.probe = probe;
     let mut found = SearchResult::default();
     for i in 0..n {
@@ -227,7 +227,7 @@ pub fn match_term(
     pat: &Pat,
     class: Id,
     of: Id,
-    slots: &[Binding],
+    bindings: &[Binding],
     steps: usize,
 ) -> Vec<Match> {
     let view = View::plain(egraph);
@@ -236,7 +236,7 @@ pub fn match_term(
         found.push(m.to_match());
         ON
     };
-    let mut matcher = Matcher::new(&view, what, slots.to_vec(), steps, &mut emit);
+    let mut matcher = Matcher::new(&view, what, bindings.to_vec(), steps, &mut emit);
     matcher.roots = vec![of; what.rule.lhs.len()];
     let goals = matcher.push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None);
     let _ = matcher.solve(goals);
@@ -250,8 +250,8 @@ pub fn match_at<H: Host>(host: &H, what: &Searchable<'_>, value: Id, steps: usiz
         found.push(m.to_match());
         ON
     };
-    let slots = vec![Binding::Unbound; what.rule.vars.len()];
-    let _ = Matcher::new(host, what, slots, steps, &mut emit).root(value);
+    let bindings = vec![Binding::Unbound; what.rule.vars.len()];
+    let _ = Matcher::new(host, what, bindings, steps, &mut emit).root(value);
     found
 }
 
@@ -293,14 +293,14 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
     fn new(
         host: &'e H,
         what: &'r Searchable<'r>,
-        slots: Vec<Binding>,
+        bindings: Vec<Binding>,
         limit: usize,
         emit: &'f mut dyn FnMut(&MatchState<'_>) -> Flow,
     ) -> Matcher<'r, 'e, 'f, H> {
         Matcher {
             host,
             what,
-            slots,
+            bindings,
             values: Bindings::default(),
             roots: Vec::new(),
             nodes: Vec::new(),
@@ -358,7 +358,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
 
     /// Facts about the present bindings.
     fn facts(&self) -> impl Facts {
-        self.host.facts(&self.slots)
+        self.host.facts(&self.bindings)
     }
 
     /// The value of an attribute expression, if the present bindings determine it.
@@ -419,7 +419,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
         (self.emit)(&MatchState {
             roots: &self.roots,
-            slots: &self.slots,
+            bindings: &self.bindings,
             values: &self.values,
             nodes: &self.nodes,
             virtual_sums: &self.virtual_sums,
@@ -499,12 +499,12 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
 
     fn bind(&mut self, var: VarId, slot: Binding, class: Id, next: Goals) -> Flow {
         let i = var.index();
-        match self.slots.get(i) {
+        match self.bindings.get(i) {
             None => ON,
             Some(Binding::Unbound) => {
-                self.slots[i] = slot;
+                self.bindings[i] = slot;
                 let flow = if self.may_be(var) { self.advance(next) } else { ON };
-                self.slots[i] = Binding::Unbound;
+                self.bindings[i] = Binding::Unbound;
                 flow
             }
             Some(bound) if *bound == slot => self.advance(next),
