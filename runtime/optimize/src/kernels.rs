@@ -26,7 +26,7 @@ use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard};
 use super::apply::implements;
 use super::matcher::applied::{Applied, Epilogue};
 use super::matcher::prepare::Prepared;
-use super::matcher::{Match, Searchable, match_at};
+use super::matcher::{Match, Searchable, application, match_at};
 use super::report::Open;
 use super::{Options, optimize};
 use hypatia_graph::{
@@ -73,21 +73,10 @@ pub(super) fn of_op(program: &Program, op: OpId, kind: impl Fn(&Backend) -> bool
     own.map(|(i, _)| KernelId(i as u32)).collect()
 }
 
-/// The application at the top of a pattern.
-pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
-    while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
-        pat = inner;
-    }
-    match pat {
-        Pat::Node(n) => Some(n),
-        _ => None,
-    }
-}
-
 /// The pattern of a kernel that stores an epilogue. `None` for kernels made by a user's template:
 /// they are not measured, so their declaration alone is not enough.
 pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k NodePat> {
-    let n = node_pattern(&kernel.pattern)?;
+    let n = application(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
     (stores_epilogues(&kernel.backend) && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
 }
@@ -396,7 +385,7 @@ impl<'a> Application<'a> {
 
 /// The variables that the epilogue of a kernel's pattern reads, and how.
 fn reads(program: &Program, kernel: &Kernel) -> Vec<(VarId, InView)> {
-    let Some(NodePat { head: Head::Op(op), args, .. }) = node_pattern(&kernel.pattern) else { return Vec::new() };
+    let Some(NodePat { head: Head::Op(op), args, .. }) = application(&kernel.pattern) else { return Vec::new() };
     let is_term = |(_, (_, param)): &(&Pat, (usize, &Param))| param.kind == ParamKind::Term;
     let term = args.iter().zip(program.op(*op).operands()).find(is_term);
     let Some((Pat::Node(epilogue), _)) = term else { return Vec::new() };

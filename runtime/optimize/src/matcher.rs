@@ -219,28 +219,39 @@ pub fn search(
     found
 }
 
-/// All matches of one pattern at a class that stands in the term of the op in class `of`, given the
-/// present bindings.
-pub fn match_term(
+/// All matches of a pattern with one application: this node of that class, whatever else the class
+/// holds.
+pub fn match_application(
     egraph: &EGraph,
     what: &Searchable<'_>,
-    pat: &Pat,
-    class: Id,
-    of: Id,
-    bindings: &[Binding],
+    (class, node): (Id, &Node),
     steps: usize,
 ) -> Vec<Match> {
+    let Some(pattern) = what.rule.lhs.first().and_then(application) else { return Vec::new() };
     let view = View::plain(egraph);
     let mut found = Vec::new();
     let mut emit = |m: &MatchState<'_>| {
         found.push(m.to_match());
         ON
     };
-    let mut matcher = Matcher::new(&view, what, bindings.to_vec(), steps, &mut emit);
-    matcher.roots = vec![of; what.rule.lhs.len()];
-    let goals = matcher.push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None);
-    let _ = matcher.solve(goals);
+    let unbound = vec![Binding::Unbound; what.rule.vars.len()];
+    let mut matcher = Matcher::new(&view, what, unbound, steps, &mut emit);
+    matcher.roots = vec![class];
+    if matcher.head_matches(pattern.head, node.payload, Position::Tensor) {
+        let _ = matcher.operands(pattern, node, class, Position::Tensor, None);
+    }
     found
+}
+
+/// The application at the top of a pattern.
+pub fn application(mut pat: &Pat) -> Option<&NodePat> {
+    while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
+        pat = inner;
+    }
+    match pat {
+        Pat::Node(n) => Some(n),
+        _ => None,
+    }
 }
 
 /// All matches at a value of a rule with one root.
