@@ -96,10 +96,10 @@ impl PrecisionPath {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use hypatia_tensor::compare::{LEAST, UNITS};
     use hypatia_dsl::shape::Dim;
     use hypatia_dsl::typing::TensorType;
     use hypatia_library as library;
+    use hypatia_tensor::compare::{LEAST, UNITS};
 
     #[test]
     fn the_least_precise_type_on_the_way_counts() {
@@ -112,8 +112,7 @@ mod tests {
         let outs = [to(&mut g, sum, DType::F32), to(&mut g, half, DType::F32), single];
         outs.iter().enumerate().for_each(|(i, v)| g.output(format!("y{i}"), *v));
         g.name_node(sum, "twice");
-        let why: Vec<Option<String>> =
-            loosened(&g).iter().map(|l| l.as_ref().map(Loosened::to_string)).collect();
+        let why: Vec<Option<String>> = loosened(&g).iter().map(|l| l.as_ref().map(Loosened::to_string)).collect();
         assert_eq!(why, [Some("tolerance loosened by f16 node `twice`".into()), None, None]);
         let rtol: Vec<f64> = of_outputs(&g).iter().map(|t| t.rtol).collect();
         // An f16 input that is widened was not computed in f16.

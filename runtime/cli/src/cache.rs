@@ -272,7 +272,8 @@ fn entries(kept: &Kept) -> Result<Vec<Entry>> {
 /// Files that remain in the folder; for a folder of entries, its content.
 fn left(folder: &Path) -> Vec<PathBuf> {
     let children = |folder: &Path| hypatia_cache::children(folder, "");
-    let store = |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict, Kind::Trial].iter().any(|k| p.ends_with(k.name()));
+    let store =
+        |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict, Kind::Trial].iter().any(|k| p.ends_with(k.name()));
     let inside = |p: PathBuf| if store(&p) { children(&p) } else { vec![p] };
     children(folder).into_iter().flat_map(inside).collect()
 }

@@ -162,7 +162,7 @@ impl DeviceOptions {
                 if let Some(file) = file {
                     let machine = machine(&gpu);
                     let fits = format!("{}: {} choices for this GPU", file.path.display(), file.fitting(&machine));
-                    notes.push(file.misfit(&machine).unwrap_or(fits));
+                    notes.push(file.mismatch(&machine).unwrap_or(fits));
                     tuner = tuner.with_file(file);
                 }
                 Ok((options.on(gpu, tuner), notes))

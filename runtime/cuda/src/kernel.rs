@@ -147,7 +147,7 @@ impl KernelLaunch {
     }
 
     /// The locations that its arguments name.
-    pub fn places(&self) -> impl Iterator<Item = &Location> {
+    pub fn locations(&self) -> impl Iterator<Item = &Location> {
         self.arguments.iter().filter_map(|a| match a {
             Argument::Address(at) | Argument::Map { at, .. } => Some(at),
             Argument::Own(_) | Argument::Size(_) | Argument::Sizes(_) => None,

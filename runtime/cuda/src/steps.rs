@@ -52,13 +52,13 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     // The host compiles kernels while the device times algorithms.
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
-        ask_ahead(gpu, plan, &pending, tuner.effort());
+        query_ahead(gpu, plan, &pending, tuner.effort());
         let mut out = Vec::new();
         let mut add = |(_, d): &(usize, PendingLaunch<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
         let products = pending.iter().try_for_each(&mut add).and_then(|()| {
             // All products get their algorithms before transposed weights are timed.
             out.iter_mut().flatten().try_for_each(|launch| match launch {
-                Launch::Product(product) => weight_layout::settle(gpu, plan, product, tuner),
+                Launch::Product(product) => weight_layout::choose(gpu, plan, product, tuner),
                 Launch::Kernel(_) | Launch::Zeros(..) => Ok(()),
             })?;
             Ok(out)
@@ -117,7 +117,7 @@ fn pending<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, PendingLaunch<'p
 }
 
 /// Asks the library about all products in advance, as [`products`] will. Errors are reported there.
-fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)], effort: Effort) {
+fn query_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)], effort: Effort) {
     fn add(plan: &Plan, launch: &PendingLaunch<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
         match launch {
             PendingLaunch::Kernel { .. } => {}
@@ -142,8 +142,8 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)]
     }
     let mut asked = Vec::new();
     pending.iter().for_each(|(_, launch)| drop(add(plan, launch, effort, &mut asked)));
-    asked.retain(|(p, _)| !p.by_addresses() || gpu.lt().version() >= ADDRESSES_FROM);
-    tune::ask_ahead(gpu, effort, &asked);
+    asked.retain(|(p, _)| !p.uses_pointer_arrays() || gpu.lt().version() >= ADDRESSES_FROM);
+    tune::query_ahead(gpu, effort, &asked);
 }
 
 /// The launches of the products, in the order in which they are finished; `None` for a call that
@@ -219,7 +219,7 @@ fn finish(
                     && product.guessed
                 {
                     choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
-                    weight_layout::settle(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
+                    weight_layout::choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
                 }
             }
             Ok(chosen)
@@ -457,7 +457,7 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
         matmul: Matmul::new(calls.product)?.scaled(scale),
         algorithms: Vec::new(),
         guessed: true,
-        calls: places(plan, step, &calls.offsets),
+        calls: locations(plan, step, &calls.offsets),
         lists: 0,
         bias: step.reads.get(2).map(|v| Location::of(plan, v)),
         aux: None,
@@ -501,7 +501,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tune
     let (epilogue, named) = (calls.product.epilogue, step.kernel.is_some());
     let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
     let stored = &writes[1..];
-    let lists = calls.product.by_addresses();
+    let lists = calls.product.uses_pointer_arrays();
     if lists && gpu.lt().version() < ADDRESSES_FROM {
         return Ok(None);
     }
@@ -522,18 +522,18 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tune
     let bias = if epilogue.stores_sums() { stored } else { read.filter(|_| epilogue.has_bias()) };
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
     let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
-    let calls = places(plan, step, &calls.offsets);
+    let calls = locations(plan, step, &calls.offsets);
     let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, transposed: None };
     Ok(Some(Launch::Product(Box::new(product))))
 }
 
 /// The locations of each call's operands.
-fn places(plan: &Plan, step: &Step, offsets: &[[isize; 3]]) -> Vec<[Location; 3]> {
-    let place = |v: &View, elements: isize| {
+fn locations(plan: &Plan, step: &Step, offsets: &[[isize; 3]]) -> Vec<[Location; 3]> {
+    let location = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);
         at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;
         at
     };
     let (a, b, d) = (&step.reads[0], &step.reads[1], &step.writes[0]);
-    offsets.iter().map(|[i, j, o]| [place(a, *i), place(b, *j), place(d, *o)]).collect()
+    offsets.iter().map(|[i, j, o]| [location(a, *i), location(b, *j), location(d, *o)]).collect()
 }

@@ -51,7 +51,9 @@ impl Tiled {
             Called::Product(g) if g.k == 0 => None,
             Called::Product(g) => TiledProduct::of(g, reads, out).map(Tiled::Product),
             Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Tiled::Attention),
-            Called::Template(t) => Some(Tiled::Template(template::variants(kernel, t, reads, &step.writes[..call.writes]))),
+            Called::Template(t) => {
+                Some(Tiled::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
+            }
         }
     }
 

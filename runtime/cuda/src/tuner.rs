@@ -84,16 +84,16 @@ impl Tuner {
     /// A tuner with the user's cache, which also stores new results.
     pub fn of_user(budget: Duration, effort: Effort) -> Tuner {
         let store = Cache::shared().as_ref().ok().map(|cache| cache.choices.clone());
-        Tuner { store, effort, trials: Trials::of_user(), ..Tuner::forgetful(budget) }
+        Tuner { store, effort, trials: Trials::of_user(), ..Tuner::without_cache(budget) }
     }
 
     /// A tuner with that store.
     pub fn with_store(store: Arc<Store>, budget: Duration, effort: Effort) -> Tuner {
-        Tuner { store: Some(store), effort, ..Tuner::forgetful(budget) }
+        Tuner { store: Some(store), effort, ..Tuner::without_cache(budget) }
     }
 
     /// A tuner that keeps results only in this process.
-    pub fn forgetful(budget: Duration) -> Tuner {
+    pub fn without_cache(budget: Duration) -> Tuner {
         Tuner {
             file: TuningFile::default(),
             store: None,

@@ -34,11 +34,11 @@ mod work;
 mod wrapping;
 
 pub use buffer::{ALIGNMENT, Buffer, BufferId, Storage};
+pub use declared::DeclaredLaunch;
 pub use lower::ScanSplit;
 pub use options::Options;
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
-pub use declared::DeclaredLaunch;
 pub use step::{
     Action, AttentionStep, CallStep, Called, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step, TemplateStep,
 };

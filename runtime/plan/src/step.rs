@@ -3,7 +3,7 @@
 //! In: nothing; `lower` makes them. Out: what executors run. Invariant: a step reads only inputs,
 //! constants and results of earlier steps; its results are whole buffers.
 
-use hypatia_dsl::builtin::Joining;
+use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, KernelId, Program};
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
@@ -206,7 +206,7 @@ pub enum Action {
     GatherNd(usize),
     /// A copy of `reads[0]` in which the rows that `reads[1]` selects are combined with those of
     /// `reads[2]`.
-    Scatter(Joining),
+    Scatter(ScatterReduction),
     /// The permutation that sorts along an axis; descending if true.
     Argsort(usize, bool),
     /// A reduction over these axes, which are ascending.

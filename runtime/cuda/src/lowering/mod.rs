@@ -80,7 +80,7 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
         Action::Gemm(g) if g.acc.is_int() => irregular::product(step, g),
         Action::Cumsum(how) => irregular::cumsum(step, *how),
         Action::Argsort(axis, descending) => irregular::argsort(step, *axis, *descending),
-        Action::Scatter(how) => irregular::scatter(step, *how),
+        Action::Scatter(reduction) => irregular::scatter(step, *reduction),
         _ => return step_kernel(step).into_iter().collect(),
     };
     many.unwrap_or_default()

@@ -49,7 +49,7 @@ fn gpu(cases: usize) -> Option<Arc<Gpu>> {
 fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
     let options = Options { cluster, ..Options::new(gpu.profile()) };
     let plan = Arc::new(pipeline::plan(graph, &options)?);
-    let mut tuner = Tuner::forgetful(Duration::ZERO);
+    let mut tuner = Tuner::without_cache(Duration::ZERO);
     Ok((plan.clone(), Executor::new(plan, gpu.clone(), &mut tuner)?.poisoned()))
 }
 

@@ -131,7 +131,7 @@ fn crest(grid: &str, entry: &str, body: &str) -> (Graph, Vec<(String, Tensor)>) 
 
 fn tuner(folder: &Path) -> Tuner {
     let store = Arc::new(Store::open(folder, Kind::Trial));
-    Tuner::forgetful(Duration::from_secs(60)).with_trials(Trials::with_store(store))
+    Tuner::without_cache(Duration::from_secs(60)).with_trials(Trials::with_store(store))
 }
 
 fn check(executor: &Executor, graph: &Graph, inputs: &[(String, Tensor)], what: &str) {

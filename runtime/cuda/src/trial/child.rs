@@ -49,7 +49,8 @@ pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<
 fn read(folder: &Path) -> Result<Request> {
     let path = request::request(folder);
     let text = std::fs::read(&path).map_err(io(&path))?;
-    let request: Request = serde_json::from_slice(&text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
+    let request: Request =
+        serde_json::from_slice(&text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
     match request.version == VERSION {
         true => Ok(request),
         false => Err(Error::Input(format!("the command is version {VERSION}, but {} is asked for", request.version))),

@@ -30,7 +30,9 @@ pub fn find() -> Result<PathBuf, String> {
     let in_path: Vec<PathBuf> = std::env::split_paths(&path).filter(|p| p.is_absolute()).collect();
     let found = beside.chain(in_path.iter().map(|folder| folder.join(NAME))).find(|p| p.is_file());
     found.ok_or_else(|| {
-        format!("they are tried by the command `{NAME}`, which is neither beside this program nor in PATH; install \
-            it, or name it in {VARIABLE}")
+        format!(
+            "they are tried by the command `{NAME}`, which is neither beside this program nor in PATH; install \
+            it, or name it in {VARIABLE}"
+        )
     })
 }
