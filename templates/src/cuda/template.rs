@@ -35,6 +35,12 @@ const OF_TENSOR: &[&str] = &["name", "type", "compute", "dtype", "rank"];
 /// Fields of some variables, to detect a misspelt one: `acc.typ`.
 pub(crate) const PARTS: &[(&str, &[&str])] =
     &[("a", OF_TENSOR), ("b", OF_TENSOR), ("out", OF_TENSOR), ("acc", &["type", "dtype"])];
+/// Helpers that a template may call, by what it writes.
+const HELPERS: &[(&str, &[&str])] = &[
+    ("quotient", &["quotient"]),
+    ("max_nan", &["max_nan_f32", "max_nan_f64"]),
+    ("min_nan", &["min_nan_f32", "min_nan_f64"]),
+];
 /// Functions of the template language.
 const LANGUAGE: &[&str] = &["range", "loop", "cat"];
 
@@ -178,9 +184,10 @@ pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Resul
         return Ok(Err(wrong));
     }
     let mut functions = Functions::new(program);
-    // What docs/language.md promises to every template.
-    for helper in ["axes", "quotient", "max_nan_f32", "min_nan_f32", "max_nan_f64", "min_nan_f64"] {
-        functions.need(helper);
+    functions.need("axes");
+    // Helpers that docs/language.md promises; the compiler warns of those that nobody calls.
+    for (name, helpers) in HELPERS {
+        helpers.iter().filter(|_| filling.text.contains(name)).for_each(|h| functions.need(*h));
     }
     let args = arguments(filling);
     let (body, formula) = epilogue_function(program, &mut functions, filling)?;
