@@ -11,7 +11,9 @@ use hypatia_cpu as cpu;
 #[cfg(feature = "cuda")]
 use hypatia_cuda as cuda;
 use hypatia_plan::{Note, Plan};
-use hypatia_tensor::error::{Error, Result};
+#[cfg(feature = "cuda")]
+use hypatia_tensor::error::Error;
+use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 /// Runs a plan.

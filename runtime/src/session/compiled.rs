@@ -1,7 +1,7 @@
 //! A plan for some input shapes, ready to run, and whether it may be trusted.
 //!
-//! In: graphs and their plans. Out: a [`Compiled`]. Invariant: the unfused plan is made at most once,
-//! when it is first needed.
+//! In: graphs and their plans. Out: a [`Compiled`]. Invariant: the unfused plan is made at most
+//! once, when it is first needed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

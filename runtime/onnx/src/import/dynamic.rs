@@ -1,7 +1,7 @@
 //! Imports a model, and finds out whether dynamic sizes are the cause of a failure.
 //!
-//! In: a decoded model. Out: an [`Import`], or an error. Invariant: an error blames dynamic sizes only
-//! if fixing them to some number would help.
+//! In: a decoded model. Out: an [`Import`], or an error. Invariant: an error blames dynamic sizes
+//! only if fixing them to some number would help.
 
 use std::path::Path;
 use std::sync::Arc;
