@@ -24,6 +24,7 @@ pub mod nvrtc;
 pub mod nvtx;
 mod pointer_arrays;
 pub mod probe;
+pub mod quarantine;
 mod steps;
 mod submit;
 mod tensor_map;

@@ -8,7 +8,6 @@
 pub mod child;
 mod command;
 mod request;
-mod verdict;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -33,9 +32,9 @@ use crate::driver::failed;
 use crate::fallback::Scratch;
 use crate::kernel::{Argument, KernelLaunch};
 use crate::launch::Launch;
+use crate::quarantine::Trials;
 use hypatia_plan::{CallStep, Plan, Step, View};
 use request::{Answer, Given, Request, VERSION};
-pub use verdict::{Quarantined, Trials};
 
 /// How long a child may take, its start included.
 const LIMIT: Duration = Duration::from_secs(20);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::trial::Trials;
+use crate::quarantine::Trials;
 use crate::tuning::{Choice, Machine, TuningFile};
 use hypatia_cache::{Cache, Store};
 use hypatia_tensor::error::Result;

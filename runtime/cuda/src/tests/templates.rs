@@ -14,7 +14,7 @@ use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::ty;
 
 use super::gpu;
-use crate::trial::Trials;
+use crate::quarantine::Trials;
 use crate::tuner::Tuner;
 use crate::{Executor, Gpu};
 use hypatia_cache::{Kind, Store};
