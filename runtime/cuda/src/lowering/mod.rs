@@ -9,7 +9,9 @@ pub mod attention;
 mod intervals;
 mod irregular;
 pub mod map_shape;
+pub mod own_product;
 pub mod tiled;
+pub mod warp_tiled;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
