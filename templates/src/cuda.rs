@@ -13,6 +13,7 @@ mod attention;
 mod carry;
 mod expr;
 mod gemm;
+mod gemm_sm80;
 mod growth;
 mod lines;
 mod moves;
@@ -36,7 +37,7 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::attention::AttentionKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
-    SortKernel,
+    SortKernel, WarpGemm,
 };
 use term::Functions;
 
@@ -395,6 +396,11 @@ pub fn pointwise_for(
 /// Prints a tiled matrix product with its epilogue, for sm_90a.
 pub fn gemm(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitError> {
     gemm::emit(program, kernel)
+}
+
+/// Prints a matrix product of warps with its epilogue, for sm_80 and later.
+pub fn warp_gemm(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, EmitError> {
+    gemm_sm80::emit(program, kernel)
 }
 
 /// Prints attention in tiles, for sm_90a.

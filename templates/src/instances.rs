@@ -17,7 +17,7 @@ use hypatia_dsl::kernel::attention::AttentionKernel;
 use hypatia_dsl::kernel::short::{Allowed, Shortener};
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel,
-    ScatterKernel, SortKernel,
+    ScatterKernel, SortKernel, WarpGemm,
 };
 use hypatia_dsl::scalar::Term;
 
@@ -68,6 +68,8 @@ pub enum Body {
     Rowwise(RowwiseKernel),
     /// A matrix product with its epilogue.
     Gemm(GemmKernel),
+    /// A matrix product with its epilogue, computed by warps.
+    WarpGemm(WarpGemm),
     /// Attention.
     Attention(AttentionKernel),
     /// Elements moved.
@@ -94,6 +96,7 @@ impl Body {
             Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
             Body::Rowwise(k) => cuda::rowwise(program, k),
             Body::Gemm(k) => cuda::gemm(program, k),
+            Body::WarpGemm(k) => cuda::warp_gemm(program, k),
             Body::Attention(k) => cuda::attention(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
@@ -115,6 +118,10 @@ impl Body {
                 let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
                 shortener.product(&mut k.term, &inputs, k.output)
             }
+            Body::WarpGemm(k) => {
+                let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
+                shortener.product(&mut k.term, &inputs, k.output)
+            }
             _ => Vec::new(),
         }
     }
@@ -125,6 +132,7 @@ impl Body {
             Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
+            Body::WarpGemm(k) => (&mut k.name, &mut k.doc),
             Body::Attention(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),

@@ -7,7 +7,7 @@
 //! grammar, as a mangled name, or inside a sanitised comment.
 //!
 //! The templates are the `.cu.j2` files of this folder. `pointwise`, `epilogue`, `rowwise`,
-//! `moves`, `argmax`, `gemm_sm90`, `product`, `cumsum`, `sort` and `scatter` are whole files; the
+//! `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`, `product`, `cumsum`, `sort` and `scatter` are whole files; the
 //! others are parts that they include. Syntax: minijinja with `${ }` for values, `//%` for
 //! statements and `//#` for comments on a line of their own, so that the braces of CUDA C++ need no
 //! escapes.
@@ -29,6 +29,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("moves.cu.j2", include_str!("../moves.cu.j2")),
     ("argmax.cu.j2", include_str!("../argmax.cu.j2")),
     ("hopper.cu.j2", include_str!("../hopper.cu.j2")),
+    ("gemm_sm80.cu.j2", include_str!("../gemm_sm80.cu.j2")),
     ("gemm_sm90.cu.j2", include_str!("../gemm_sm90.cu.j2")),
     ("attention_sm90.cu.j2", include_str!("../attention_sm90.cu.j2")),
     ("product.cu.j2", include_str!("../product.cu.j2")),

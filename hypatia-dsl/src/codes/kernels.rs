@@ -27,8 +27,9 @@ and generates one kernel per region.",
         603,
         "malformed tuning parameter",
         "`tune NAME in {a, b}` declares a parameter of the template and the integers to try for it, at most 64.
-The name must not be in use. A `tiled` kernel has parameters of its own: tile_m, tile_n, consumers, pingpong,
-cluster_m, cluster_n and group, each with the values that the hardware has.",
+The name must not be in use. A `tiled` kernel has parameters of its own: tile_m, tile_n and group; consumers,
+pingpong, cluster_m and cluster_n on Hopper; tile_k, warps, split_k and stages elsewhere. Each has the values
+that the hardware has.",
         "kernel k for gemm(a, b, e, to = d) { template \"gemm.cu.j2\"; tune BM in {}; }",
         "kernel k for gemm(a, b, e, to = d) { template \"gemm.cu.j2\"; tune BM in {64, 128}; }",
     ),

@@ -41,7 +41,7 @@ pub struct Tiling {
     pub group: usize,
 }
 
-/// The tuning parameters of a `tiled` kernel, each with the values that the hardware has.
+/// The tuning parameters of a `tiled` kernel for Hopper, each with the values that the hardware has.
 pub const TUNE: &[(&str, &[i64])] = &[
     ("tile_m", &[64, 128]),
     ("tile_n", &[64, 128, 192, 256]),
@@ -76,11 +76,11 @@ impl Tiling {
     }
 
     /// The tilings that these tuning parameters of a kernel name, without combinations that the
-    /// hardware cannot run.
+    /// hardware cannot run. Parameters of other templates have no meaning here.
     pub fn all(tune: &[(String, Vec<i64>)]) -> Vec<Tiling> {
         let mut choices: Vec<Vec<(&str, i64)>> = vec![Vec::new()];
         for (name, values) in tune {
-            let Some((_, known)) = TUNE.iter().find(|(n, _)| n == name) else { return Vec::new() };
+            let Some((_, known)) = TUNE.iter().find(|(n, _)| n == name) else { continue };
             // Each value once, so that their product stays small.
             let values = known.iter().filter(|v| values.contains(v));
             let with = |c: Vec<(_, i64)>| values.clone().map(move |v| [&c[..], &[(name.as_str(), *v)]].concat());

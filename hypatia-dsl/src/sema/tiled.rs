@@ -11,17 +11,18 @@ use crate::builtin::BuiltinOp;
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrPat, AttrValue, DeviceFact, Fact, NodePat, OpBody, OpDef, Pat, Sort, VarId};
 use crate::kernel::attention::ATTENTION_TUNE;
-use crate::kernel::{TUNE, Tiling};
+use crate::kernel::{TUNE, Tiling, WARP_TUNE, WarpTiling};
 use crate::shape::Dim;
 use crate::spell::closest;
 
 use super::code;
 use super::context::Cx;
 
-/// The compute capability of Hopper, whose instructions the template uses.
-const SM: i64 = 90;
-/// The copy engine moves rows of 16 bytes: eight elements of 16 bits.
-const ROW: i64 = 8;
+/// The compute capability from which on a product is generated: Ampere, whose instructions the
+/// template of warps uses.
+const PRODUCT_SM: i64 = 80;
+/// The compute capability from which on attention is generated: Hopper.
+const ATTENTION_SM: i64 = 90;
 
 /// What a tiled kernel computes.
 #[derive(Clone, Copy, PartialEq)]
@@ -31,12 +32,24 @@ enum Kind {
 }
 
 impl Kind {
-    /// The tuning parameters, with the values that the hardware has.
-    fn tune(self) -> &'static [(&'static str, &'static [i64])] {
-        match self {
-            Kind::Product => TUNE,
-            Kind::Attention => ATTENTION_TUNE,
+    /// The tuning parameters, with the values that some template has.
+    fn tune(self) -> Vec<(&'static str, Vec<i64>)> {
+        let tables: &[_] = match self {
+            Kind::Product => &[TUNE, WARP_TUNE],
+            Kind::Attention => &[ATTENTION_TUNE],
+        };
+        let mut out: Vec<(&str, Vec<i64>)> = Vec::new();
+        for (name, values) in tables.iter().copied().flatten() {
+            match out.iter_mut().find(|(n, _)| n == name) {
+                Some((_, known)) => known.extend_from_slice(values),
+                None => out.push((*name, values.to_vec())),
+            }
         }
+        for (_, values) in &mut out {
+            values.sort_unstable();
+            values.dedup();
+        }
+        out
     }
 }
 
@@ -82,9 +95,10 @@ pub(super) fn check(
 
 /// Checks the tuning parameters, whose choices are these.
 fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i64>)]) -> Option<()> {
+    let table = kind.tune();
     for ((name, values), (_, list)) in k.tune.iter().zip(choices) {
-        let names = || kind.tune().iter().map(|(n, _)| *n);
-        let Some((_, known)) = kind.tune().iter().find(|(n, _)| *n == name.node) else {
+        let names = || table.iter().map(|(n, _)| *n);
+        let Some((_, known)) = table.iter().find(|(n, _)| *n == name.node) else {
             let message = format!("a tiled kernel has no tuning parameter `{}`", name.node);
             let hint = match closest(&name.node, names()) {
                 Some(n) => format!("did you mean `{n}`?"),
@@ -100,10 +114,14 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
             return cx.report(d);
         }
     }
-    if kind == Kind::Product && Tiling::all(choices).is_empty() {
+    if kind == Kind::Product && Tiling::all(choices).is_empty() && WarpTiling::all(choices).is_empty() {
         let message = format!("the tuning parameters of kernel `{}` allow no tiling", k.name.node);
         let d = Diagnostic::error(code::TUNE, message, k.name.span)
-            .note("a tile of a group has at most 128 x 128 or 64 x 256 elements; `pingpong` takes two consumers")
+            .note(
+                "on Hopper, a tile of a group has at most 128 x 128 or 64 x 256 elements, and `pingpong` takes two \
+                 consumers; elsewhere, a warp's part has at least 16 x 16 and at most 4096 elements, and `tile_k` is a \
+                 multiple of 32 `split_k`",
+            )
             .hint("add smaller values of `tile_m` or `tile_n`");
         return cx.report(d);
     }
@@ -117,7 +135,7 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat) -> Vec<AEx
         // Which operands are multiplied is known only once the body is built.
         let first = gemm.args.first_mut().map(|a| variable(cx, a));
         let types = first.map(|a| op(BinaryOp::In, AExpr::Fact(Fact::DType, a), half()));
-        return [at_least(SM)].into_iter().chain(types).collect();
+        return [at_least(ATTENTION_SM)].into_iter().chain(types).collect();
     }
     let [a, b, ..] = gemm.args.as_mut_slice() else { return Vec::new() };
     let (a, b) = (variable(cx, a), variable(cx, b));
@@ -131,15 +149,11 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat) -> Vec<AEx
         }
     };
     let fact = AExpr::Fact;
-    let last = |v: VarId| AExpr::Index(Box::new(fact(Fact::Shape, v)), Box::new(number(-1)));
-    let rows = |v: VarId| op(BinaryOp::Eq, op(BinaryOp::Rem, last(v), number(ROW)), number(0));
     vec![
-        at_least(SM),
+        at_least(PRODUCT_SM),
         op(BinaryOp::In, fact(Fact::DType, a), half()),
         op(BinaryOp::Eq, fact(Fact::DType, b), fact(Fact::DType, a)),
         op(BinaryOp::Eq, to, fact(Fact::DType, a)),
-        rows(a),
-        rows(b),
         op(BinaryOp::Gt, fact(Fact::Numel, a), number(0)),
         op(BinaryOp::Gt, fact(Fact::Numel, b), number(0)),
     ]

@@ -130,7 +130,11 @@ impl KernelLaunch {
             function.set_attribute(most, shared as i32).map_err(|e| failed("cuFuncSetAttribute", e))?;
         }
         if let Some(blocks) = blocks.filter(|_| shared > 0) {
-            let resident = resident_clusters(&function, [blocks, block[0]], shared)?;
+            let resident = match blocks {
+                // GPUs before Hopper have no clusters.
+                1 => resident_blocks(&function, block[0], shared)?,
+                _ => resident_clusters(&function, [blocks, block[0]], shared)?,
+            };
             grid[0] = grid[0].min(resident.max(1) * blocks);
         }
         Ok(KernelLaunch { function, grid, block, shared, arguments })
@@ -197,6 +201,22 @@ impl KernelLaunch {
         };
         status.result().map_err(|e| failed("cuLaunchKernel", e))
     }
+}
+
+/// Number of blocks of `threads` threads that the device runs at once.
+fn resident_blocks(function: &CudaFunction, threads: u32, shared: u32) -> Result<u32> {
+    let of_one = function.occupancy_max_active_blocks_per_multiprocessor(threads, shared as usize, None);
+    let of_one = of_one.map_err(|e| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", e))?;
+    let (mut device, mut multiprocessors) = (0, 0);
+    // SAFETY: the function's context is current, since the attribute above was set in it; both calls
+    // write one integer.
+    let status = unsafe { sys::cuCtxGetDevice(&raw mut device) };
+    status.result().map_err(|e| failed("cuCtxGetDevice", e))?;
+    let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+    // SAFETY: as above.
+    let status = unsafe { sys::cuDeviceGetAttribute(&raw mut multiprocessors, count, device) };
+    status.result().map_err(|e| failed("cuDeviceGetAttribute", e))?;
+    Ok(of_one * multiprocessors.max(0) as u32)
 }
 
 /// Number of clusters of `blocks` blocks of `threads` threads that the device runs at once.

@@ -7,7 +7,6 @@
 
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};
-use hypatia_dsl::kernel::Tiling;
 use hypatia_dsl::kernel::attention::AttentionTiling;
 use hypatia_templates::cuda::{CudaSource, EmitError};
 
@@ -18,8 +17,8 @@ use super::nvrtc::NvrtcError;
 use super::tune::{Tuner, WARM, footprint, machine};
 use crate::lowering::Work;
 use crate::lowering::attention::TiledAttention;
+use crate::lowering::own_product::{OwnProduct, Words};
 use crate::lowering::template;
-use crate::lowering::tiled::TiledProduct;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::Choice;
 use hypatia_plan::{CallStep, Called, Plan, Step};
@@ -33,23 +32,20 @@ const MOST: usize = 24;
 
 /// What a step computes in one launch.
 enum Tiled {
-    Product(TiledProduct),
+    Product(OwnProduct),
     Attention(TiledAttention),
     /// By a user's template: each launch that it declares.
     Template(Vec<(Body, Work)>),
 }
 
-/// A tiling in its stored form.
-type Words = [u64; 8];
-
 impl Tiled {
-    /// `None` if the copy engine cannot move the operands in place.
+    /// `None` if no template of ours reads the operands in place.
     fn of(plan: &Plan, (step, call, kernel): (&Step, &CallStep, &Kernel)) -> Option<Tiled> {
         let out = step.writes.first()?;
         let reads = &step.reads[..call.reads];
         match &call.called {
             Called::Product(g) if g.k == 0 => None,
-            Called::Product(g) => TiledProduct::of(g, reads, out).map(Tiled::Product),
+            Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(Tiled::Product),
             Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Tiled::Attention),
             Called::Template(t) => {
                 Some(Tiled::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
@@ -60,9 +56,7 @@ impl Tiled {
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
     fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<Words> {
         match self {
-            Tiled::Product(p) => {
-                p.plausible(&Tiling::all(&kernel.tune), multiprocessors).iter().map(Tiling::words).collect()
-            }
+            Tiled::Product(p) => p.plausible(kernel, multiprocessors),
             Tiled::Attention(a) => {
                 let all = a.plausible(&AttentionTiling::all(&kernel.tune), multiprocessors);
                 all.iter().map(AttentionTiling::words).collect()
@@ -73,7 +67,7 @@ impl Tiled {
 
     fn tiled(&self, words: &Words) -> Option<(Body, Work)> {
         match self {
-            Tiled::Product(p) => p.tiled(Tiling::of_words(words)?),
+            Tiled::Product(p) => p.tiled(words),
             Tiled::Attention(a) => a.tiled(AttentionTiling::of_words(words)?),
             Tiled::Template(variants) => variants.get(usize::try_from(words[1]).ok()?).cloned(),
         }
@@ -119,7 +113,7 @@ pub(super) fn is_template(kernel: &Kernel) -> bool {
 
 impl Tilings {
     /// What is to be compiled for a step: the tiling chosen earlier, or the most plausible ones.
-    /// `None` if the copy engine cannot read the operands in place.
+    /// `None` if no template reads the operands in place.
     pub(super) fn of(
         gpu: &Gpu,
         plan: &Plan,

@@ -12,10 +12,10 @@ use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
-use hypatia_dsl::scalar::TermNode;
+use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Factors of the product, which come before the epilogue's operands.
-const FACTORS: usize = 2;
+pub(super) const FACTORS: usize = 2;
 /// Rows or columns of a part of an operand or result that the copy engine moves at a time.
 const PART: usize = 64;
 
@@ -26,7 +26,8 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         return Err(malformed(why));
     }
     let mut functions = Functions::new(program);
-    let body = epilogue(&mut functions, kernel)?;
+    let copies = (kernel.tiling.rows * kernel.tiling.columns / 128) as u64;
+    let body = epilogue(&mut functions, (&kernel.term, &kernel.inputs, kernel.output), copies)?;
     if kernel.inputs.iter().any(|o| o.access == Access::Strided) {
         functions.need("axes");
     }
@@ -91,7 +92,7 @@ fn row(kernel: &GemmKernel, i: usize) -> Value {
 }
 
 /// The type in memory, without the headers of 16-bit types.
-fn plain_storage(dtype: DType) -> &'static str {
+pub(super) fn plain_storage(dtype: DType) -> &'static str {
     if matches!(dtype, DType::F16 | DType::BF16) { "unsigned short" } else { storage(dtype) }
 }
 
@@ -196,24 +197,28 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     out
 }
 
-/// The device function of the epilogue, which returns the value to round.
-fn epilogue(functions: &mut Functions<'_>, kernel: &GemmKernel) -> Result<String, EmitError> {
-    let number = default_type(kernel.inputs.iter().map(|o| o.dtype).chain([DType::F32, kernel.output]));
+/// The device function of a term over operands, which returns the value to round. It is called
+/// `copies` times.
+pub(super) fn epilogue(
+    functions: &mut Functions<'_>,
+    (term, inputs, output): (&Term, &[Operand], DType),
+    copies: u64,
+) -> Result<String, EmitError> {
+    let number = default_type(inputs.iter().map(|o| o.dtype).chain([DType::F32, output]));
     let leaf = |node: &TermNode| match node {
         TermNode::Acc => Some(("acc".to_string(), DType::F32)),
         TermNode::In { input, .. } => {
-            let o = kernel.inputs.get(*input as usize)?;
+            let o = inputs.get(*input as usize)?;
             Some((format!("in{}", *input as usize + FACTORS), o.dtype.compute()))
         }
         _ => None,
     };
-    let lowered = functions.lower(&kernel.term, number, &leaf)?;
+    let lowered = functions.lower(term, number, &leaf)?;
     let root = lowered.roots.first().cloned();
     let root = root.ok_or_else(|| EmitError::Malformed("an epilogue without a value".into()))?;
     let mut params = vec!["const float acc".to_string()];
     let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + FACTORS);
-    params.extend(kernel.inputs.iter().enumerate().map(operand));
-    let copies = (kernel.tiling.rows * kernel.tiling.columns / 128) as u64;
+    params.extend(inputs.iter().enumerate().map(operand));
     let inline = inlining(lowered.size, copies);
     let mut text = format!(
         "// What becomes of an element of the product.\nstatic __device__ {inline} float epilogue({}) {{\n",

@@ -139,7 +139,7 @@ fn kind(body: &Body) -> &'static str {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
         Body::Rowwise(_) => "rowwise",
-        Body::Gemm(_) => "product",
+        Body::Gemm(_) | Body::WarpGemm(_) => "product",
         Body::Attention(_) => "tiled attention",
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",

@@ -10,8 +10,10 @@ mod batched;
 mod intervals;
 mod irregular;
 pub mod map_shape;
+pub mod own_product;
 pub mod template;
 pub mod tiled;
+pub mod warp_tiled;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;

@@ -100,11 +100,12 @@ impl TiledProduct {
         Some((Body::Gemm(kernel), work))
     }
 
-    /// The tilings among these that fit, the one with the shortest predicted time first, for a
+    /// The tilings among these that fit, each with its predicted cycles, the shortest first, for a
     /// device with that many multiprocessors.
-    pub fn plausible(&self, tilings: &[Tiling], multiprocessors: usize) -> Vec<Tiling> {
+    pub fn plausible(&self, tilings: &[Tiling], multiprocessors: usize) -> Vec<(Tiling, f64)> {
         let fits = |t: &&Tiling| GemmKernel { tiling: **t, ..self.kernel.clone() }.stages().is_some();
-        fastest_first(tilings.iter().filter(fits).copied(), |t| self.cycles(t, multiprocessors))
+        let cycles = |t: &Tiling| self.cycles(t, multiprocessors);
+        fastest_first(tilings.iter().filter(fits).copied(), cycles).into_iter().map(|t| (t, cycles(&t))).collect()
     }
 
     /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.
@@ -223,6 +224,6 @@ mod tests {
             Tiling::named(&[("tile_m", rows), ("tile_n", columns), ("pingpong", pingpong)]).unwrap()
         };
         let all = [tiling(64, 256, 0), tiling(64, 128, 1), tiling(128, 128, 0)];
-        assert_eq!(t.plausible(&all, 132)[0], all[1]);
+        assert_eq!(t.plausible(&all, 132)[0].0, all[1]);
     }
 }

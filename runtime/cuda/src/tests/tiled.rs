@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::Tiling;
+use hypatia_dsl::kernel::{Tiling, WarpTiling};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::{cases, gpu};
-use crate::lowering::tiled::TiledProduct;
+use crate::lowering::own_product::{OwnProduct, Words};
 use crate::tiled::{self, Tilings};
 use crate::tune::machine;
 use crate::tuner::{Effort, Tuner};
@@ -33,6 +33,9 @@ type Inputs = Vec<(String, Tensor)>;
 /// Products, rows, columns, length of the sums.
 const SHAPES: [[usize; 4]; 6] =
     [[1, 128, 128, 64], [1, 304, 520, 200], [2, 200, 264, 72], [3, 8, 8, 8], [1, 1, 1024, 256], [1, 520, 392, 776]];
+/// Likewise, with rows that are not whole 16 bytes.
+const UNEVEN: [[usize; 4]; 5] =
+    [[1, 65, 131, 75], [2, 200, 100, 90], [3, 7, 9, 5], [1, 301, 257, 1], [1, 130, 514, 300]];
 /// Epilogues: of a bias, of operands of the result's shape, of one column, of one number.
 const EPILOGUES: [&str; 7] = ["silu", "bias, gelu", "residual", "gate", "gate, residual", "column", "number, select"];
 
@@ -127,14 +130,17 @@ fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
     }
 }
 
-fn all_tilings(plan: &Plan) -> Vec<Tiling> {
-    Tiling::all(&plan.program.kernels.iter().find(|k| k.name == "tiles").unwrap().tune)
+/// The tilings of both templates that the library declares: Hopper's, and those of warps.
+fn all_tilings(plan: &Plan) -> [Vec<Words>; 2] {
+    let tune = &plan.program.kernels.iter().find(|k| k.name == "tiles").unwrap().tune;
+    let (hopper, warps) = (Tiling::all(tune), WarpTiling::all(tune));
+    [hopper.iter().map(Tiling::words).collect(), warps.iter().map(WarpTiling::words).collect()]
 }
 
 /// The source of a plan's only step for a tiling, if it fits.
-fn source(plan: &Plan, tiling: Tiling) -> Option<CudaSource> {
+fn source(plan: &Plan, tiling: &Words) -> Option<CudaSource> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
-    let product = TiledProduct::of(e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
+    let product = OwnProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
     Some(product.tiled(tiling)?.0.emit(&plan.program).unwrap())
 }
 
@@ -146,33 +152,54 @@ fn a_tiled_product_reads_as_one_would_write_it() {
     let (graph, _) = case(DType::BF16, [1, 256, 512, 256], [false, true], "bias, silu, residual");
     let plan = planned(&Device::named("h200").unwrap(), &graph);
     let tiling = Tiling::named(&[("tile_m", 128), ("pingpong", 1), ("cluster_n", 2)]).unwrap();
-    insta::assert_snapshot!(source(&plan, tiling).unwrap().text);
+    insta::assert_snapshot!(source(&plan, &tiling.words()).unwrap().text);
+    let (graph, _) = case(DType::BF16, [1, 256, 512, 251], [false, true], "bias, silu, residual");
+    let plan = planned(&Device::named("a100").unwrap(), &graph);
+    let tiling = WarpTiling::named(&[("tile_k", 64), ("split_k", 2)]).unwrap();
+    insta::assert_snapshot!(source(&plan, &tiling.words()).unwrap().text);
 }
 
 #[test]
-fn every_epilogue_is_one_tiled_step_on_hopper() {
-    let device = Device::named("h200").unwrap();
-    for (i, epilogue) in EPILOGUES.iter().enumerate() {
-        for shape in SHAPES {
-            let (graph, _) = case(DType::BF16, shape, [i % 2 == 0, i % 3 == 0], epilogue);
-            let plan = planned(&device, &graph);
-            // A residual of one row is a bias, which the library adds.
-            let library = *epilogue == "residual" && shape[1] == 1;
-            assert!(plan.steps.len() == 1 && tiled_step(&plan).is_some() != library, "{epilogue} {shape:?}\n{plan}");
+fn every_epilogue_is_one_tiled_step_from_ampere_on() {
+    for device in ["h200", "a100"].map(|name| Device::named(name).unwrap()) {
+        for (i, epilogue) in EPILOGUES.iter().enumerate() {
+            for shape in SHAPES.into_iter().chain(UNEVEN) {
+                let (graph, _) = case(DType::BF16, shape, [i % 2 == 0, i % 3 == 0], epilogue);
+                let plan = planned(&device, &graph);
+                // A residual of one row is a bias, which the library adds.
+                let library = *epilogue == "residual" && shape[1] == 1;
+                let one = plan.steps.len() == 1 && tiled_step(&plan).is_some() != library;
+                assert!(one, "{epilogue} {shape:?} {}\n{plan}", device.name);
+            }
         }
     }
-    // Rows that the copy engine cannot move, and devices and types without such kernels.
-    for (dtype, shape, target) in
-        [(DType::BF16, [1, 64, 65, 64], "h200"), (DType::F32, SHAPES[0], "h200"), (DType::F16, SHAPES[0], "a100")]
-    {
-        let (graph, _) = case(dtype, shape, [false, false], "silu");
+    // Types without such kernels.
+    let (graph, _) = case(DType::F32, SHAPES[0], [false, false], "silu");
+    let plan = planned(&Device::named("h200").unwrap(), &graph);
+    assert!(tiled_step(&plan).is_none() && plan.steps.len() == 2, "{plan}");
+}
+
+/// The template follows from the device and from where rows begin.
+#[test]
+fn templates_are_chosen_by_device_and_alignment() {
+    let templates = |target: &str, shape: [usize; 4]| {
+        let (graph, _) = case(DType::F16, shape, [false, true], "bias, silu");
         let plan = planned(&Device::named(target).unwrap(), &graph);
-        assert!(tiled_step(&plan).is_none() && plan.steps.len() == 2, "{dtype} {shape:?} {target}\n{plan}");
-    }
+        let [hopper, warps] = all_tilings(&plan);
+        let (step, e) = tiled_step(&plan).unwrap();
+        let product =
+            OwnProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
+        let all = product.plausible(tiled::kernel(&plan, step).unwrap(), 132);
+        (hopper.contains(&all[0]), [hopper, warps].map(|own| own.iter().any(|t| all.contains(t))))
+    };
+    assert_eq!(templates("h200", [1, 1024, 1024, 1024]), (true, [true, true]));
+    assert_eq!(templates("h200", [1, 1024, 1024, 1023]), (false, [false, true]));
+    assert_eq!(templates("h200", [1, 1024, 1023, 1024]), (false, [false, true]));
+    assert_eq!(templates("a100", [1, 1024, 1024, 1024]), (false, [false, true]));
 }
 
 /// A file that says that a tiling is the fastest, and the step's problem.
-fn forced(gpu: &Gpu, plan: &Plan, tiling: Tiling) -> Option<TuningFile> {
+fn forced(gpu: &Gpu, plan: &Plan, tiling: &Words) -> Option<TuningFile> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;
@@ -182,7 +209,7 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: Tiling) -> Option<TuningFile> {
     file.insert(Choice {
         machine: machine(gpu),
         problem: tilings.problem,
-        algorithm: tiling.words(),
+        algorithm: *tiling,
         workspace: 0,
         us: Some(1.0),
         first_us: Some(2.0),
@@ -204,22 +231,29 @@ fn check(executor: &Executor, graph: &Graph, inputs: &Inputs, what: &str) -> Vec
 #[test]
 fn every_tiling_agrees_with_the_reference_on_a_gpu() {
     let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], [false, false], "silu").0);
-    let tilings = all_tilings(&some);
-    let orders = [[false, true], [false, false], [true, false], [true, true]];
-    let Some(gpu) = gpu(tilings.len() * 3) else { return };
-    if !gpu.runs_clusters() {
-        return eprintln!("SKIPPED: tiled products are for Hopper");
+    let [hopper, warps] = all_tilings(&some);
+    let Some(gpu) = gpu(hopper.len() * 3) else { return };
+    if gpu.profile().sm == 90 {
+        agree(&gpu, hopper.iter().take(cases(1000) as usize), &SHAPES);
     }
+    let shapes = [&SHAPES[..], &UNEVEN].concat();
+    // There are hundreds; a prime distance takes each value of each parameter.
+    agree(&gpu, warps.iter().step_by(7).take(cases(1000) as usize), &shapes);
+}
+
+/// Runs products with these tilings.
+fn agree<'t>(gpu: &Arc<Gpu>, tilings: impl Iterator<Item = &'t Words>, shapes: &[[usize; 4]]) {
+    let orders = [[false, true], [false, false], [true, false], [true, true]];
     let (mut ran, mut at) = (0, 0);
-    for tiling in tilings.into_iter().take(cases(1000) as usize) {
+    for tiling in tilings {
         for _ in 0..3 {
             at += 1;
             let dtype = if at % 4 == 0 { DType::F16 } else { DType::BF16 };
             let (shape, order, epilogue) =
-                (SHAPES[at % SHAPES.len()], orders[at % 5 % 4], EPILOGUES[at % EPILOGUES.len()]);
+                (shapes[at % shapes.len()], orders[at % 5 % 4], EPILOGUES[at % EPILOGUES.len()]);
             let (graph, inputs) = case(dtype, shape, order, epilogue);
             let plan = planned(&gpu.profile(), &graph);
-            let Some(file) = tiled_step(&plan).and_then(|_| forced(&gpu, &plan, tiling)) else { continue };
+            let Some(file) = tiled_step(&plan).and_then(|_| forced(gpu, &plan, tiling)) else { continue };
             let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
             let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
             assert_eq!((executor.launches(), tuner.counts().file), (1, 1), "{tiling:?}\n{plan}");
@@ -237,10 +271,7 @@ fn every_tiling_agrees_with_the_reference_on_a_gpu() {
 #[test]
 fn the_measured_choice_is_kept_on_a_gpu() {
     let Some(gpu) = gpu(2) else { return };
-    if !gpu.runs_clusters() {
-        return eprintln!("SKIPPED: tiled products are for Hopper");
-    }
-    for shape in [[1, 2048, 2048, 512], [1, 64, 64, 64]] {
+    for shape in [[1, 2048, 2048, 512], [1, 64, 64, 64], [1, 512, 1001, 255]] {
         let (graph, inputs) = case(DType::BF16, shape, [false, true], "bias, silu, residual");
         let plan = planned(&gpu.profile(), &graph);
         let folder = tempfile::tempdir().unwrap();

@@ -1,0 +1,319 @@
+//! Matrix products of warps (mma.sync): the product, its epilogue, and how it is cut into tiles.
+//!
+//! In: a product of a plan, with the layout of its operands. Out: a [`WarpGemm`] that
+//! `hypatia-templates` prints, for each [`WarpTiling`] that fits. Invariant: it needs nothing that
+//! GPUs from Ampere on lack, whatever the alignment of its operands; every tiling computes the same
+//! elements, and in the same order in every run.
+
+use crate::dtype::DType;
+use crate::scalar::Term;
+
+use super::{Access, Operand};
+
+/// Shared memory that a block may use on every GPU from Ampere on, in bytes.
+const SHARED: usize = 101_376;
+/// Floats that pad a row of sums in shared memory.
+const PADDING: usize = 8;
+/// Threads of a warp.
+const WARP: usize = 32;
+/// The widest access, in bytes.
+const WIDEST: usize = 16;
+
+/// How a product is cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WarpTiling {
+    /// Rows of a block's tile.
+    pub rows: usize,
+    /// Columns of a block's tile.
+    pub columns: usize,
+    /// Elements of k in a slice.
+    pub depth: usize,
+    /// Warps of a block.
+    pub warps: usize,
+    /// Groups of warps that divide the elements of k of a slice among them.
+    pub split: usize,
+    /// Slices in shared memory.
+    pub stages: usize,
+    /// Tiles along the rows that are computed before the next column, for reuse in the L2 cache.
+    pub group: usize,
+}
+
+/// The tuning parameters of a `tiled` kernel for products of warps, each with its values.
+pub const WARP_TUNE: &[(&str, &[i64])] = &[
+    ("tile_m", &[16, 32, 64, 128]),
+    ("tile_n", &[32, 64, 128, 256]),
+    ("tile_k", &[32, 64, 128, 256]),
+    ("warps", &[4, 8]),
+    ("split_k", &[1, 2, 4, 8]),
+    ("stages", &[2, 3, 4, 5, 6]),
+    ("group", &[1, 2, 4, 8, 16, 32, 64]),
+];
+
+/// Marks the stored form of a tiling.
+const STORED: u64 = 5;
+
+impl WarpTiling {
+    /// The tiling that these tuning parameters name, if warps can share it. Parameters that are
+    /// missing have the value of the first choice that makes sense for any product.
+    pub fn named(values: &[(&str, i64)]) -> Option<WarpTiling> {
+        let value = |name: &str, otherwise: i64| {
+            let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
+            let (_, known) = WARP_TUNE.iter().find(|(n, _)| *n == name)?;
+            usize::try_from(value).ok().filter(|_| known.contains(&value))
+        };
+        let tiling = WarpTiling {
+            rows: value("tile_m", 64)?,
+            columns: value("tile_n", 64)?,
+            depth: value("tile_k", 32)?,
+            warps: value("warps", 4)?,
+            split: value("split_k", 1)?,
+            stages: value("stages", 4)?,
+            group: value("group", 8)?,
+        };
+        tiling.is_possible().then_some(tiling)
+    }
+
+    /// The tilings that these tuning parameters of a kernel name, without combinations that do not
+    /// fit. Parameters of other templates have no meaning here.
+    pub fn all(tune: &[(String, Vec<i64>)]) -> Vec<WarpTiling> {
+        let mut choices: Vec<Vec<(&str, i64)>> = vec![Vec::new()];
+        for (name, values) in tune {
+            let Some((_, known)) = WARP_TUNE.iter().find(|(n, _)| n == name) else { continue };
+            // Each value once, so that their product stays small.
+            let values = known.iter().filter(|v| values.contains(v));
+            let with = |c: Vec<(_, i64)>| values.clone().map(move |v| [&c[..], &[(name.as_str(), *v)]].concat());
+            choices = choices.into_iter().flat_map(with).collect();
+        }
+        choices.iter().filter_map(|c| WarpTiling::named(c)).collect()
+    }
+
+    /// Rows and columns of warps in a group. Of the divisions of the tile the one in which a warp
+    /// reads the least; `None` if a warp would have less than 16 by 16 elements.
+    pub fn layout(&self) -> Option<[usize; 2]> {
+        let warps = self.warps.checked_div(self.split)?;
+        let part = |m: &usize| [self.rows / m, self.columns / (warps / m)];
+        let fits = |m: &usize| warps.is_multiple_of(*m) && part(m).iter().all(|size| *size >= 16);
+        let m = (1..=warps).filter(fits).min_by_key(|m| part(m).iter().sum::<usize>())?;
+        Some([m, warps / m])
+    }
+
+    fn is_possible(&self) -> bool {
+        let Some([m, n]) = self.layout() else { return false };
+        // A thread keeps the sums of its part of a tile in registers, at most 128 of 255. Each
+        // group has an even number of steps of 16 or 8 elements in a slice.
+        let sums = self.rows / m * (self.columns / n) / WARP;
+        sums <= 128 && self.depth.is_multiple_of(32 * self.split)
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        WARP * self.warps
+    }
+
+    /// As eight numbers, for a tuning file.
+    pub fn words(&self) -> [u64; 8] {
+        let all = [self.rows, self.columns, self.depth, self.warps, self.split, self.stages, self.group];
+        let mut out = [STORED; 8];
+        out[1..].copy_from_slice(&all.map(|v| v as u64));
+        out
+    }
+
+    /// The tiling that [`WarpTiling::words`] gave, if it is one.
+    pub fn of_words(words: &[u64; 8]) -> Option<WarpTiling> {
+        let [STORED, rest @ ..] = words else { return None };
+        let values: Vec<(&str, i64)> =
+            WARP_TUNE.iter().zip(rest).map(|((n, _), v)| Some((*n, i64::try_from(*v).ok()?))).collect::<Option<_>>()?;
+        WarpTiling::named(&values)
+    }
+}
+
+/// A factor of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Factor {
+    /// Element type in memory: that of the multiplication, or i8, which is widened on the way.
+    pub dtype: DType,
+    /// True if k is its dense axis: `[m, k]` or `[n, k]` in memory.
+    pub dense_k: bool,
+    /// Bytes of a power of two at which every row begins, at most 16.
+    pub unit: usize,
+}
+
+/// A matrix product with an epilogue on its accumulators, computed by warps. The accumulators are
+/// f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WarpGemm {
+    /// An identifier.
+    pub name: String,
+    /// A description.
+    pub doc: String,
+    /// What is multiplied: f16, bf16, or f32 in TF32.
+    pub multiplied: DType,
+    /// Both factors.
+    pub factors: [Factor; 2],
+    /// What the epilogue's `In` leaves read. Of `Full` operands and of the result, every row begins
+    /// at a multiple of `vector` elements; `Row` operands begin at one.
+    pub inputs: Vec<Operand>,
+    /// Element type of the result.
+    pub output: DType,
+    /// Neighbours in a row that are read and stored in one access.
+    pub vector: usize,
+    /// The epilogue.
+    pub term: Term,
+    /// The tiles.
+    pub tiling: WarpTiling,
+}
+
+impl WarpGemm {
+    /// The 16-bit type of its factors, result and operands; f16 if there is none.
+    pub fn half(&self) -> Option<DType> {
+        let types = [self.multiplied, self.output].into_iter().chain(self.inputs.iter().map(|o| o.dtype));
+        types.into_iter().find(|d| is_half(*d))
+    }
+
+    /// Why no tiling computes this product, if none does.
+    pub fn refusal(&self) -> Option<&'static str> {
+        let half = self.half();
+        let other_half = |d: DType| is_half(d) && Some(d) != half;
+        let [a, b] = self.factors;
+        let bytes = |f: Factor| f.dtype == DType::I8;
+        match () {
+            () if !is_half(self.multiplied) && self.multiplied != DType::F32 => {
+                Some("its factors are not f16, bf16 or f32")
+            }
+            () if a.dtype != self.multiplied || b.dtype != self.multiplied && !bytes(b) => {
+                Some("its factors have types that it does not multiply")
+            }
+            () if bytes(b) && (self.multiplied == DType::F32 || !a.dense_k || !b.dense_k) => {
+                Some("bytes are widened only to f16 and bf16, and where k is the dense axis of both factors")
+            }
+            () if self.factors.iter().any(|f| f.unit < f.dtype.size() || bytes(*f) && f.unit < 4) => {
+                Some("the rows of a factor begin within an element or a word")
+            }
+            () if self.output != DType::F32 && !is_half(self.output) => Some("its result is not f16, bf16 or f32"),
+            () if self.inputs.iter().any(|o| other_half(o.dtype)) || other_half(self.output) => {
+                Some("it reads or stores both f16 and bf16")
+            }
+            () => None,
+        }
+    }
+
+    /// Bytes of a slice of each factor.
+    fn stage(&self) -> usize {
+        let [a, b] = self.factors.map(|f| f.dtype.size());
+        (self.tiling.rows * a + self.tiling.columns * b) * self.tiling.depth
+    }
+
+    /// Bytes in which warps exchange their sums.
+    fn staging(&self) -> usize {
+        let columns = self.tiling.layout().map_or(0, |[_, n]| self.tiling.columns / n);
+        self.tiling.warps * 16 * (columns + PADDING) * 4
+    }
+
+    /// Dynamic shared memory of a block, in bytes.
+    pub fn shared(&self) -> usize {
+        (self.tiling.stages * self.stage()).max(self.staging())
+    }
+
+    /// Whether the tiling fits: its slices into shared memory, and a row of a slice among the
+    /// threads that copy it.
+    pub fn fits(&self) -> bool {
+        let t = &self.tiling;
+        let row = |f: Factor, size: usize| (if f.dense_k { t.depth } else { size }) * f.dtype.size() / f.unit.max(4);
+        let [a, b] = self.factors;
+        self.shared() <= SHARED && [row(a, t.rows), row(b, t.columns)].iter().all(|units| *units <= t.threads())
+    }
+
+    /// The most neighbours that one access can take, if rows of the result begin at multiples of so
+    /// many bytes.
+    pub fn widest(output: DType, unit: usize) -> usize {
+        unit.min(WIDEST) / output.size()
+    }
+
+    /// The operands that are read like the result: with wide accesses.
+    pub fn aligned(access: &Access) -> bool {
+        matches!(access, Access::Full | Access::Row)
+    }
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::scalar::TermNode;
+
+    fn kernel(tiling: WarpTiling) -> WarpGemm {
+        let mut term = Term::empty();
+        let root = term.add(TermNode::Acc);
+        term.roots.push(root);
+        WarpGemm {
+            name: "k".into(),
+            doc: String::new(),
+            multiplied: DType::BF16,
+            factors: [Factor { dtype: DType::BF16, dense_k: true, unit: 16 }; 2],
+            inputs: Vec::new(),
+            output: DType::BF16,
+            vector: 8,
+            term,
+            tiling,
+        }
+    }
+
+    #[test]
+    fn a_tiling_survives_its_stored_form() {
+        let some = WarpTiling::named(&[("tile_m", 128), ("warps", 8)]).unwrap();
+        assert_eq!(WarpTiling::of_words(&some.words()), Some(some));
+        assert_eq!(WarpTiling::of_words(&[1; 8]), None);
+        let mut words = some.words();
+        words[1] = u64::MAX;
+        assert_eq!(WarpTiling::of_words(&words), None);
+    }
+
+    #[test]
+    fn a_warp_owns_the_squarest_part_that_there_is() {
+        let layout = |values: &[(&str, i64)]| WarpTiling::named(values).and_then(|t| t.layout());
+        assert_eq!(layout(&[("tile_m", 128), ("tile_n", 128)]), Some([2, 2]));
+        assert_eq!(layout(&[("tile_m", 128), ("tile_n", 256), ("warps", 8)]), Some([2, 4]));
+        assert_eq!(layout(&[("tile_m", 16), ("tile_n", 64)]), Some([1, 4]));
+        assert_eq!(
+            layout(&[("tile_m", 16), ("tile_n", 32), ("tile_k", 256), ("warps", 8), ("split_k", 8)]),
+            Some([1, 1])
+        );
+        // Parts of 16 by 8; 256 sums a thread; one step of 16 elements for each group.
+        assert_eq!(layout(&[("tile_m", 16), ("tile_n", 32)]), None);
+        assert_eq!(layout(&[("tile_m", 128), ("tile_n", 256)]), None);
+        assert_eq!(layout(&[("tile_k", 32), ("split_k", 2)]), None);
+    }
+
+    #[test]
+    fn a_tiling_fits_if_its_slices_do() {
+        let of = |values: &[(&str, i64)]| kernel(WarpTiling::named(values).unwrap());
+        let wide = of(&[("tile_m", 128), ("tile_n", 128), ("tile_k", 64), ("stages", 3)]);
+        assert_eq!((wide.fits(), wide.shared()), (true, 3 * 32_768));
+        assert!(!of(&[("tile_m", 128), ("tile_n", 128), ("tile_k", 64), ("stages", 4)]).fits());
+        // 256 columns in words are more than 64 threads copy; 128 threads do.
+        let mut by_n = of(&[("tile_m", 64), ("tile_n", 256)]);
+        by_n.factors[1] = Factor { dtype: DType::BF16, dense_k: false, unit: 4 };
+        assert!(by_n.fits());
+        by_n.multiplied = DType::F32;
+        by_n.factors = [DType::F32; 2].map(|dtype| Factor { dtype, dense_k: false, unit: 4 });
+        assert!(!by_n.fits());
+    }
+
+    #[test]
+    fn what_is_not_multiplied_is_refused() {
+        let mut k = kernel(WarpTiling::named(&[]).unwrap());
+        assert_eq!(k.refusal(), None);
+        k.factors[1].dtype = DType::I8;
+        assert_eq!(k.refusal(), None);
+        k.factors[1].dense_k = false;
+        assert!(k.refusal().is_some());
+        k.factors[1] = Factor { dtype: DType::F16, dense_k: true, unit: 16 };
+        assert!(k.refusal().is_some());
+        let mixed = Operand { dtype: DType::F16, access: Access::Full };
+        assert!(WarpGemm { inputs: vec![mixed], ..kernel(k.tiling) }.refusal().is_some());
+    }
+}

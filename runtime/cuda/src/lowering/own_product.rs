@@ -1,0 +1,68 @@
+//! Generated products with their epilogue: which of the templates compute one, and how.
+//!
+//! In: a product with its epilogue, the views of its operands, the device. Out: the tilings of all
+//! templates that can compute it in place, the one with the shortest predicted time first, and for
+//! each the kernel and its [`Work`]. Invariant: this is the one place that chooses among templates:
+//! Hopper's (wgmma, the copy engine) takes whole 16 bytes; that of warps (mma.sync) takes any rows
+//! on every GPU from Ampere on.
+
+use hypatia_dsl::ir::Kernel;
+use hypatia_dsl::kernel::{Tiling, WarpTiling};
+use hypatia_templates::instances::Body;
+
+use super::Work;
+use super::tiled::TiledProduct;
+use super::warp_tiled::WarpProduct;
+use hypatia_plan::{GemmStep, View};
+use hypatia_target::device::Device;
+
+/// The compute capability of Hopper, whose instructions its template uses. Later GPUs lack them.
+const HOPPER: u32 = 90;
+/// The prediction of the template of warps must be better by this factor beside Hopper's: it rarely
+/// is the fastest there, and each candidate is compiled.
+const HANDICAP: f64 = 1.5;
+
+/// A tiling in its stored form.
+pub type Words = [u64; 8];
+
+/// A product that some template computes in place.
+#[derive(Clone, Debug)]
+pub struct OwnProduct {
+    hopper: Option<TiledProduct>,
+    warps: Option<WarpProduct>,
+}
+
+impl OwnProduct {
+    /// The product of a step on a device; `None` if an operand would have to be copied.
+    pub fn of(device: &Device, step: &GemmStep, reads: &[View], out: &View) -> Option<OwnProduct> {
+        let hopper = if device.sm == HOPPER { TiledProduct::of(step, reads, out) } else { None };
+        let warps = WarpProduct::of(step, reads, out);
+        (hopper.is_some() || warps.is_some()).then_some(OwnProduct { hopper, warps })
+    }
+
+    /// The tilings that a kernel declares and that fit, the one with the best prediction first.
+    pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<Words> {
+        let hopper = self.hopper.iter().flat_map(|p| p.plausible(&Tiling::all(&kernel.tune), multiprocessors));
+        let warps = self.warps.iter().flat_map(|p| p.plausible(&WarpTiling::all(&kernel.tune), multiprocessors));
+        let handicap = if self.hopper.is_some() { HANDICAP } else { 1.0 };
+        let hopper = hopper.map(|(t, cycles)| (t.words(), cycles));
+        let mut all: Vec<(Words, f64)> = hopper.chain(warps.map(|(t, c)| (t.words(), c * handicap))).collect();
+        all.sort_by(|x, y| x.1.total_cmp(&y.1));
+        all.into_iter().map(|(words, _)| words).collect()
+    }
+
+    /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
+    pub fn tiled(&self, words: &Words) -> Option<(Body, Work)> {
+        match (Tiling::of_words(words), WarpTiling::of_words(words)) {
+            (Some(tiling), _) => self.hopper.as_ref()?.tiled(tiling),
+            (None, Some(tiling)) => self.warps.as_ref()?.tiled(tiling),
+            (None, None) => None,
+        }
+    }
+
+    /// Products, rows, columns and length of the sums.
+    pub fn sizes(&self) -> [usize; 4] {
+        let warps = || self.warps.as_ref().map(WarpProduct::sizes);
+        self.hopper.as_ref().map(TiledProduct::sizes).or_else(warps).unwrap_or_default()
+    }
+}

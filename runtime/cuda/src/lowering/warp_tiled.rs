@@ -1,0 +1,312 @@
+//! Products of warps with their epilogue: the kernel of a step for a tiling, and its arguments.
+//!
+//! In: a product with its epilogue, and the views of its operands. Out: for each tiling, the kernel
+//! and its [`Work`]; none if an operand would have to be copied. Invariant: rows may begin at any
+//! element, only the width of accesses depends on it; leading axes become rows if one right operand
+//! serves all of them, or up to two axes of a batch.
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm, WarpTiling};
+use hypatia_templates::instances::Body;
+
+use super::{Work, fastest_first};
+use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
+
+/// The widest access, in bytes.
+const WIDEST: usize = 16;
+
+/// Strides of an operand along both axes of the batch, the rows and the columns.
+type Strides = [isize; 4];
+
+/// A product that warps can compute in place.
+#[derive(Clone, Debug)]
+pub struct WarpProduct {
+    /// Outer and inner products, and rows, columns and length of the sums of each.
+    sizes: [usize; 5],
+    kernel: WarpGemm,
+    strides: Vec<(String, Vec<i64>)>,
+}
+
+impl WarpProduct {
+    /// The product of a step; `None` if an operand would have to be copied.
+    pub fn of(step: &GemmStep, reads: &[View], out: &View) -> Option<WarpProduct> {
+        let [a, b, beside @ ..] = reads else { return None };
+        let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
+        let (batch, m, strides) = as_rows(step, &all).or_else(|| as_batch(step, &all))?;
+        WarpProduct::of_strides(step, &all, [batch[0], batch[1], m, step.n, step.k], &strides)
+    }
+
+    fn of_strides(step: &GemmStep, all: &[&View], sizes: [usize; 5], strides: &[Strides]) -> Option<WarpProduct> {
+        let [_, _, m, n, k] = sizes;
+        let [a, b, out, beside @ ..] = all else { return None };
+        let matrix = |i: usize, rows: usize, columns: usize| matrix_layout(rows, columns, strides[i][2], strides[i][3]);
+        let ((a_by_m, a_ld), (b_by_k, b_ld)) = (matrix(0, m, k)?, matrix(1, k, n)?);
+        let (out_by_m, out_ld) = matrix(2, m, n)?;
+        if out_by_m || sizes.contains(&0) || sizes.iter().any(|s| i32::try_from(*s).is_err()) {
+            return None;
+        }
+        let lines = |i: usize, ld: usize, count: usize| {
+            let [outer, inner, ..] = strides[i];
+            let steps = [(outer, sizes[0]), (inner, sizes[1]), (ld as isize, count)];
+            (unit(all[i], &steps), vec![outer as i64, inner as i64, ld as i64])
+        };
+        let (a_unit, a_lines) = lines(0, a_ld, if a_by_m { k } else { m });
+        let (b_unit, b_lines) = lines(1, b_ld, if b_by_k { n } else { k });
+        let (out_unit, out_lines) = lines(2, out_ld, m);
+        let mut accesses: Vec<Access> = (3..all.len()).map(|i| access(strides[i], sizes)).collect();
+        let vector = vector(out.dtype, out_unit, beside, &accesses, &strides[3..], sizes);
+        let mut named = vec![("in0", a_lines), ("in1", b_lines), ("out0", out_lines)].into_iter();
+        let mut of_all: Vec<(String, Vec<i64>)> = named.by_ref().map(|(n, s)| (format!("{n}_strides"), s)).collect();
+        for (i, (access, view)) in accesses.iter_mut().zip(beside).enumerate() {
+            // A row that begins between two wide accesses is read element by element.
+            if *access == Access::Row && unit(view, &[]) < wide(vector, view.dtype) {
+                *access = Access::Strided;
+            }
+            of_all.push((format!("in{}_strides", i + 2), strides[i + 3].map(|s| s as i64).to_vec()));
+        }
+        let inputs = accesses.into_iter().zip(beside).map(|(access, v)| Operand { dtype: v.dtype, access });
+        let kernel = WarpGemm {
+            name: "product".into(),
+            doc: String::new(),
+            multiplied: a.dtype,
+            factors: [
+                Factor { dtype: a.dtype, dense_k: !a_by_m, unit: a_unit },
+                Factor { dtype: b.dtype, dense_k: b_by_k, unit: b_unit },
+            ],
+            inputs: inputs.collect(),
+            output: out.dtype,
+            vector,
+            term: step.term.clone(),
+            tiling: WarpTiling::named(&[])?,
+        };
+        kernel.refusal().is_none().then_some(WarpProduct { sizes, kernel, strides: of_all })
+    }
+
+    /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
+    pub fn tiled(&self, tiling: WarpTiling) -> Option<(Body, Work)> {
+        let kernel = WarpGemm { tiling, ..self.kernel.clone() };
+        let [outer, inner, m, n, k] = self.sizes;
+        // Each product begins a new tile.
+        let mut work = Work::new(outer * inner * m.next_multiple_of(tiling.rows), n);
+        for (name, size) in [("rows", m), ("columns", n), ("depth", k), ("outer", outer), ("inner", inner)] {
+            work = work.sizes(name, &[size]);
+        }
+        work.strides.extend(self.strides.iter().cloned());
+        kernel.fits().then_some((Body::WarpGemm(kernel), work))
+    }
+
+    /// The tilings among these that fit, each with its predicted cycles, for a device with that many
+    /// multiprocessors.
+    pub fn plausible(&self, tilings: &[WarpTiling], multiprocessors: usize) -> Vec<(WarpTiling, f64)> {
+        let fits = |t: &&WarpTiling| WarpGemm { tiling: **t, ..self.kernel.clone() }.fits();
+        let cycles = |t: &WarpTiling| self.cycles(t, multiprocessors);
+        fastest_first(tilings.iter().filter(fits).copied(), cycles).into_iter().map(|t| (t, cycles(&t))).collect()
+    }
+
+    /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.
+    fn cycles(&self, t: &WarpTiling, multiprocessors: usize) -> f64 {
+        /// Products and sums per cycle of 16-bit types, bytes per cycle from shared memory and from
+        /// the L2 cache, cycles from the request of a slice to its arrival.
+        const RATE: f64 = 1024.0;
+        const SHARED: f64 = 128.0;
+        const BYTES: f64 = 56.0;
+        const LATENCY: f64 = 900.0;
+        let [outer, inner, m, n, k] = self.sizes;
+        let [warps_m, warps_n] = t.layout().unwrap_or([1, 1]);
+        let kernel = WarpGemm { tiling: *t, ..self.kernel.clone() };
+        let size = kernel.multiplied.size() as f64;
+        let (rows, columns, depth) = (t.rows as f64, t.columns as f64, t.depth as f64);
+        // Cycles that a slice keeps the units busy.
+        let product = rows * columns * depth / RATE * size / 2.0;
+        let fragments = (columns * warps_m as f64 + rows * warps_n as f64) * depth * size / SHARED;
+        let loaded = (rows + columns) * depth * size / BYTES;
+        // Rows that begin at any element cost instructions.
+        let narrow = |f: &Factor, side: f64| side * depth * size / f.unit.max(2) as f64 / 16.0;
+        let [a, b] = &kernel.factors;
+        let copies = narrow(a, rows) + narrow(b, columns);
+        let busy = product.hypot(fragments).max(loaded) + copies;
+        let calls = kernel.term.nodes.len() as f64 * 3.0 + 16.0;
+        let epilogue = rows * columns * calls / 64.0 / kernel.vector.min(4) as f64 * 4.0 / 4.0;
+        // Blocks that run beside each other on a multiprocessor.
+        let sums = rows * columns / t.threads() as f64;
+        let by_registers = (65_536.0 / ((sums * 1.3 + 80.0) * t.threads() as f64)).floor().max(1.0);
+        let by_memory = (231_424 / (kernel.shared() + 1024)).max(1) as f64;
+        let beside = by_registers.min(by_memory);
+        let slices = k.div_ceil(t.depth) as f64;
+        let tiles = (outer * inner * m.div_ceil(t.rows) * n.div_ceil(t.columns)) as f64;
+        let share = (tiles / multiprocessors as f64).ceil();
+        let ahead = (t.stages - 1) as f64;
+        let alone = LATENCY + slices * busy.max(LATENCY / ahead).max(200.0) + epilogue * 2.0 + 1000.0;
+        (share * (slices * busy + epilogue)).max((share / beside).ceil() * alone) + 1000.0
+    }
+
+    /// Products, rows, columns and length of the sums.
+    pub fn sizes(&self) -> [usize; 4] {
+        let [outer, inner, m, n, k] = self.sizes;
+        [outer * inner, m, n, k]
+    }
+}
+
+/// The axes of the batch, the rows, and the strides of every view, where one right operand serves
+/// all products.
+fn as_rows(step: &GemmStep, all: &[&View]) -> Option<([usize; 2], usize, Vec<Strides>)> {
+    let lead = step.batch.len();
+    let shared = all[1].strides[..lead].iter().zip(&step.batch).all(|(s, n)| *s == 0 || *n == 1);
+    let rows = [&step.batch[..], &[step.m]].concat();
+    let others: Vec<usize> = (0..all.len()).filter(|i| *i != 1).collect();
+    let sides: Vec<Vec<isize>> = others.iter().map(|i| all[*i].strides[..=lead].to_vec()).collect();
+    let (sizes, collapsed) = collapse(&rows, &sides);
+    let ([rows], true) = (sizes.as_slice(), shared) else { return None };
+    let mut strides: Vec<Strides> = all.iter().map(|v| [0, 0, v.strides[lead], v.strides[lead + 1]]).collect();
+    others.iter().zip(collapsed).for_each(|(i, s)| strides[*i][2] = s[0]);
+    Some(([1, 1], *rows, strides))
+}
+
+/// Likewise, where the batch has at most two axes.
+fn as_batch(step: &GemmStep, all: &[&View]) -> Option<([usize; 2], usize, Vec<Strides>)> {
+    let lead = step.batch.len();
+    let sides: Vec<Vec<isize>> = all.iter().map(|v| v.strides[..lead].to_vec()).collect();
+    let (sizes, collapsed) = collapse(&step.batch, &sides);
+    let batch = match *sizes.as_slice() {
+        [inner] => [1, inner],
+        [outer, inner] => [outer, inner],
+        _ => return None,
+    };
+    let of = |(v, c): (&&View, Vec<isize>)| {
+        let [outer, inner] = if let [outer, inner] = *c { [outer, inner] } else { [0, c[0]] };
+        [outer, inner, v.strides[lead], v.strides[lead + 1]]
+    };
+    Some((batch, step.m, all.iter().zip(collapsed).map(of).collect()))
+}
+
+/// Bytes at which each of a view's rows begins, which these steps of so many places reach: a power
+/// of two.
+fn unit(view: &View, steps: &[(isize, usize)]) -> usize {
+    let size = view.dtype.size();
+    let offsets = steps.iter().filter(|(_, count)| *count > 1).map(|(step, _)| step.unsigned_abs());
+    let bits = offsets.chain([view.offset]).fold(WIDEST, |bits, n| bits | n * size);
+    1 << bits.trailing_zeros()
+}
+
+/// Bytes of an access of so many elements; wider ones are several accesses.
+fn wide(vector: usize, dtype: DType) -> usize {
+    (vector * dtype.size()).min(WIDEST)
+}
+
+/// The most neighbours of a row that can be stored, and read from every operand of the result's
+/// shape, in wide accesses.
+fn vector(
+    output: DType,
+    unit_of_out: usize,
+    beside: &[&View],
+    accesses: &[Access],
+    strides: &[Strides],
+    sizes: [usize; 5],
+) -> usize {
+    let fits = |vector: usize| {
+        let mut full = beside.iter().zip(accesses).zip(strides).filter(|((_, a), _)| **a == Access::Full);
+        full.all(|((view, _), s)| {
+            let steps = [(s[0], sizes[0]), (s[1], sizes[1]), (s[2], sizes[2])];
+            unit(view, &steps) >= wide(vector, view.dtype)
+        })
+    };
+    let mut vector = WarpGemm::widest(output, unit_of_out);
+    while vector > 1 && !fits(vector) {
+        vector /= 2;
+    }
+    vector
+}
+
+/// How an operand with these strides is read.
+fn access(strides: Strides, [outer, inner, m, n, _]: [usize; 5]) -> Access {
+    let fixed = |axis: usize, size: usize| strides[axis] == 0 || size == 1;
+    let alike = fixed(0, outer) && fixed(1, inner) && fixed(2, m);
+    match (alike, fixed(3, n), strides[3] == 1) {
+        (true, true, _) => Access::Splat,
+        (true, _, true) => Access::Row,
+        (false, true, _) => Access::Col,
+        (false, false, true) => Access::Full,
+        _ => Access::Strided,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::scalar::{Term, TermNode};
+
+    use super::*;
+    use hypatia_plan::BufferId;
+
+    fn step(batch: &[usize], m: usize, n: usize, k: usize) -> GemmStep {
+        let mut term = Term::empty();
+        let acc = term.add(TermNode::Acc);
+        term.roots.push(acc);
+        GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term }
+    }
+
+    fn whole(shape: &[usize]) -> View {
+        View::whole(BufferId(0), DType::BF16, shape)
+    }
+
+    #[test]
+    fn a_linear_layer_over_sequences_is_one_product() {
+        let x = whole(&[2, 3, 65]);
+        let w = whole(&[33, 65]).transposed(&[1, 0]).broadcast(&[2, 65, 33]).unwrap();
+        let bias = whole(&[33]).broadcast(&[2, 3, 33]).unwrap();
+        let p =
+            WarpProduct::of(&step(&[2], 3, 33, 65), &[x, w, bias, whole(&[2, 3, 33])], &whole(&[2, 3, 33])).unwrap();
+        assert_eq!((p.sizes(), p.kernel.vector), ([1, 6, 33, 65], 1));
+        let factor = Factor { dtype: DType::BF16, dense_k: true, unit: 2 };
+        assert_eq!(p.kernel.factors, [factor, factor]);
+        let access: Vec<Access> = p.kernel.inputs.iter().map(|o| o.access.clone()).collect();
+        assert_eq!(access, [Access::Row, Access::Full]);
+    }
+
+    #[test]
+    fn heads_lie_between_rows() {
+        // [batch, rows, heads, 64] read as [batch, heads, rows, 64].
+        let heads = |v: View| v.transposed(&[0, 2, 1, 3]);
+        let (q, k) = (heads(whole(&[2, 24, 3, 64])), heads(whole(&[2, 40, 3, 64])).transposed(&[0, 1, 3, 2]));
+        let p = WarpProduct::of(&step(&[2, 3], 24, 40, 64), &[q, k], &whole(&[2, 3, 24, 40])).unwrap();
+        assert_eq!(p.sizes, [2, 3, 24, 40, 64]);
+        let strides = |name: &str| p.strides.iter().find(|(n, _)| n == name).unwrap().1.clone();
+        assert_eq!(strides("in0_strides"), [24 * 3 * 64, 64, 3 * 64]);
+        assert_eq!(strides("in1_strides"), [40 * 3 * 64, 64, 3 * 64]);
+        assert_eq!(strides("out0_strides"), [3 * 24 * 40, 24 * 40, 40]);
+        assert_eq!((p.kernel.factors.map(|f| f.unit), p.kernel.vector), ([16, 16], 8));
+    }
+
+    #[test]
+    fn the_width_of_accesses_follows_from_where_rows_begin() {
+        let of = |x: View, n: usize, beside: View| {
+            let k = x.shape[1];
+            let p = WarpProduct::of(&step(&[], 16, n, k), &[x, whole(&[k, n]), beside], &whole(&[16, n])).unwrap();
+            (p.kernel.factors.map(|f| f.unit), p.kernel.vector, p.kernel.inputs[0].access.clone())
+        };
+        let row = |n: usize, at: usize| whole(&[n + at]).sliced(0, at, 1, n).broadcast(&[16, n]).unwrap();
+        assert_eq!(of(whole(&[16, 64]), 24, row(24, 8)), ([16, 16], 8, Access::Row));
+        assert_eq!(of(whole(&[16, 66]), 20, row(20, 0)), ([4, 8], 4, Access::Row));
+        assert_eq!(of(whole(&[16, 72]).sliced(1, 1, 1, 64), 24, row(24, 1)), ([2, 16], 8, Access::Strided));
+        // A residual whose rows begin at other places than those of the result.
+        assert_eq!(of(whole(&[16, 64]), 24, whole(&[16, 26]).sliced(1, 0, 1, 24)), ([16, 16], 2, Access::Full));
+        let column = whole(&[16, 1]).broadcast(&[16, 24]).unwrap();
+        assert_eq!(of(whole(&[16, 64]), 24, column).2, Access::Col);
+    }
+
+    #[test]
+    fn few_tiles_are_predicted_to_be_slower_than_many() {
+        let p = |m: usize, n: usize, k: usize| {
+            let (x, w) = (whole(&[m, k]), whole(&[n, k]).transposed(&[1, 0]));
+            WarpProduct::of(&step(&[], m, n, k), &[x, w], &whole(&[m, n])).unwrap()
+        };
+        let of = |m: i64, n: i64, k: i64, split: i64| {
+            WarpTiling::named(&[("tile_m", m), ("tile_n", n), ("tile_k", k), ("split_k", split)]).unwrap()
+        };
+        let all = [of(128, 128, 32, 1), of(64, 64, 64, 1), of(32, 32, 128, 2)];
+        let best = |p: &WarpProduct| p.plausible(&all, 132)[0].0;
+        assert_eq!(best(&p(4096, 4096, 4096)), all[0]);
+        assert_eq!(best(&p(1024, 1024, 1024)), all[1]);
+        assert_eq!(best(&p(256, 512, 256)), all[2]);
+    }
+}

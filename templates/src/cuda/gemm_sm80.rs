@@ -1,0 +1,161 @@
+//! Matrix products of warps with an epilogue on their accumulators, for GPUs from Ampere on.
+//!
+//! In: a [`WarpGemm`] whose tiling fits. Out: its source. Invariant: the epilogue is one inlined
+//! function of the accumulator and its operands, in the compute types; the template calls it once
+//! for each element of the result and rounds once.
+
+use minijinja::{Value, context};
+
+use super::gemm::{FACTORS, epilogue, loaded, parameter, plain_storage};
+use super::term::{Functions, compute_name, formula};
+use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm};
+use hypatia_dsl::scalar::TermNode;
+
+/// Strides of an operand: along both axes of the batch, the rows and the columns.
+const STRIDES: usize = 4;
+
+pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, EmitError> {
+    let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
+    let t = &kernel.tiling;
+    let [warps_m, warps_n] =
+        t.layout().filter(|_| kernel.fits()).ok_or_else(|| malformed("its tiling does not fit"))?;
+    if let Some(why) = kernel.refusal() {
+        return Err(malformed(why));
+    }
+    let mut functions = Functions::new(program);
+    let copies = (t.rows * t.columns / t.threads()) as u64;
+    let body = epilogue(&mut functions, (&kernel.term, &kernel.inputs, kernel.output), copies)?;
+    functions.need("axes");
+    let args = arguments(kernel);
+    let geometry = Geometry::Tiles {
+        block: t.threads() as u32,
+        cluster: 1,
+        rows: t.rows as u32,
+        columns: t.columns as u32,
+        shared: kernel.shared() as u32,
+    };
+    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
+    let text = formula(program, &kernel.term, kernel.term.root(), &|node| match node {
+        TermNode::In { input, .. } => Some(format!("in{}", *input as usize + FACTORS)),
+        _ => None,
+    });
+    let formula = vec![format!("out0 = {text}, where acc = in0 in1")];
+    let header = Header {
+        name: &kernel.name,
+        kind: "a matrix product with its epilogue",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: false,
+    };
+    let rounded: Vec<DType> = functions.rounded_to().collect();
+    let base = common(header, &functions, rounded.into_iter(), &[body]);
+    let [a, b] = kernel.factors;
+    let ctx = context! {
+        entry => entries[0].name.clone(),
+        params => args.iter().map(result_or_parameter).collect::<Value>(),
+        half => kernel.half().map(DType::name),
+        unit => if kernel.multiplied == DType::F32 { "tf32" } else { kernel.multiplied.name() },
+        size => kernel.multiplied.size(),
+        a_size => a.dtype.size(),
+        b_size => b.dtype.size(),
+        a_by_k => a.dense_k,
+        b_by_k => b.dense_k,
+        a_unit => a.unit,
+        b_unit => b.unit,
+        out_type => plain_storage(kernel.output),
+        out_size => kernel.output.size(),
+        vector => kernel.vector,
+        tile_m => t.rows,
+        tile_n => t.columns,
+        tile_k => t.depth,
+        warps_m => warps_m,
+        warps_n => warps_n,
+        split => t.split,
+        stages => t.stages,
+        group => t.group,
+        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + FACTORS, o)).collect::<Value>(),
+        ..base
+    };
+    let text = render("gemm_sm80.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+fn result_or_parameter(a: &Arg) -> String {
+    match a.kind {
+        ArgKind::Output(t) => format!("{}* __restrict__ {}", plain_storage(t), a.name),
+        _ => parameter(a),
+    }
+}
+
+/// An operand of the epilogue as the template sees it: where it lies, what it reads ahead, and its
+/// value.
+fn input(at: usize, o: &Operand) -> Value {
+    let name = format!("in{at}");
+    let stride = |axis: usize| format!("{name}_strides.at[{axis}]");
+    let rows = format!("tile.outer * {} + tile.inner * {} + q_row * {}", stride(0), stride(1), stride(2));
+    let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
+    let (kind, first, value) = match o.access {
+        Access::Splat => ("splat", load("0"), format!("{name}_all")),
+        Access::Row => ("row", String::new(), loaded(o.dtype, &format!("row{at}[SAME_COLUMNS ? 0 : p].v[e]"))),
+        Access::Col => ("col", load(&rows), format!("col{at}[p]")),
+        Access::Full => ("full", String::new(), loaded(o.dtype, &format!("full{at}[p].v[e]"))),
+        Access::Strided => {
+            let index = format!("{rows} + (q_col + e) * {}", stride(3));
+            // Beside the result's last column nothing may be read.
+            ("strided", String::new(), format!("e < count ? {} : ({})0", load(&index), compute_name(o.dtype)))
+        }
+    };
+    context! {
+        index => at,
+        kind => kind,
+        storage => plain_storage(o.dtype),
+        compute => compute_name(o.dtype),
+        at => format!("{rows} + q_col"),
+        first => first,
+        value => value,
+    }
+}
+
+fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
+    let strides = |name: &str, count: usize| {
+        let axes = ["outer products", "inner products", "rows", "columns"][..count].join(", ");
+        Arg::named(format!("{name}_strides"), ArgKind::Sizes(count), format!("elements of {name} between {axes}"))
+    };
+    let mut out = Vec::new();
+    let by_k = ["products x rows x depth", "products x columns x depth"];
+    let by_other = ["products x depth x rows", "products x depth x columns"];
+    for (i, Factor { dtype, dense_k, .. }) in kernel.factors.iter().enumerate() {
+        out.push(Arg::read(i, *dtype, if *dense_k { by_k[i] } else { by_other[i] }));
+        out.push(strides(&format!("in{i}"), STRIDES - 1));
+    }
+    out.push(Arg::written(0, kernel.output, "products x rows x columns"));
+    out.push(strides("out0", STRIDES - 1));
+    for (i, o) in kernel.inputs.iter().enumerate() {
+        let at = i + FACTORS;
+        let about = match o.access {
+            Access::Full => "products x rows x columns",
+            Access::Row => "one element a column",
+            Access::Col => "one element a row",
+            Access::Splat => "one element",
+            Access::Strided => "read with its strides",
+        };
+        out.push(Arg::read(at, o.dtype, about));
+        if !matches!(o.access, Access::Row | Access::Splat) {
+            out.push(strides(&format!("in{at}"), STRIDES));
+        }
+    }
+    let sizes = [
+        ("rows", "rows of each product"),
+        ("columns", "columns of each product"),
+        ("depth", "length of the sums"),
+        ("outer", "outer products"),
+        ("inner", "inner products of each outer one"),
+    ];
+    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out
+}
