@@ -28,6 +28,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import fused_modules, nn
+    from ._optimize import optimize
     from .fuse import Fusions, fuse_
     from .nn._runtime import Report, report, reset_report
 
@@ -53,6 +54,7 @@ __all__ = [
     "fuse_",
     "fused_modules",
     "nn",
+    "optimize",
     "report",
     "reset_report",
     "scalar",
@@ -65,6 +67,7 @@ _OF_TORCH = {
     "fuse_": "fuse",
     "fused_modules": "",
     "nn": "",
+    "optimize": "_optimize",
     "report": "nn._runtime",
     "reset_report": "nn._runtime",
 }
