@@ -110,7 +110,10 @@ class Body:
         return body if body is not None else Body.known.setdefault(text, Body(text))
 
 
-@torch.library.custom_op("hypatia::fusion", mutates_args=())
+SCHEMA = "(Tensor[] inputs, str name, str[] rules, SymInt[] sizes, str body) -> Tensor[]"
+
+
+@torch.library.custom_op("hypatia::fusion", mutates_args=(), schema=SCHEMA)
 def fusion(
     inputs: Sequence[Tensor], name: str, rules: Sequence[str], sizes: Sequence[int], body: str
 ) -> list[Tensor]:
@@ -153,7 +156,8 @@ def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         if pairs and wanted
         else [None] * len(wanted)
     )
-    return [next(found) if t.requires_grad else None for t in leaves], None, None, None, None
+    of_sizes = [None] * len(ctx.sizes)
+    return [next(found) if t.requires_grad else None for t in leaves], None, None, of_sizes, None
 
 
 fusion.register_autograd(_gradients, setup_context=_keep)
