@@ -8,6 +8,7 @@ Ops that no rule fuses stay PyTorch's.
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch.fx.passes.tools_common import legalize_graph
 
 from . import _launch
 from ._fusion import fusion, text_of
-from ._fx import SHAPED, Importer, name_of, read_outside
+from ._fx import SHAPED, TABLE, Importer, name_of, read_outside
 from ._rules import Rules, Scalar, library
 from .backend import Known, device_of, table
 from .errors import InputError
@@ -37,8 +38,7 @@ class Fused:
     name: str
     formula: str
     nodes: list[str]
-    """The names of the graph's nodes that it computes."""
-    rules: list[str]
+    """The names of the graph's nodes that it computes, without those that rules made needless."""
 
 
 def optimize(
@@ -82,8 +82,10 @@ def optimize(
     with_values(module)
     device = device_of(module)
     target = target or ("h200" if device.type == "cuda" else "cpu")
-    for found in fusions(module, chosen, device, target):
-        replace(module, found, chosen)
+    all_found = fusions(module, chosen, device, target)
+    for found in all_found:
+        others = {name for other in all_found if other is not found for name in other.nodes}
+        replace(module, found, others, chosen, target)
     module.graph.lint()
     module.recompile()
     return module
@@ -106,9 +108,17 @@ def fusions(module: fx.GraphModule, rules: Rules, device: torch.device, target: 
     return found
 
 
-def replace(module: fx.GraphModule, found: Fused, rules: Rules) -> None:
-    """Put one node in the place of a fusion's nodes, if others do not stand between them."""
-    nodes = together(module.graph, {n for n in module.graph.nodes if n.name in set(found.nodes)})
+def fired(module: fx.GraphModule, nodes: list[fx.Node], rules: Rules, target: str) -> list[str]:
+    """The rules that make these nodes one."""
+    model = Importer(module, rules, nodes).g.model(**_launch.settings_on(torch.device("cpu")))
+    firings = json.loads(model.explain(target)[1])["firings"]
+    return sorted({f["rule"] for f in firings if f["kept"]})
+
+
+def replace(module: fx.GraphModule, found: Fused, others: set[str], rules: Rules, target: str) -> None:
+    """Put one node in the place of a fusion's nodes, if no other fusion's stand between them."""
+    named = {n for n in module.graph.nodes if n.name in set(found.nodes)}
+    nodes = together(module.graph, named, others)
     results = read_outside(nodes)
     if sum(name_of(n.target) not in VIEWS for n in nodes) < 2 or not results:
         return
@@ -122,7 +132,7 @@ def replace(module: fx.GraphModule, found: Fused, rules: Rules) -> None:
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output([env[r] for r in results])
     with module.graph.inserting_before(module.graph.output_node()):
-        args = (tensors, found.name, found.rules, sizes, text_of(graph, len(tensors), rules))
+        args = (tensors, found.name, fired(module, nodes, rules, target), sizes, text_of(graph, len(tensors), rules))
         call = module.graph.call_function(torch.ops.hypatia.fusion.default, args)
         call.name = module.graph._graph_namespace.create_name(found.name, None)
         call.meta["val"] = [r.meta["val"] for r in results]
@@ -135,11 +145,14 @@ def replace(module: fx.GraphModule, found: Fused, rules: Rules) -> None:
     legalize_graph(module)
 
 
-def together(graph: fx.Graph, nodes: set[fx.Node]) -> list[fx.Node]:
-    """The nodes in the graph's order, with views between them and in front; none if others stand between."""
+def together(graph: fx.Graph, nodes: set[fx.Node], others: set[str]) -> list[fx.Node]:
+    """The nodes in the graph's order, with those between them and the views in front of them.
+
+    None if another fusion's node stands between them, or one that no plan computes.
+    """
     after, before = reached(nodes, lambda n: n.users), reached(nodes, lambda n: n.all_input_nodes)
-    nodes |= {n for n in (after & before) - nodes if is_small(n)}
-    if (after & before) - nodes:
+    nodes |= after & before
+    if any(n.name in others or (not is_small(n) and name_of(n.target) not in TABLE) for n in nodes):
         return []
     while front := {i for n in nodes for i in n.all_input_nodes if is_small(i) and set(i.users) <= nodes} - nodes:
         nodes |= front

@@ -101,7 +101,11 @@ fn allocate(allocator: &Allocator<'_>, bytes: usize, gpu: i32) -> PyResult<Scrat
 }
 
 /// Tensors of the element types that are wanted, all on one GPU.
-fn borrowed(tensors: &Bound<'_, PyTuple>, wanted: &[(String, DType)], gpu: &mut Option<i32>) -> PyResult<Vec<Borrowed>> {
+fn borrowed(
+    tensors: &Bound<'_, PyTuple>,
+    wanted: &[(String, DType)],
+    gpu: &mut Option<i32>,
+) -> PyResult<Vec<Borrowed>> {
     let mut all = Vec::with_capacity(tensors.len());
     for (i, tensor) in tensors.iter_borrowed().enumerate() {
         let name = || wanted.get(i).map_or("", |(name, _)| name.as_str());

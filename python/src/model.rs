@@ -94,8 +94,8 @@ impl Settings {
 /// The name of an input, its element type and its sizes; a dynamic size is a string.
 type Port<'py> = (String, &'static str, Bound<'py, PyTuple>);
 
-/// Name, formula, names of the given graph's nodes, rules.
-type Fusion = (String, String, Vec<String>, Vec<String>);
+/// Name, formula, names of the given graph's nodes.
+type Fusion = (String, String, Vec<String>);
 
 /// The name of an input, its memory and its shape.
 type Array<'py> = (String, Bound<'py, PyAny>, Vec<usize>);
@@ -170,8 +170,7 @@ impl Model {
         .map_err(raised)
     }
 
-    /// The fusions of the optimised graph: name, formula, the names of the nodes that became one,
-    /// and the rules that contributed.
+    /// The fusions of the optimised graph: name, formula, and the names of the nodes that became one.
     fn fusions(&self, py: Python<'_>, target: &str) -> PyResult<Vec<Fusion>> {
         py.detach(|| {
             let optimized = pipeline::optimize(self.model.graph(), &self.options_for(target)?)?;
@@ -219,15 +218,12 @@ impl Model {
     }
 }
 
-/// A fusion, with the firings whose results it is made of.
+/// A fusion, with the names of the nodes that it is made of.
 fn fusion(optimized: &optimize::Optimized, group: &fusions::Group) -> Option<Fusion> {
     let (name, formula) = group.fused.clone()?;
     let labels = group.nodes.iter().map(|i| optimized.graph.nodes[*i].name.as_str());
     let nodes: BTreeSet<&str> = labels.flat_map(constituents).collect();
-    let of_it = |names: &[String]| names.iter().flat_map(|n| constituents(n)).any(|n| nodes.contains(n));
-    let firings = optimized.report.firings.iter().filter(|f| f.kept && of_it(&f.nodes));
-    let rules: BTreeSet<String> = firings.map(|f| f.rule.clone()).collect();
-    Some((name, formula, nodes.into_iter().map(String::from).collect(), rules.into_iter().collect()))
+    Some((name, formula, nodes.into_iter().map(String::from).collect()))
 }
 
 /// The nodes of the model that a joined name stands for.
