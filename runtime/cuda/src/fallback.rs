@@ -115,7 +115,7 @@ impl Scratch {
     /// The address of the buffer of a view, and its bytes.
     fn buffer(&self, plan: &Plan, view: &View) -> (u64, usize) {
         let buffer = &plan.buffers[view.buffer.index()];
-        let at = Location { storage: buffer.storage, bytes: 0 };
+        let at = Location { storage: buffer.storage, outside: None, bytes: 0 };
         (self.bases.address(&at), buffer.len * buffer.dtype.size())
     }
 
