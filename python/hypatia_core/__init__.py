@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from . import fused_modules, nn
     from ._optimize import optimize
     from .fuse import Fusions, fuse_
-    from .nn._runtime import Report, report, reset_report
+    from .nn._runtime import Report, report, reset_report, wait_for_plans
 
 __all__ = [
     "DeviceError",
@@ -59,6 +59,7 @@ __all__ = [
     "reset_report",
     "scalar",
     "verify",
+    "wait_for_plans",
 ]
 
 _OF_TORCH = {
@@ -70,6 +71,7 @@ _OF_TORCH = {
     "optimize": "_optimize",
     "report": "nn._runtime",
     "reset_report": "nn._runtime",
+    "wait_for_plans": "nn._runtime",
 }
 
 

@@ -104,7 +104,7 @@ def fusions(module: fx.GraphModule, rules: Rules, device: torch.device, target: 
         nodes = [n for n in module.graph.nodes if n in part.nodes]
         imported = Importer(module, rules, nodes)
         model = imported.g.model(**_launch.settings_on(torch.device("cpu")))
-        found += [Fused(*one) for one in model.fusions(target)]
+        found += [Fused(*one[:3]) for one in model.fusions(target)]
     return found
 
 

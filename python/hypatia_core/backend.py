@@ -110,8 +110,11 @@ def device_of(graph: fx.GraphModule) -> torch.device:
     return next((d for d in found if d.type != "cpu"), torch.device("cpu"))
 
 
-def divided(graph: fx.GraphModule, rules: Rules) -> Callable[..., Any]:
-    """The graph with parts that plans compute; the rest is PyTorch's."""
+def divided(graph: fx.GraphModule, rules: Rules, single: bool = False) -> Callable[..., Any]:
+    """The graph with parts that plans compute; the rest is PyTorch's.
+
+    `single` makes parts of ops that stand alone too, where there is nothing to fuse.
+    """
     if why := indivisible(graph):
         note("graph", why)
         return graph.forward
@@ -122,7 +125,7 @@ def divided(graph: fx.GraphModule, rules: Rules) -> Callable[..., Any]:
     for node in graph.graph.nodes:
         if computes(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
-    partitioner = CapabilityBasedPartitioner(graph, Known(device), allows_single_node_partition=False)
+    partitioner = CapabilityBasedPartitioner(graph, Known(device), allows_single_node_partition=single)
     whole = partitioner.partition_and_fuse(prefix="hypatia_")
     for node in whole.graph.nodes:
         if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node, device):
@@ -221,6 +224,7 @@ class Part(torch.nn.Module):
                 self.runs_on(tensors),
                 lambda: self.plan(key, args, tensors),
                 lambda plan: (lambda: self.launch(key, plan, tensors), lambda: self.graph(*args)),
+                most=_runtime.MAX_PART_PLANS,
             )
         if choice is None or choice.plan is None:
             return self.graph(*args)

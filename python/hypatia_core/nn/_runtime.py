@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,10 @@ POLICIES = ("measure", "always", "never")
 FLOATS = {d: n for d, n in NAMES.items() if n in ("f64", "f32", "f16", "bf16")}
 #: Plans that one op keeps; further shapes are PyTorch's.
 MAX_PLANS = 256
+#: Plans that one part of a compiled graph keeps.
+MAX_PART_PLANS = 16
+#: Shapes that an op or part remembers.
+MAX_SEEN = 512
 #: Seconds that measuring one shape may take, beyond one run of each side.
 BUDGET = 0.03
 #: Calls of each side that are timed together on a GPU.
@@ -39,6 +44,8 @@ _policy = "measure"
 #: Parts of compiled graphs.
 _parts: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
+#: Makes the plans of compiled graphs, one by one.
+_worker = ThreadPoolExecutor(1, "hypatia")
 
 
 @contextlib.contextmanager
@@ -79,12 +86,15 @@ class Choice:
     failed: bool = False
     seen: bool = False
     """Whether the shape was called before."""
+    pending: Future[None] | None = None
+    """The plan, if it was to be made in the background."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare(self, make: Callable[[], _native.Plan]) -> None:
         """Make the plan."""
         try:
-            self.plan = make()
+            plan = make()
+            self.plan = plan
         except HypatiaError as error:
             self.failed, self.why = True, f"no plan could be made: {error}"
 
@@ -331,21 +341,29 @@ def settled(
     device: torch.device,
     make: Callable[[], _native.Plan],
     sides: Callable[[_native.Plan], Sides],
+    most: int | None = None,
 ) -> Choice | None:
-    """The choice for a key if its plan computes the call; else the call is counted as PyTorch's."""
-    choice = plans.get(key)
-    if choice is None:
-        with _lock:
-            full = len(plans) >= MAX_PLANS and key not in plans
-            choice = Choice() if full else plans.setdefault(key, Choice())
-        if full:
-            count(label, f"more than {MAX_PLANS} shapes: no plan is made for further ones")
-            return None
+    """The choice for a key if its plan computes the call; else the call is counted as PyTorch's.
+
+    `most` plans are made, and in the background, unless there must be one; by default they are made
+    at once, and as many as an op keeps.
+    """
+    choice = plans.get(key) or _new(plans, key, label)
     always = _policy == "always"
-    wants_plan = choice.plan is None and not choice.failed and (always or choice.seen)
-    wants_times = not always and choice.measured is None and not choice.failed and choice.seen
+    open_ = choice.plan is None and not choice.failed and choice.pending is None
+    wants_plan = open_ and (always or choice.seen)
+    wants_times = not always and choice.measured is None and choice.plan is not None and choice.seen
     if (wants_plan or wants_times) and _launch.captures(device):
         wants_plan = wants_times = False
+    limit = MAX_PLANS if most is None else most
+    if wants_plan and _full(plans, limit):
+        choice.failed, choice.why = True, f"more than {limit} shapes: no plan is made for further ones"
+        wants_plan = False
+    if wants_plan and not always and most is not None:
+        choice.pending = _worker.submit(choice.prepare, make)
+        wants_plan = False
+    if always and choice.pending is not None:
+        choice.pending.result()
     # Who comes second does not wait, unless there must be a plan: PyTorch computes its call.
     if (wants_plan or wants_times) and choice.lock.acquire(blocking=always):
         try:
@@ -363,8 +381,32 @@ def settled(
             choice.eager += 1
             choice.seen = True
             if choice.plan is None and not choice.failed:
-                choice.why = "the first call of a shape"
+                choice.why = "a plan was being made" if choice.pending else "the first call of a shape"
     return choice if ready else None
+
+
+def _new(plans: dict[Any, Choice], key: Any, label: str) -> Choice:
+    """The choice for a key that is new. Shapes that came once make way for it."""
+    with _lock:
+        if key not in plans and len(plans) >= MAX_SEEN:
+            old = next((k for k, c in plans.items() if c.plan is None and c.pending is None), None)
+            if old is not None:
+                gone = plans.pop(old)
+                _passed[label, gone.why] = _passed.get((label, gone.why), 0) + gone.eager
+        return plans.setdefault(key, Choice())
+
+
+def _full(plans: dict[Any, Choice], most: int) -> bool:
+    with _lock:
+        return sum(c.plan is not None or c.pending is not None for c in plans.values()) >= most
+
+
+def wait_for_plans() -> None:
+    """Wait until the plans are made that are being made in the background.
+
+    They are compared with PyTorch when their shapes are next called.
+    """
+    _worker.submit(int).result()
 
 
 def model_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> tuple[_native.Model, list[tuple[int, ...]]]:
