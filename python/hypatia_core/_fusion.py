@@ -114,9 +114,7 @@ SCHEMA = "(Tensor[] inputs, str name, str[] rules, SymInt[] sizes, str body) -> 
 
 
 @torch.library.custom_op("hypatia::fusion", mutates_args=(), schema=SCHEMA)
-def fusion(
-    inputs: Sequence[Tensor], name: str, rules: Sequence[str], sizes: Sequence[int], body: str
-) -> list[Tensor]:
+def fusion(inputs: Sequence[Tensor], name: str, rules: Sequence[str], sizes: Sequence[int], body: str) -> list[Tensor]:
     """Compute the ops of `body`. `name` and `rules` say what they became."""
     of = Body.of(body)
     of.part.label = name
@@ -133,9 +131,7 @@ def fusion(
 
 
 @fusion.register_fake
-def _(
-    inputs: Sequence[Tensor], name: str, rules: Sequence[str], sizes: Sequence[int], body: str
-) -> list[Tensor]:
+def _(inputs: Sequence[Tensor], name: str, rules: Sequence[str], sizes: Sequence[int], body: str) -> list[Tensor]:
     return [torch.empty_like(t) for t in Body.of(body).graph(*inputs, *sizes)]
 
 

@@ -514,7 +514,9 @@ ATTENTION = {
 def _(b: Importer, n: Node) -> Any:
     q, k, v = n.args[:3]
     where, _, at = ATTENTION[name_of(n.target)]
-    mask = n.kwargs.get(where) if isinstance(where, str) else None if where is None else b.argument(n, where, "attn_bias")
+    mask = (
+        n.kwargs.get(where) if isinstance(where, str) else None if where is None else b.argument(n, where, "attn_bias")
+    )
     causal, scale = b.argument(n, at, "is_causal", False), n.kwargs.get("scale")
     dtype, m, s = b.dtype(q), b.shape(q)[-2], b.shape(k)[-2]
     hidden = None
