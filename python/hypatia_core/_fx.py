@@ -109,8 +109,10 @@ class Importer:
         for node in module.graph.nodes if nodes is None else nodes:
             if node.op == "call_function":
                 for other in node.all_input_nodes:
-                    if other not in self.values:
+                    if other not in self.values and other.op == "get_attr":
                         self.add(other)
+                    elif other not in self.values:
+                        self.input(other)
             self.add(node)
         for i, node in enumerate(self.outputs):
             self.g.output(f"y{i}", self.values[node])
@@ -129,7 +131,12 @@ class Importer:
         elif node.op == "call_function" and name_of(node.target) in TABLE:
             self.g.label(node.name)
             self.values[node] = TABLE[name_of(node.target)](self, node)
-        elif isinstance(node.meta.get("val"), torch.Tensor):
+        else:
+            self.input(node)
+
+    def input(self, node: Node) -> None:
+        """Add an input, if the node is a tensor."""
+        if isinstance(node.meta.get("val"), torch.Tensor):
             self.inputs.append(node.name)
             self.values[node] = self.g.input(node.name, self.dtype(node), list(self.shape(node)))
 
