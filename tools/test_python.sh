@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Tests the Python package in python/ with a debug build: ruff, pyright, the docstrings' examples
 # and the tests. Makes a virtual environment with NumPy, PyTorch, pytest, ruff and pyright in
-# target/torch (2.8 GB to fetch, 5 GB on disk; once). Where PyTorch cannot be installed, its tests
+# target/torch (2.8 GB to fetch, 5 GB on disk; once), and puts what PyTorch's own samples need into
+# target/torch-tests. Where PyTorch cannot be installed, its tests
 # are skipped and counted; where the others cannot, it says so and ends with 77.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,6 +33,12 @@ if ! why=$(install); then
   echo "the Python package is not tested: $why" >&2
   exit 77
 fi
+samples=$PWD/target/torch-tests
+if ! [ -d "$samples/expecttest" ]; then
+  pip install --no-cache-dir --no-deps --target "$samples" expecttest==0.3.0 ||
+    echo "expecttest could not be installed: PyTorch's samples are skipped" >&2
+fi
+export PYTHONPATH=$samples
 cargo build --quiet -p hypatia-python
 cp target/debug/lib_native.so python/hypatia_core/_native.abi3.so
 cd python
@@ -45,10 +52,12 @@ if "$into/bin/python" -c "import torch" 2>/dev/null; then
     echo "node is missing: pyright is skipped" >&2
   fi
 else
-  of_torch="tests/test_layers.py tests/test_fuse.py tests/test_backend.py tests/test_docs.py"
+  of_torch="tests/test_layers.py tests/test_fuse.py tests/test_backend.py tests/test_docs.py
+    tests/test_gpu.py tests/test_optimize.py tests/test_samples.py"
   # shellcheck disable=SC2086
   echo "PyTorch is missing: pyright and $(cat $of_torch | grep -c '^def test_') tests of it are skipped" >&2
   left=(--ignore hypatia_core/nn --ignore hypatia_core/fuse.py --ignore hypatia_core/fused_modules.py
-    --ignore hypatia_core/_eager.py --ignore hypatia_core/_fx.py --ignore hypatia_core/backend.py)
+    --ignore hypatia_core/_eager.py --ignore hypatia_core/_fx.py --ignore hypatia_core/backend.py
+    --ignore hypatia_core/_launch.py --ignore hypatia_core/_fusion.py --ignore hypatia_core/_optimize.py)
 fi
 "$into/bin/python" -m pytest "${left[@]}"

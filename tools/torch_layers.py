@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times the layers of hypatia_core beside PyTorch's own: the table in docs/python.md.
+"""Times the layers of hypatia_core beside PyTorch's own: the table in docs/pytorch.md.
 
     python tools/torch_layers.py [f32|bf16|f16]
 

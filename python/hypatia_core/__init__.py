@@ -28,8 +28,9 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import fused_modules, nn
+    from ._optimize import optimize
     from .fuse import Fusions, fuse_
-    from .nn._runtime import Report, report, reset_report
+    from .nn._runtime import Report, report, reset_report, wait_for_plans
 
 __all__ = [
     "DeviceError",
@@ -53,10 +54,12 @@ __all__ = [
     "fuse_",
     "fused_modules",
     "nn",
+    "optimize",
     "report",
     "reset_report",
     "scalar",
     "verify",
+    "wait_for_plans",
 ]
 
 _OF_TORCH = {
@@ -65,8 +68,10 @@ _OF_TORCH = {
     "fuse_": "fuse",
     "fused_modules": "",
     "nn": "",
+    "optimize": "_optimize",
     "report": "nn._runtime",
     "reset_report": "nn._runtime",
+    "wait_for_plans": "nn._runtime",
 }
 
 

@@ -77,10 +77,10 @@ def name_of(target: Any) -> str:
     return ""
 
 
-def unsupported(node: fx.Node) -> str:
-    """Why a node cannot be imported; empty if it can."""
+def unsupported(node: fx.Node, device: torch.device) -> str:
+    """Why a node cannot be part of a graph on that device; empty if it can."""
     if node.target is operator.getitem:
-        return unsupported(node.args[0]) if isinstance(node.args[0], fx.Node) else "getitem"
+        return unsupported(node.args[0], device) if isinstance(node.args[0], fx.Node) else "getitem"
     name = name_of(node.target)
     if name not in TABLE:
         return str(node.target)
@@ -88,41 +88,57 @@ def unsupported(node: fx.Node) -> str:
     results = value if isinstance(value, (list, tuple)) else [value]
     for t in [*results, *(a.meta.get("val") for a in node.all_input_nodes)]:
         for one in t if isinstance(t, (list, tuple)) else [t]:
-            if isinstance(one, torch.Tensor) and one.device.type != "cpu":
-                return f"{name} on {one.device.type}"
+            if isinstance(one, torch.Tensor) and one.device != device:
+                return f"{name} on {one.device}, beside {device}"
             if isinstance(one, torch.Tensor) and one.dtype not in NAMES:
                 return f"{name} of {one.dtype}"
     return REFUSED[name](node) if name in REFUSED else ""
 
 
 class Importer:
-    """Builds the graph of one FX graph, whose shapes are numbers."""
+    """Builds the graph of one FX graph, or of some of its nodes, whose shapes are numbers."""
 
-    def __init__(self, module: fx.GraphModule, rules: Rules) -> None:
-        """Import all nodes."""
-        self.g = _native.Graph(rules._native)
+    def __init__(self, module: fx.GraphModule, rules: Rules, nodes: Sequence[fx.Node] | None = None) -> None:
+        """Import these nodes, or all. What they read beside is an input, what others read a result."""
+        self.module, self.g = module, _native.Graph(rules._native)
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[str] = []
-        self.outputs: list[fx.Node] = []
-        node: Node
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                if isinstance(node.meta["val"], torch.Tensor):
-                    self.inputs.append(node.name)
-                    self.values[node] = self.g.input(node.name, self.dtype(node), list(self.shape(node)))
-            elif node.op == "get_attr":
-                constant = getattr(module, str(node.target)).detach().contiguous()
-                memory = (constant.data_ptr(), NAMES[constant.dtype], tuple(constant.shape), constant)
-                self.values[node] = self.g.constant(memory, list(constant.shape))
-            elif node.op == "output":
-                found = node.args[0]
-                self.outputs = list(found) if isinstance(found, (list, tuple)) else [found]
-            elif node.target is operator.getitem:
-                self.values[node] = self.values[node.args[0]][node.args[1]]
-            else:
-                self.values[node] = TABLE[name_of(node.target)](self, node)
+        self.outputs: list[fx.Node] = [] if nodes is None else read_outside(nodes)
+        #: Parameters and buffers that some nodes read; a whole graph has constants alone.
+        self.state = set() if nodes is None else state_of(module)
+        for node in module.graph.nodes if nodes is None else nodes:
+            if node.op == "call_function":
+                for other in node.all_input_nodes:
+                    if other not in self.values and other.op == "get_attr":
+                        self.add(other)
+                    elif other not in self.values:
+                        self.input(other)
+            self.add(node)
         for i, node in enumerate(self.outputs):
             self.g.output(f"y{i}", self.values[node])
+
+    def add(self, node: Node) -> None:
+        """Import a node."""
+        if node.op == "output":
+            found = node.args[0]
+            self.outputs = list(found) if isinstance(found, (list, tuple)) else [found]
+        elif node.op == "get_attr" and node.target not in self.state:
+            constant = operator.attrgetter(node.target)(self.module).detach().cpu().contiguous()
+            memory = (constant.data_ptr(), NAMES[constant.dtype], tuple(constant.shape), constant)
+            self.values[node] = self.g.constant(memory, list(constant.shape))
+        elif node.op == "call_function" and node.target is operator.getitem:
+            self.values[node] = self.values[node.args[0]][node.args[1]]
+        elif node.op == "call_function" and name_of(node.target) in TABLE:
+            self.g.label(node.name)
+            self.values[node] = TABLE[name_of(node.target)](self, node)
+        else:
+            self.input(node)
+
+    def input(self, node: Node) -> None:
+        """Add an input, if the node is a tensor."""
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            self.inputs.append(node.name)
+            self.values[node] = self.g.input(node.name, self.dtype(node), list(self.shape(node)))
 
     # What a node says.
 
@@ -190,6 +206,18 @@ class Importer:
         """A value in that shape."""
         same = tuple(self.g.type_of(value)[1]) == tuple(shape)
         return value if same else self.call("reshape", [value], shape=list(shape))
+
+
+def state_of(module: torch.nn.Module) -> set[str]:
+    """The names of parameters and buffers."""
+    return {name for name, _ in [*module.named_parameters(), *module.named_buffers()]}
+
+
+def read_outside(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    """The nodes that others than these read: tensors, not lists of them."""
+    own = set(nodes)
+    read = [n for n in nodes if any(u not in own for u in n.users)]
+    return [n for n in read if isinstance(n.meta.get("val"), torch.Tensor)]
 
 
 def exactly(number: Any) -> float:
@@ -480,10 +508,23 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
 
 
-@row("_scaled_dot_product_flash_attention_for_cpu")
+#: Where attention's ops keep what is not a plain tensor: mask, dropout and `is_causal`.
+ATTENTION = {
+    "_scaled_dot_product_flash_attention_for_cpu": ("attn_mask", 3, 4),
+    "_scaled_dot_product_flash_attention": (None, 3, 4),
+    "_scaled_dot_product_efficient_attention": (3, 5, 6),
+    "_scaled_dot_product_cudnn_attention": (3, 5, 6),
+}
+
+
+@row(*ATTENTION)
 def _(b: Importer, n: Node) -> Any:
     q, k, v = n.args[:3]
-    causal, mask, scale = b.argument(n, 4, "is_causal", False), b.argument(n, 5, "attn_mask"), b.argument(n, 6, "scale")
+    where, _, at = ATTENTION[name_of(n.target)]
+    mask = (
+        n.kwargs.get(where) if isinstance(where, str) else None if where is None else b.argument(n, where, "attn_bias")
+    )
+    causal, scale = b.argument(n, at, "is_causal", False), n.kwargs.get("scale")
     dtype, m, s = b.dtype(q), b.shape(q)[-2], b.shape(k)[-2]
     hidden = None
     if causal:
@@ -491,10 +532,21 @@ def _(b: Importer, n: Node) -> Any:
         hidden = b.call("select", [b.call("le", [j, i]), b.g.number(dtype, 0.0), b.g.number(dtype, float("-inf"))])
     elif mask is not None:
         hidden = b.operand(mask, dtype)
-    scale = b.shape(q)[-1] ** -0.5 if scale is None else scale
+    scale = b.shape(q)[-1] ** -0.5 if scale is None else b.number(scale)
     attrs = {"scale": float(scale), "safe": hidden is not None}
     values = [b.value(t) for t in (q, k, v)]
-    return [b.g.call("attention", [*values, hidden], attrs)[0], None]
+    if (heads := b.shape(q)[1]) == (groups := b.shape(k)[1]):
+        return [b.g.call("attention", [*values, hidden], attrs)[0], *[None] * 8]
+    # Several heads of queries read one head of keys.
+    batch, (*_, width) = b.shape(q)[0], b.shape(q)
+    values[0] = b.reshaped(values[0], (batch, groups, heads // groups, m, width))
+    values[1:] = [b.reshaped(x, (batch, groups, 1, *b.shape(t)[2:])) for x, t in zip(values[1:], (k, v), strict=True)]
+    if mask is not None and len(b.shape(mask)) == 4:
+        of = b.shape(mask)
+        per_head = (groups, heads // groups) if of[1] == heads else (1, 1)
+        hidden = b.reshaped(hidden, (of[0], *per_head, *of[2:]))
+    made = b.g.call("attention", [*values, hidden], attrs)[0]
+    return [b.reshaped(made, (batch, heads, m, b.shape(v)[-1])), *[None] * 8]
 
 
 @row("arange")
@@ -536,7 +588,8 @@ def _only_first(node: Node) -> str:
 
 
 def _no_dropout(node: Node) -> str:
-    dropout = node.args[3] if len(node.args) > 3 else node.kwargs.get("dropout_p", 0.0)
+    at = ATTENTION[name_of(node.target)][1]
+    dropout = node.args[at] if len(node.args) > at else node.kwargs.get("dropout_p", 0.0)
     return "attention with dropout" if dropout else _only_first(node)
 
 
@@ -573,7 +626,7 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     **dict.fromkeys([*BITS, "bitwise_not"], _only_bools),
     "native_layer_norm": _only_first,
     "_fused_rms_norm": _only_first,
-    "_scaled_dot_product_flash_attention_for_cpu": _no_dropout,
+    **dict.fromkeys(ATTENTION, _no_dropout),
     "convolution": _transposed,
     "_native_batch_norm_legit_no_training": _only_first,
     "div": _no_mode,

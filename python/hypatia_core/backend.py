@@ -1,8 +1,8 @@
-"""`torch.compile(model, backend="hypatia")`: whole graphs, for inference on the CPU.
+"""`torch.compile(model, backend="hypatia")`: whole graphs, for inference on the CPU and on CUDA.
 
 In: the graphs that PyTorch captures. Out: callables. Invariant: parts of a graph whose ops Hypatia
 knows become plans, made for the shapes of each call; the rest stays PyTorch's, and `report()` names
-the ops that were in the way. Graphs with gradients, and on other devices, are PyTorch's as a whole.
+the ops that were in the way. Graphs with gradients are PyTorch's as a whole.
 Results have PyTorch's strides, except those that overlap or leave gaps, which are row-major.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +23,9 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from . import _native
+from . import _launch, _native
+from ._eager import NAMES
 from ._fx import TABLE, Importer, name_of, unsupported
-from ._model import settings
 from ._rules import Rules, Scalar, library
 from .errors import InputError
 from .fuse import _together
@@ -66,9 +67,8 @@ def backend(
     chosen = _together(rules) or library()
 
     trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example_inputs)
-    devices = {t.device.type for t in example_inputs if isinstance(t, Tensor)} - {"cpu"}
-    if trains or devices:
-        note("graph", "gradients are wanted" if trains else f"the device is {devices.pop()}")
+    if trains:
+        note("graph", "gradients are wanted")
         return module.forward
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -89,28 +89,64 @@ def computes(node: fx.Node) -> bool:
     return node.op == "call_function" and not isinstance(node.meta.get("val"), (int, float, torch.SymInt))
 
 
-class _Known(OperatorSupportBase):
+class Known(OperatorSupportBase):
+    """The nodes that plans can compute."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Args: the device of the plans."""
+        self.device = device
+
     def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        return computes(node) and not unsupported(node)
+        """Whether a plan can compute a node."""
+        return computes(node) and not unsupported(node, self.device)
 
 
-def divided(graph: fx.GraphModule, rules: Rules) -> Callable[..., Any]:
-    """The graph with parts that plans compute; the rest is PyTorch's."""
+def device_of(graph: fx.GraphModule) -> torch.device:
+    """The device of a graph's plans: the GPU if there is one."""
+    found: list[torch.device] = []
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        found += [t.device for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
+    return next((d for d in found if d.type != "cpu"), torch.device("cpu"))
+
+
+def divided(graph: fx.GraphModule, rules: Rules, single: bool = False) -> Callable[..., Any]:
+    """The graph with parts that plans compute; the rest is PyTorch's.
+
+    `single` makes parts of ops that stand alone too, where there is nothing to fuse.
+    """
     if why := indivisible(graph):
         note("graph", why)
         return graph.forward
+    device = device_of(graph)
+    if why := _launch.unreachable(device):
+        note("graph", why)
+        return graph.forward
     for node in graph.graph.nodes:
-        if computes(node) and not is_ours(node) and (why := unsupported(node)):
+        if computes(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
-    partitioner = CapabilityBasedPartitioner(graph, _Known(), allows_single_node_partition=False)
+    partitioner = CapabilityBasedPartitioner(graph, Known(device), allows_single_node_partition=single)
     whole = partitioner.partition_and_fuse(prefix="hypatia_")
     for node in whole.graph.nodes:
-        if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node):
+        if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node, device):
             note("graph", f"{name_of(node.target) or 'getitem'} stands alone: there is nothing to fuse")
     for name, child in list(whole.named_children()):
         if name.startswith("hypatia_") and isinstance(child, fx.GraphModule):
-            setattr(whole, name, Part(child, rules))
-    return whole.forward
+            setattr(whole, name, Part(child, rules, device))
+    return alone(whole) or whole.forward
+
+
+def alone(whole: fx.GraphModule) -> Callable[..., Any] | None:
+    """The one part of a graph that is nothing else: it is called without a detour."""
+    calls = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
+    if len(calls) != 1 or calls[0].op != "call_module":
+        return None
+    inputs = whole.graph.find_nodes(op="placeholder")
+    part = whole.get_submodule(str(calls[0].target))
+    (results,) = whole.graph.output_node().args
+    if not isinstance(part, Part) or not part.single or list(calls[0].args) != inputs or list(results) != calls:
+        return None
+    return lambda *args: [part.forward(*args)]
 
 
 def is_ours(node: fx.Node) -> bool:
@@ -129,58 +165,91 @@ def indivisible(graph: fx.GraphModule) -> str:
     if any(op._schema.is_mutable for op in ops):
         return "a node changes its operand"
     # Attention has the tag too; without dropout it draws nothing, and the importer knows no other.
-    left = [n.target for n in graph.graph.nodes if computes(n) and unsupported(n)]
+    device = device_of(graph)
+    left = [n.target for n in graph.graph.nodes if computes(n) and unsupported(n, device)]
     random = sum(torch.Tag.nondeterministic_seeded in op.tags for op in left if isinstance(op, torch._ops.OpOverload))
     return "the order of several random nodes counts" if random > 1 else ""
 
 
-class Part(torch.nn.Module):
-    """A part of a graph, which a plan computes, or PyTorch."""
+@dataclass(frozen=True)
+class Result:
+    """What a part returns for some shapes."""
 
-    def __init__(self, graph: fx.GraphModule, rules: Rules) -> None:
-        """Args: the part, and the rules that may fire in it."""
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """PyTorch's, where they are not those of rows."""
+
+
+class Part(torch.nn.Module):
+    """A part of a graph, which a plan computes, or PyTorch.
+
+    Element types, devices, strides and sizes that are numbers are those of its nodes: who calls it
+    has checked that, as Dynamo does.
+    """
+
+    def __init__(self, graph: fx.GraphModule, rules: Rules, device: torch.device) -> None:
+        """Args: the part, the rules that may fire in it, and the device of its plans."""
         super().__init__()
-        self.graph, self.rules = graph, rules
+        self.graph, self.rules, self.device = graph, rules, device
         ops = sum(n.op == "call_function" for n in graph.graph.nodes)
         self.label = f"graph {next(_count)}, {ops} ops"
         self.plans: dict[Any, Choice] = {}
-        self.kept: dict[Any, list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...] | None]]] = {}
+        self.kept: dict[Any, list[Result]] = {}
         self.lock = threading.Lock()
-        self.single = not isinstance(next(n for n in graph.graph.nodes if n.op == "output").args[0], (tuple, list))
+        self.single = not isinstance(graph.graph.output_node().args[0], (tuple, list))
+        values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
+        #: The arguments that differ from call to call in more than their elements.
+        self.varying = [i for i, v in enumerate(values) if not is_fixed(v)]
+        self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
         _runtime.register(self)
 
     def show(self, key: tuple[Any, ...]) -> str:
         """A key as text."""
-        first = next((k for k in key[1:] if isinstance(k, tuple)), None)
-        return "" if first is None else f"{_runtime.NAMES[first[0]]}{list(first[1])}, .."
+        sizes = [str(list(k) if isinstance(k, tuple) else k) for k in key[1:]]
+        return ", ".join([*sizes[:3], ".."] if len(sizes) > 3 else sizes)
 
     def forward(self, *args: Any) -> Any:
         """Compute the part."""
-        key = (torch.get_num_threads(), *((a.dtype, tuple(a.shape)) if isinstance(a, Tensor) else a for a in args))
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        if why := self.blocked(tensors):
+        key = self.key(args)
+        tensors = tuple(map(args.__getitem__, self.tensors))
+        choice = None
+        if why := self.blocked(key, tensors):
             note(self.label, why)
-            return self.graph(*args)
-        choice = _runtime.settled(
-            self.plans,
-            key,
-            self.label,
-            lambda: self.plan(key, args, tensors),
-            lambda plan: (lambda: self.launch(key, plan, tensors), lambda: self.graph(*args)),
-        )
+        else:
+            choice = _runtime.settled(
+                self.plans,
+                key,
+                self.label,
+                self.runs_on(tensors),
+                lambda: self.plan(key, args, tensors),
+                lambda plan: (lambda: self.launch(key, plan, tensors), lambda: self.graph(*args)),
+                most=_runtime.MAX_PART_PLANS,
+            )
         if choice is None or choice.plan is None:
             return self.graph(*args)
         return self.launch(key, choice.plan, tensors)
 
-    def blocked(self, tensors: list[Tensor]) -> str:
+    def runs_on(self, tensors: tuple[Tensor, ...]) -> torch.device:
+        """The device of a call."""
+        return self.device
+
+    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a plan is made for."""
+        varying = ((tuple(a.shape) if isinstance(a, Tensor) else a) for a in map(args.__getitem__, self.varying))
+        return (torch.get_num_threads(), *varying)
+
+    def blocked(self, key: Any, tensors: tuple[Tensor, ...]) -> str:
         """Why no plan can compute a call; empty if one can."""
         if _runtime.current_policy() == "never":
             return "the policy is `never`"
+        if key in self.kept:
+            return ""
         if any(type(t) not in _runtime._PLAIN or t.is_neg() or t.layout is not torch.strided for t in tensors):
             return "a tensor is not plain memory"
         return "a tensor is empty" if any(t.numel() == 0 for t in tensors) else ""
 
-    def plan(self, key: Any, args: tuple[Any, ...], tensors: list[Tensor]) -> _native.Plan:
+    def plan(self, key: Any, args: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> _native.Plan:
         """The plan for inputs of these shapes."""
         with self.lock, torch.no_grad():
             FakeTensorProp(self.graph).propagate(*args)
@@ -191,23 +260,62 @@ class Part(torch.nn.Module):
             metas = [n.meta["val"] for n in imported.outputs]
         if any(0 in t.shape for t in metas):
             raise InputError("a result is empty")
-        model = imported.g.model(**settings(threads=torch.get_num_threads()))
-        rows = [t.detach().contiguous() for t in tensors]
+        model = imported.g.model(**_launch.settings_on(self.runs_on(tensors)))
+        rows = [_launch.on_host(t) for t in tensors]
         plan = model.compile(
-            [(n, _runtime.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
+            [(n, _launch.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
         )
-        self.kept[key] = [(t.dtype, tuple(map(int, t.shape)), strides_of(t)) for t in metas]
+        self.kept[key] = [Result(t.dtype, tuple(map(int, t.shape)), strides_of(t)) for t in metas]
         return plan
 
-    def launch(self, key: Any, plan: _native.Plan, tensors: list[Tensor]) -> Any:
+    def launch(self, key: Any, plan: _native.Plan, tensors: tuple[Tensor, ...]) -> Any:
         """Run a plan into memory of PyTorch."""
-        inputs = [t if t.is_contiguous() else t.contiguous() for t in tensors]
-        outputs = [torch.empty(shape, dtype=dtype) for dtype, shape, _ in self.kept[key]]
-        plan.run(tuple(map(_runtime.memory, inputs)), tuple(map(_runtime.memory, outputs)))
-        for i, (dtype, shape, strides) in enumerate(self.kept[key]):
-            if strides is not None:
-                outputs[i] = torch.empty_strided(shape, strides, dtype=dtype).copy_(outputs[i])
+        results, device = self.kept[key], self.runs_on(tensors)
+        outputs = [torch.empty(r.shape, dtype=r.dtype, device=device) for r in results]
+        _launch.run(plan, tensors, tuple(outputs))
+        for i, r in enumerate(results):
+            if r.strides is not None:
+                strided = torch.empty_strided(r.shape, r.strides, dtype=r.dtype, device=device)
+                outputs[i] = strided.copy_(outputs[i])
         return outputs[0] if self.single else tuple(outputs)
+
+
+class Loose(Part):
+    """A part that is called with anything: nobody has checked its arguments."""
+
+    def __init__(self, graph: fx.GraphModule, rules: Rules, tensors: int) -> None:
+        """Args: the part, its rules, and how many of its arguments, the first, are tensors."""
+        super().__init__(graph, rules, torch.device("cpu"))
+        self.tensors = list(range(tensors))
+
+    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a plan is made for."""
+        of = ((NAMES.get(a.dtype), tuple(a.shape), a.device) if isinstance(a, Tensor) else a for a in args)
+        return (torch.get_num_threads(), *of)
+
+    def forward(self, *args: Any) -> Any:
+        """Compute the part."""
+        devices = {args[i].device for i in self.tensors}
+        known = all(args[i].dtype in NAMES for i in self.tensors)
+        if len(devices) != 1 or not known or (why := _launch.unreachable(next(iter(devices)))):
+            note(self.label, why if len(devices) == 1 and known else "devices or element types that no plan has")
+            return self.graph(*args)
+        return super().forward(*args)
+
+    def runs_on(self, tensors: tuple[Tensor, ...]) -> torch.device:
+        """The device of a call."""
+        return tensors[0].device
+
+    def blocked(self, key: Any, tensors: tuple[Tensor, ...]) -> str:
+        """Why no plan can compute a call; empty if one can."""
+        if torch.is_autocast_enabled(tensors[0].device.type):
+            return "autocast chooses the element types"
+        return super().blocked(key, tensors)
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether a tensor's sizes are numbers."""
+    return isinstance(value, Tensor) and all(isinstance(n, int) for n in value.shape)
 
 
 def strides_of(t: Tensor) -> tuple[int, ...] | None:

@@ -47,6 +47,7 @@ struct Version {
 }
 
 type Borrow = unsafe extern "C" fn(*mut c_void, *mut RawTensor) -> i32;
+type Stream = unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> i32;
 
 /// `DLPackExchangeAPI`. The functions that are not called are pointers.
 #[repr(C)]
@@ -57,7 +58,7 @@ struct Api {
     from_object: *const c_void,
     to_object: *const c_void,
     borrow: Option<Borrow>,
-    stream: *const c_void,
+    stream: Option<Stream>,
 }
 
 /// How tensors of one type are borrowed.
@@ -65,7 +66,21 @@ struct Exchange {
     /// The type's address. The type is never freed: `exchange` keeps a reference.
     owner: usize,
     borrow: Borrow,
+    stream: Option<Stream>,
 }
+
+/// Where a tensor lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the host's memory.
+    Host,
+    /// In the memory of the GPU of that ordinal.
+    Gpu(i32),
+}
+
+/// DLPack's numbers of devices: `kDLCPU`, `kDLCUDA`.
+const HOST: i32 = 1;
+const GPU: i32 = 2;
 
 static EXCHANGE: OnceLock<Exchange> = OnceLock::new();
 
@@ -77,6 +92,10 @@ pub struct Borrowed {
     pub dtype: DType,
     /// Number of elements.
     pub len: usize,
+    /// Where it lies.
+    pub place: Place,
+    /// True if its elements lie row by row, without gaps.
+    pub row_major: bool,
 }
 
 /// Lets tensors of a type be borrowed through the exchange API that the type carries. Returns the
@@ -90,20 +109,35 @@ pub fn exchange(tensor_type: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> 
     // SAFETY: a capsule of that name holds a `DLPackExchangeAPI` that lives as long as the process
     // (so the specification says). Its head, the version, has the same layout in all versions; the
     // rest is read only if the major version is the one that this file declares.
-    let (version, borrow) = unsafe {
+    let (version, borrow, stream) = unsafe {
         let api = api.as_ptr();
         let version = ((*api).version.major, (*api).version.minor);
-        (version, if version.0 == 1 { (*api).borrow } else { None })
+        let known = version.0 == 1;
+        (version, if known { (*api).borrow } else { None }, if known { (*api).stream } else { None })
     };
     let Some(borrow) = borrow else { return Ok(None) };
     let owner = EXCHANGE.get_or_init(|| {
         std::mem::forget(tensor_type.clone().unbind());
-        Exchange { owner: tensor_type.as_ptr().addr(), borrow }
+        Exchange { owner: tensor_type.as_ptr().addr(), borrow, stream }
     });
     Ok((owner.owner == tensor_type.as_ptr().addr()).then_some(version))
 }
 
-/// Borrows a row-major tensor of the host for as long as the caller keeps the object alive and its
+/// The stream on which the framework works now on a GPU, as a driver handle.
+pub fn current_stream(py: Python<'_>, gpu: i32) -> PyResult<*mut c_void> {
+    let Some(get) = EXCHANGE.get().and_then(|e| e.stream) else {
+        return Err(wrong_input("this version of PyTorch does not say on which stream it works"));
+    };
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: the function writes a handle to the pointer, or returns an error code with a Python
+    // exception set.
+    match unsafe { get(GPU, gpu, &raw mut stream) } {
+        0 => Ok(stream),
+        _ => Err(PyErr::fetch(py)),
+    }
+}
+
+/// Borrows a tensor for as long as the caller keeps the object alive and its
 /// memory in place. None if objects of its type are not borrowed this way.
 pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
     let Some(exchange) = EXCHANGE.get() else { return Ok(None) };
@@ -123,9 +157,11 @@ pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
     }
     // SAFETY: the function has returned 0, so the struct is filled.
     let raw = unsafe { raw.assume_init() };
-    if raw.device.kind != 1 {
-        return Err(wrong_input("a tensor on another device than the CPU was handed in"));
-    }
+    let place = match raw.device.kind {
+        HOST => Place::Host,
+        GPU => Place::Gpu(raw.device.id),
+        _ => return Err(wrong_input("a tensor is neither on the CPU nor on a CUDA device")),
+    };
     let rank = usize::try_from(raw.ndim).unwrap_or(0);
     let list = |p: *const i64| match rank {
         0 => &[][..],
@@ -142,9 +178,6 @@ pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
         row_major &= *size == 1 || strides.get(i).is_none_or(|s| *s == len);
         len = len.saturating_mul(*size);
     }
-    if !row_major && len != 0 {
-        return Err(wrong_input("a tensor that is not row-major was handed in"));
-    }
     let dtype = match (raw.dtype.code, raw.dtype.bits, raw.dtype.lanes) {
         (2, 64, 1) => DType::F64,
         (2, 32, 1) => DType::F32,
@@ -159,5 +192,6 @@ pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
     };
     let offset = usize::try_from(raw.byte_offset).unwrap_or(0);
     let address = raw.data.cast::<u8>().wrapping_add(offset);
-    Ok(Some(Borrowed { address, dtype, len: usize::try_from(len).unwrap_or(0) }))
+    let row_major = row_major || len == 0;
+    Ok(Some(Borrowed { address, dtype, len: usize::try_from(len).unwrap_or(0), place, row_major }))
 }

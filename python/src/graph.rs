@@ -18,6 +18,8 @@ use crate::rules::Rules;
 pub struct Graph {
     graph: hypatia::Graph,
     values: Vec<Value>,
+    /// The name of the nodes that are added next; empty for names of their own.
+    label: String,
 }
 
 #[pymethods]
@@ -25,7 +27,7 @@ impl Graph {
     /// An empty graph over the ops and scalars of these rules.
     #[new]
     fn new(rules: &Rules) -> Graph {
-        Graph { graph: hypatia::Graph::new(rules.program.clone()), values: Vec::new() }
+        Graph { graph: hypatia::Graph::new(rules.program.clone()), values: Vec::new(), label: String::new() }
     }
 
     /// Adds an input. A size is a number, or the name of a dynamic size.
@@ -47,6 +49,11 @@ impl Graph {
         Ok(self.add(value))
     }
 
+    /// Names the nodes that `call` adds next: reports and `Model.fusions` say what became of them.
+    fn label(&mut self, name: String) {
+        self.label = name;
+    }
+
     /// Applies the op or scalar of that name; absent operands are None. Returns all results.
     #[pyo3(signature = (name, operands, attrs = None))]
     fn call(
@@ -62,6 +69,7 @@ impl Graph {
             named.push((key.extract()?, attr(&value)?));
         }
         let attrs: Vec<(&str, AttrValue)> = named.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+        let before = self.graph.nodes.len();
         let made = match self.graph.program.find_op(name) {
             Some(_) => self.graph.named_op(name, &operands, &attrs, None),
             None => {
@@ -74,6 +82,9 @@ impl Graph {
             let types: Vec<String> = operands.iter().flatten().map(|v| self.graph.ty(*v).to_string()).collect();
             wrong_input(format!("{name}({}): {e}", types.join(", ")))
         })?;
+        if !self.label.is_empty() {
+            self.graph.nodes[before..].iter_mut().for_each(|node| node.name.clone_from(&self.label));
+        }
         Ok(made.into_iter().map(|v| self.add(v)).collect())
     }
 

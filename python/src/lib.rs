@@ -7,6 +7,7 @@
 mod dlpack;
 mod errors;
 mod graph;
+mod guest;
 mod memory;
 mod model;
 mod plan;
@@ -21,6 +22,8 @@ mod _native {
     use super::dlpack::exchange;
     #[pymodule_export]
     use super::graph::Graph;
+    #[pymodule_export]
+    use super::guest::release_scratch;
     #[pymodule_export]
     use super::model::Model;
     #[pymodule_export]

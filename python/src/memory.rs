@@ -12,7 +12,7 @@ use hypatia::dsl::dtype::DType;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::dlpack;
+use crate::dlpack::{self, Place};
 use crate::errors::wrong_input;
 
 /// The element type of that name.
@@ -33,6 +33,12 @@ struct Memory {
 impl Memory {
     fn of(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
         if let Some(b) = dlpack::borrow(object)? {
+            if b.place != Place::Host {
+                return Err(wrong_input("a tensor on another device than the CPU was handed in"));
+            }
+            if !b.row_major {
+                return Err(wrong_input("a tensor that is not row-major was handed in"));
+            }
             return Ok(Memory { address: b.address, dtype: b.dtype, len: b.len });
         }
         let (address, name, shape, _owner): (usize, String, Vec<usize>, Bound<'_, PyAny>) = object.extract()?;

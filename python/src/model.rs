@@ -1,6 +1,6 @@
 //! Models: an ONNX file or a graph, with rules and settings.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use hypatia::cuda::Gpu;
 use hypatia::device::Device;
 use hypatia::dsl::approx::Approx;
-use hypatia::graph::NodeKind;
+use hypatia::graph::{NodeKind, fusions};
 use hypatia::onnx::import;
 use hypatia::optimize::explain::why_not;
 use hypatia::session::{CheckMode, Options};
@@ -78,7 +78,13 @@ impl Settings {
             "cpu" => None,
             "cuda" => Some(Gpu::open(0)?),
             "auto" => Gpu::open(0).ok(),
-            other => return Err(Error::Input(format!("the device is `cpu`, `cuda` or `auto`, not `{other}`"))),
+            other => match other.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(ordinal)) => Some(Gpu::open(ordinal)?),
+                _ => {
+                    let known = "`cpu`, `cuda`, `cuda:1` or `auto`";
+                    return Err(Error::Input(format!("the device is {known}, not `{other}`")));
+                }
+            },
         };
         let tuner = || Tuner::of_user(Duration::from_secs(5), Effort::Unknown);
         Ok(gpu.map_or(options.clone(), |gpu| options.on(gpu, tuner())))
@@ -87,6 +93,9 @@ impl Settings {
 
 /// The name of an input, its element type and its sizes; a dynamic size is a string.
 type Port<'py> = (String, &'static str, Bound<'py, PyTuple>);
+
+/// Name, formula, names of the given graph's nodes.
+type Fusion = (String, String, Vec<String>);
 
 /// The name of an input, its memory and its shape.
 type Array<'py> = (String, Bound<'py, PyAny>, Vec<usize>);
@@ -161,6 +170,16 @@ impl Model {
         .map_err(raised)
     }
 
+    /// The fusions of the optimised graph: name, formula, and the names of the nodes that became one.
+    fn fusions(&self, py: Python<'_>, target: &str) -> PyResult<Vec<Fusion>> {
+        py.detach(|| {
+            let optimized = pipeline::optimize(self.model.graph(), &self.options_for(target)?)?;
+            let groups = fusions::groups(&optimized.graph)?;
+            Ok(groups.iter().filter_map(|group| fusion(&optimized, group)).collect())
+        })
+        .map_err(raised)
+    }
+
     /// How close a rule came to firing, as text.
     #[pyo3(signature = (rule, target, node = None))]
     fn why_not(&self, py: Python<'_>, rule: &str, target: &str, node: Option<&str>) -> PyResult<String> {
@@ -197,6 +216,19 @@ impl Model {
         })?;
         Ok(optimize::Options { device, ..self.model.options().optimize.clone() })
     }
+}
+
+/// A fusion, with the names of the nodes that it is made of.
+fn fusion(optimized: &optimize::Optimized, group: &fusions::Group) -> Option<Fusion> {
+    let (name, formula) = group.fused.clone()?;
+    let labels = group.nodes.iter().map(|i| optimized.graph.nodes[*i].name.as_str());
+    let nodes: BTreeSet<&str> = labels.flat_map(constituents).collect();
+    Some((name, formula, nodes.into_iter().map(String::from).collect()))
+}
+
+/// The nodes of the model that a joined name stands for.
+fn constituents(name: &str) -> impl Iterator<Item = &str> {
+    name.split(" + ").filter(|n| !n.is_empty())
 }
 
 fn tensors(arrays: &[Array<'_>]) -> PyResult<Vec<(String, Tensor)>> {

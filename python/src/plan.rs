@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::errors::{raised, wrong_input};
+use crate::guest::{self, Allocator};
 use crate::memory::{self, Outputs};
 
 /// A plan for inputs of some shapes, ready to run. Threads may share it.
@@ -68,6 +69,22 @@ impl Plan {
         }
         let mut to = outputs.slices();
         py.detach(|| self.compiled.executor.run_in_place(&from, &mut to)).map_err(raised)
+    }
+
+    /// Submits a run on a GPU to PyTorch's current stream. Returns the indices of inputs that have
+    /// to be copied first; if there are any, nothing ran. `allocate` makes scratch memory of a
+    /// number of bytes on the GPU of an ordinal; `captures` says that PyTorch captures the stream.
+    fn run_as_guest(
+        &self,
+        py: Python<'_>,
+        inputs: &Bound<'_, PyTuple>,
+        outputs: &Bound<'_, PyTuple>,
+        allocate: Bound<'_, PyAny>,
+        captures: bool,
+    ) -> PyResult<Vec<usize>> {
+        let executor = self.compiled.executor.cuda();
+        let executor = executor.ok_or_else(|| wrong_input("the plan runs on the CPU"))?;
+        guest::run(py, executor, [(inputs, &self.inputs), (outputs, &self.outputs)], &Allocator { allocate, captures })
     }
 }
 

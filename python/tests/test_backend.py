@@ -283,6 +283,7 @@ def test_measuring_and_empty_tensors():
     with torch.no_grad(), hyp.nn.policy("measure"):
         for _ in range(4):
             torch.testing.assert_close(f(torch.ones(3, 8)), model(torch.ones(3, 8)))
+            hyp.wait_for_plans()
         assert any(line.hypatia_us for line in hyp.report().lines)
         assert f(torch.ones(0, 8)).shape == (0, 8)
 
@@ -304,3 +305,20 @@ def test_fused_layers_stay_themselves():
     model = nn.Sequential(nn.Linear(4, 4), hyp.nn.FusedLinear(4, 3))
     agrees(model, torch.randn(2, 4))
     assert not any("hypatia.fused" in why for why in computed_by_pytorch())
+
+
+def test_sizes_that_come_once_get_no_plan_and_no_graph_more_than_sixteen():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    f = compiled(model, dynamic=True)
+    with torch.no_grad(), hyp.nn.policy("measure"):
+        for rows in range(2, 22):
+            f(torch.ones(rows, 8))
+        assert not any(line.hypatia_us or "being made" in line.why for line in hyp.report().lines)
+        for _ in range(3):
+            for rows in range(2, 22):
+                x = torch.randn(rows, 8)
+                torch.testing.assert_close(f(x), model(x))
+            hyp.wait_for_plans()
+    lines = hyp.report().lines
+    assert len({line.shape for line in lines if line.hypatia_us}) == 16
+    assert sum("more than 16 shapes" in line.why for line in lines) == 4

@@ -16,7 +16,7 @@ def blocks(page, language):
     return [text for kind, text in found if kind == language]
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/python.md", "docs/pytorch.md", "README.md"])
 def test_the_page_runs(page, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     hyp.reset_report()
@@ -29,7 +29,7 @@ def test_the_page_runs(page, capsys, monkeypatch):
     for block in code:
         exec(compile(block, page, "exec"), space)
     printed = capsys.readouterr().out
-    if page == "docs/python.md":
+    if page == "docs/pytorch.md":
         shown = blocks(page, "")
         assert shown[1].strip() in printed, "the report of verify"
         assert "launches           3          1  the steps" in printed, "what explain counts"

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import hypatia_core as hyp  # noqa: E402
+from hypatia_core import _launch  # noqa: E402
 from hypatia_core.fused_modules import HypatiaFusedLinearReLU  # noqa: E402
 from hypatia_core.nn import FusedGatedMLP, FusedLayerNorm, FusedLinear, FusedMLP, FusedRMSNorm, _runtime  # noqa: E402
 
@@ -379,7 +380,7 @@ def test_threads_share_a_layer():
 
 
 def test_addresses_do_instead_of_the_exchange_api(monkeypatch):
-    monkeypatch.setattr(_runtime, "EXCHANGE", None)
+    monkeypatch.setattr(_launch, "EXCHANGE", None)
     layer, x = FusedLinear(8, 5, activation="gelu"), torch.randn(2, 3, 8)
     with torch.no_grad(), hyp.nn.policy("always"):
         close(layer(x), in_float64(layer, x), torch.float32)

@@ -110,6 +110,15 @@ impl Executor {
         }
     }
 
+    /// The executor on a GPU, for runs in a framework's memory; `None` on the host.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(&self) -> Option<&cuda::Executor> {
+        match self {
+            Executor::Cpu(_) => None,
+            Executor::Cuda(e) => Some(e),
+        }
+    }
+
     /// Memory on the device for runs whose operands stay there; `None` on the host.
     #[cfg(feature = "cuda")]
     pub fn resident(&self) -> Result<Option<cuda::Resident<'_>>> {

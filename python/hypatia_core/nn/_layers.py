@@ -10,7 +10,7 @@ import torch
 import torch.fx
 from torch import nn
 
-from .. import _native
+from .. import _launch, _native
 from .._model import Explanation
 from .._rules import Rules
 from . import _runtime
@@ -43,8 +43,8 @@ class Fused:
         params = self.fused_parameters()
         model, shapes = _runtime.model_of(self.op, x, params)
         names = ["x", *(f"p{i}" for i in range(1, len(shapes)))]
-        tensors = [x.detach().contiguous(), *(p.detach().contiguous() for p in params)]
-        arrays = [(n, _runtime.memory(t), s) for n, t, s in zip(names, tensors, shapes, strict=True)]
+        tensors = [_launch.on_host(t) for t in (x, *params)]
+        arrays = [(n, _launch.memory(t), s) for n, t, s in zip(names, tensors, shapes, strict=True)]
         text, data = model.explain(target, arrays)
         return Explanation(text, json.loads(data))
 

@@ -13,33 +13,39 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from .. import _native
+from .. import _launch, _native
 from .._eager import NAMES
-from .._model import settings
 from ..errors import HypatiaError
 from ._ops import Linear, Op
 
 Tensor = torch.Tensor
 
-#: (major, minor) of DLPack's exchange API, or None: then tensors are handed over by address.
-EXCHANGE = _native.exchange(Tensor)
 POLICIES = ("measure", "always", "never")
 FLOATS = {d: n for d, n in NAMES.items() if n in ("f64", "f32", "f16", "bf16")}
 #: Plans that one op keeps; further shapes are PyTorch's.
 MAX_PLANS = 256
+#: Plans that one part of a compiled graph keeps.
+MAX_PART_PLANS = 16
+#: Shapes that an op or part remembers.
+MAX_SEEN = 512
 #: Seconds that measuring one shape may take, beyond one run of each side.
 BUDGET = 0.03
+#: Calls of each side that are timed together on a GPU.
+GPU_CALLS = 10
 
 _policy = "measure"
 #: Parts of compiled graphs.
 _parts: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
+#: Makes the plans of compiled graphs, one by one.
+_worker = ThreadPoolExecutor(1, "hypatia")
 
 
 @contextlib.contextmanager
@@ -80,24 +86,34 @@ class Choice:
     failed: bool = False
     seen: bool = False
     """Whether the shape was called before."""
+    pending: Future[None] | None = None
+    """The plan, if it was to be made in the background."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare(self, make: Callable[[], _native.Plan]) -> None:
         """Make the plan."""
         try:
-            self.plan = make()
+            plan = make()
+            self.plan = plan
         except HypatiaError as error:
             self.failed, self.why = True, f"no plan could be made: {error}"
 
-    def measure(self, sides: Sides) -> None:
-        """Time both sides in turn; the least time of each counts."""
+    def measure(self, sides: Sides, device: torch.device) -> None:
+        """Time both sides in turn; the least time of each counts.
+
+        On a GPU it is the time of several calls, one behind the other, the host's part included.
+        """
         best, start = [math.inf, math.inf], time.perf_counter()
+        calls = 1 if device.type == "cpu" else GPU_CALLS
         with torch.no_grad():
             for turn in range(20):
                 for i, side in enumerate(sides):
+                    _launch.synchronize(device)
                     before = time.perf_counter()
-                    side()
-                    best[i] = min(best[i], time.perf_counter() - before)
+                    for _ in range(calls):
+                        side()
+                    _launch.synchronize(device)
+                    best[i] = min(best[i], (time.perf_counter() - before) / calls)
                 enough = time.perf_counter() - start > BUDGET
                 if enough and (turn >= 2 or max(best) > 4 * min(best)):
                     break
@@ -256,16 +272,17 @@ def blocked(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> str:
     if x.is_nested:
         return "a tensor is nested"
     dtype = x.dtype
-    if x.device.type != "cpu":
-        return f"the device is {x.device.type}: layers are fused on the CPU only"
+    device = x.device
+    if why := _launch.unreachable(device):
+        return why
     if dtype not in FLOATS:
         return f"the element type is {dtype}"
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(device.type):
         return "autocast chooses the element types"
     for t in (x, *params):
         if type(t) not in _PLAIN:
             return "a tensor is of a subclass of Tensor"
-        if t.device.type != "cpu":
+        if t.device != device:
             return "a parameter is on another device"
         if t.dtype is not dtype:
             return "the element types differ"
@@ -306,11 +323,12 @@ def call(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
 def chosen(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Choice | None:
     """The choice for this shape if a plan computes the call; else the call is counted."""
     columns = op.columns(params)
-    key = (x.dtype, x.numel() // columns, columns, torch.get_num_threads(), *(t.shape for t in params))
+    key = (x.dtype, x.numel() // columns, columns, x.device, torch.get_num_threads(), *(t.shape for t in params))
     return settled(
         op.plans,
         key,
         op.label,
+        x.device,
         lambda: plan_of(op, x, params),
         lambda plan: (lambda: launch(op, plan, x, params), lambda: op.eager(x, params)),
     )
@@ -320,28 +338,39 @@ def settled(
     plans: dict[Any, Choice],
     key: Any,
     label: str,
+    device: torch.device,
     make: Callable[[], _native.Plan],
     sides: Callable[[_native.Plan], Sides],
+    most: int | None = None,
 ) -> Choice | None:
-    """The choice for a key if its plan computes the call; else the call is counted as PyTorch's."""
-    choice = plans.get(key)
-    if choice is None:
-        with _lock:
-            full = len(plans) >= MAX_PLANS and key not in plans
-            choice = Choice() if full else plans.setdefault(key, Choice())
-        if full:
-            count(label, f"more than {MAX_PLANS} shapes: no plan is made for further ones")
-            return None
+    """The choice for a key if its plan computes the call; else the call is counted as PyTorch's.
+
+    `most` plans are made, and in the background, unless there must be one; by default they are made
+    at once, and as many as an op keeps.
+    """
+    choice = plans.get(key) or _new(plans, key, label)
     always = _policy == "always"
-    wants_plan = choice.plan is None and not choice.failed and (always or choice.seen)
-    wants_times = not always and choice.measured is None and not choice.failed and choice.seen
+    open_ = choice.plan is None and not choice.failed and choice.pending is None
+    wants_plan = open_ and (always or choice.seen)
+    wants_times = not always and choice.measured is None and choice.plan is not None and choice.seen
+    if (wants_plan or wants_times) and _launch.captures(device):
+        wants_plan = wants_times = False
+    limit = MAX_PLANS if most is None else most
+    if wants_plan and _full(plans, limit):
+        choice.failed, choice.why = True, f"more than {limit} shapes: no plan is made for further ones"
+        wants_plan = False
+    if wants_plan and not always and most is not None:
+        choice.pending = _worker.submit(choice.prepare, make)
+        wants_plan = False
+    if always and choice.pending is not None:
+        choice.pending.result()
     # Who comes second does not wait, unless there must be a plan: PyTorch computes its call.
     if (wants_plan or wants_times) and choice.lock.acquire(blocking=always):
         try:
             if choice.plan is None and not choice.failed:
                 choice.prepare(make)
             if choice.plan is not None and not always and choice.measured is None:
-                choice.measure(sides(choice.plan))
+                choice.measure(sides(choice.plan), device)
         finally:
             choice.lock.release()
     ready = choice.plan is not None and (always or (choice.faster and choice.measured is not None))
@@ -352,8 +381,32 @@ def settled(
             choice.eager += 1
             choice.seen = True
             if choice.plan is None and not choice.failed:
-                choice.why = "the first call of a shape"
+                choice.why = "a plan was being made" if choice.pending else "the first call of a shape"
     return choice if ready else None
+
+
+def _new(plans: dict[Any, Choice], key: Any, label: str) -> Choice:
+    """The choice for a key that is new. Shapes that came once make way for it."""
+    with _lock:
+        if key not in plans and len(plans) >= MAX_SEEN:
+            old = next((k for k, c in plans.items() if c.plan is None and c.pending is None), None)
+            if old is not None:
+                gone = plans.pop(old)
+                _passed[label, gone.why] = _passed.get((label, gone.why), 0) + gone.eager
+        return plans.setdefault(key, Choice())
+
+
+def _full(plans: dict[Any, Choice], most: int) -> bool:
+    with _lock:
+        return sum(c.plan is not None or c.pending is not None for c in plans.values()) >= most
+
+
+def wait_for_plans() -> None:
+    """Wait until the plans are made that are being made in the background.
+
+    They are compared with PyTorch when their shapes are next called.
+    """
+    _worker.submit(int).result()
 
 
 def model_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> tuple[_native.Model, list[tuple[int, ...]]]:
@@ -363,32 +416,22 @@ def model_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> tuple[_native.Mod
     g, dtype = _native.Graph(op.rules._native), FLOATS[x.dtype]
     values = [g.input("x" if i == 0 else f"p{i}", dtype, list(shape)) for i, shape in enumerate(shapes)]
     g.output("y", op.build(g, values[0], values[1:]))
-    return g.model(**settings(threads=torch.get_num_threads())), shapes
+    return g.model(**_launch.settings_on(x.device)), shapes
 
 
 def plan_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> _native.Plan:
     """The plan for rows like these. It is compared once with the unfused plan on them."""
     model, shapes = model_of(op, x, params)
-    tensors = [x.detach().contiguous(), *(p.detach() for p in params)]
+    tensors = [_launch.on_host(t) for t in (x, *params)]
     names = ["x", *(f"p{i}" for i in range(1, len(shapes)))]
-    arrays = [(n, memory(t), s) for n, t, s in zip(names, tensors, shapes, strict=True)]
+    arrays = [(n, _launch.memory(t), s) for n, t, s in zip(names, tensors, shapes, strict=True)]
     return model.compile(arrays)
-
-
-def memory(t: Tensor) -> Any:
-    """A tensor as the native module takes it: itself, or its address."""
-    return t if EXCHANGE else (t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t)
 
 
 def launch(op: Op, plan: _native.Plan, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
     """Run a plan into memory of PyTorch."""
-    if not x.is_contiguous():
-        x = x.contiguous()
-    out = torch.empty(op.shape(x.shape, params), dtype=x.dtype)
-    if EXCHANGE:
-        plan.run((x, *params), (out,))
-    else:
-        plan.run(tuple(memory(t) for t in (x, *params)), (memory(out),))
+    out = torch.empty(op.shape(x.shape, params), dtype=x.dtype, device=x.device)
+    _launch.run(plan, (x, *params), (out,))
     return out
 
 

@@ -24,7 +24,7 @@ use super::pointwise::{Input, Work};
 use super::reduce::{self, Reduce};
 use super::rowwise::RowCode;
 use super::threads::{Local, Pool, Workers};
-use hypatia_plan::{Action, Buffer, Plan, PointwiseStep, Step, Storage, View};
+use hypatia_plan::{Action, Buffer, BufferId, Plan, PointwiseStep, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -55,7 +55,7 @@ struct Instance {
 pub struct Executor {
     plan: Arc<Plan>,
     ready: Vec<PreparedStep>,
-    /// For each buffer, the output whose memory takes its place; see [`placed_outside`].
+    /// For each buffer, the output whose memory takes its place; see [`Plan::outside`].
     outside: Vec<Option<usize>>,
     threads: usize,
     pool: Option<Arc<Pool>>,
@@ -73,7 +73,7 @@ impl Executor {
         let pool = if threads == 1 { None } else { Some(Pool::of(threads)?) };
         let ready = plan.steps.iter().map(|s| prepare(&plan, s, threads)).collect::<Result<Vec<_>>>()?;
         let shared = pool.is_some() && plan.steps.iter().zip(&ready).any(|(s, r)| is_shared(s, r));
-        let outside = placed_outside(&plan);
+        let outside = (0..plan.buffers.len()).map(|i| plan.outside(BufferId(i as u32))).collect();
         Ok(Executor { plan, ready, outside, threads, pool, shared, idle: Mutex::new(Vec::new()), poison: false })
     }
 
@@ -340,31 +340,6 @@ impl Executor {
         }
         Ok(())
     }
-}
-
-/// For each buffer, the output whose memory takes its place in a run: the buffer holds that output
-/// and nothing else, and no step writes it over an operand.
-fn placed_outside(plan: &Plan) -> Vec<Option<usize>> {
-    let mut outside = vec![None; plan.buffers.len()];
-    for (i, (_, view)) in plan.outputs.iter().enumerate() {
-        let buffer = &plan.buffers[view.buffer.index()];
-        let whole = view.offset == 0 && view.len() == buffer.len && view.is_contiguous();
-        if whole && !view.is_empty() && matches!(buffer.storage, Storage::Arena(_)) {
-            outside[view.buffer.index()].get_or_insert(i);
-        }
-    }
-    let mut steps: Vec<&Step> = plan.steps.iter().collect();
-    while let Some(step) = steps.pop() {
-        if let Action::Call(call) = &step.action {
-            steps.extend(&call.fallback);
-        }
-        for (write, over) in step.writes.iter().zip(&step.in_place) {
-            if over.is_some() {
-                outside[write.buffer.index()] = None;
-            }
-        }
-    }
-    outside
 }
 
 /// The read of each copy of a step: a pad writes its fill first.

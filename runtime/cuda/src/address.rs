@@ -10,6 +10,8 @@ use hypatia_plan::{Plan, Storage, View};
 pub struct Location {
     /// The buffer.
     pub storage: Storage,
+    /// The output whose memory takes the buffer's place; see [`Plan::outside`].
+    pub outside: Option<usize>,
     /// Byte offset from the buffer's start.
     pub bytes: usize,
 }
@@ -17,7 +19,11 @@ pub struct Location {
 impl Location {
     /// The location of a view's first element.
     pub fn of(plan: &Plan, view: &View) -> Location {
-        Location { storage: plan.buffers[view.buffer.index()].storage, bytes: view.offset * view.dtype.size() }
+        Location {
+            storage: plan.buffers[view.buffer.index()].storage,
+            outside: plan.outside(view.buffer),
+            bytes: view.offset * view.dtype.size(),
+        }
     }
 }
 
@@ -30,6 +36,8 @@ pub struct Bases {
     pub constants: Vec<u64>,
     /// Addresses of the transposed constants.
     pub transposed: Vec<u64>,
+    /// Addresses of the outputs that take the place of buffers; the others are not read.
+    pub outputs: Vec<u64>,
     /// Address of the arena.
     pub arena: u64,
     /// Address of the workspace.
@@ -38,14 +46,24 @@ pub struct Bases {
     pub lists: u64,
 }
 
+/// The addresses of all outputs where they are in that arena: then no buffer lies outside of it.
+pub fn outputs_in(plan: &Plan, arena: u64) -> Vec<u64> {
+    let place = |view: &View| match plan.buffers[view.buffer.index()].storage {
+        Storage::Arena(offset) => arena + offset as u64,
+        Storage::Input(_) | Storage::Constant(_) => 0,
+    };
+    plan.outputs.iter().map(|(_, view)| place(view)).collect()
+}
+
 impl Bases {
     /// The address of a location.
     pub fn address(&self, at: &Location) -> u64 {
         at.bytes as u64
-            + match at.storage {
-                Storage::Input(i) => self.inputs[i],
-                Storage::Constant(i) => self.constants[i],
-                Storage::Arena(offset) => self.arena + offset as u64,
+            + match (at.outside, at.storage) {
+                (Some(output), _) => self.outputs[output],
+                (None, Storage::Input(i)) => self.inputs[i],
+                (None, Storage::Constant(i)) => self.constants[i],
+                (None, Storage::Arena(offset)) => self.arena + offset as u64,
             }
     }
 }

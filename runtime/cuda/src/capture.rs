@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaGraph, CudaStream, sys};
+use cudarc::driver::{CudaGraph, CudaStream, result, sys};
 
 use super::driver::failed;
-use super::memory::DeviceMemory;
+use super::memory::{DeviceMemory, bind};
 use hypatia_tensor::error::{Error, Result};
 
 /// A captured graph; an empty one replays nothing.
@@ -45,6 +45,15 @@ impl Graph {
     /// The same graph, owning memory that it refers to.
     pub fn keeping(self, memory: Option<DeviceMemory>) -> Graph {
         Graph { _kept: memory, ..self }
+    }
+
+    /// Replays the graph on that stream of the same context, behind its earlier replays.
+    pub fn launch_on(&self, stream: &CudaStream) -> Result<()> {
+        let Some(graph) = &self.graph else { return Ok(()) };
+        bind(stream)?;
+        // SAFETY: the graph is alive, and its owner answers for the memory that it refers to.
+        unsafe { result::graph::launch(graph.cu_graph_exec(), stream.cu_stream()) }
+            .map_err(|e| failed("cuGraphLaunch", e))
     }
 
     /// Replays the graph on the stream of its capture.

@@ -6,6 +6,7 @@
 //! device.
 
 mod caller_memory;
+mod guest;
 mod resident;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
 
-use super::address::Bases;
+use super::address::{Bases, outputs_in};
 use super::capture::Graph;
 use super::constants::{Constants, Prefetch};
 use super::cubin::Origins;
@@ -31,6 +32,8 @@ use hypatia_plan::{Note, Plan, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
+use guest::Guests;
+pub use guest::{GUEST_ALIGNMENT, Guest};
 pub use resident::{OnDevice, Resident};
 
 /// Runs a plan on a GPU.
@@ -42,6 +45,7 @@ pub struct Executor {
     constants: Constants,
     origins: Origins,
     idle: Mutex<Vec<Instance>>,
+    guests: Mutex<Guests>,
     poison: bool,
 }
 
@@ -78,6 +82,7 @@ impl Executor {
             constants,
             origins,
             idle: Mutex::default(),
+            guests: Mutex::default(),
             poison: false,
         })
     }
@@ -206,11 +211,16 @@ impl Executor {
         let arena = DeviceMemory::new(&stream, self.plan.arena).map_err(|e| self.too_much(e))?;
         let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
         let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
-        let calls = self.launches.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, l)| l.calls()).max();
-        let sides = SideStreams::new(&self.gpu, calls.unwrap_or(1))?;
+        let sides = self.side_streams()?;
         let mut instance = Instance { graph: Graph::empty(), stream, inputs, arena, workspace, staging, sides };
         instance.graph = self.capture(&instance)?;
         Ok(instance)
+    }
+
+    /// Side streams for all steps.
+    fn side_streams(&self) -> Result<SideStreams> {
+        let calls = self.launches.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, l)| l.calls()).max();
+        SideStreams::new(&self.gpu, calls.unwrap_or(1))
     }
 
     /// The error for an arena that the device cannot hold, with the largest result in it.
@@ -234,6 +244,7 @@ impl Executor {
             inputs: instance.inputs.iter().map(DeviceMemory::address).collect(),
             constants,
             transposed,
+            outputs: outputs_in(&self.plan, instance.arena.address()),
             arena: instance.arena.address(),
             workspace: instance.workspace.address(),
             lists: 0,
@@ -245,35 +256,51 @@ impl Executor {
         if self.launches.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Ok(Graph::empty());
         }
-        self.capture_over(instance, &self.bases(instance), || Ok(()), || Ok(()))
+        self.capture_over(&instance.stream, &instance.sides, &self.bases(instance), || Ok(()), || Ok(()))
     }
 
     /// Captures the plan over these addresses, with additional work before and after it on the
-    /// instance's stream.
+    /// stream.
     fn capture_over(
         &self,
-        instance: &Instance,
+        stream: &Arc<CudaStream>,
+        sides: &SideStreams,
         bases: &Bases,
         before: impl FnOnce() -> Result<()>,
         behind: impl FnOnce() -> Result<()>,
     ) -> Result<Graph> {
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bases = bases.clone();
-        let lists = pointer_arrays::write(&instance.stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
-        let graph = Graph::capture(&instance.stream, || {
+        let lists = pointer_arrays::write(stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
+        let graph = Graph::capture(stream, || {
             before()?;
-            launches.iter_mut().try_for_each(|(step, launch)| {
-                // SAFETY: the bases are those of the instance whose graph this is, whose memory is
-                // as large as the plan says and lives as long as the graph, or those that a caller
-                // answers for.
-                unsafe { submit(&self.gpu, &instance.stream, &instance.sides, launch, &bases) }.map_err(|e| match e {
-                    Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
-                    e => e,
-                })
-            })?;
+            // SAFETY: the bases are those of the instance whose graph this is, whose memory is as
+            // large as the plan says and lives as long as the graph, or those that a caller answers
+            // for.
+            unsafe { self.submit_all(&mut launches, stream, sides, &bases)? };
             behind()
         })?;
         Ok(graph.keeping(lists))
+    }
+
+    /// Submits all launches to a stream.
+    ///
+    /// # Safety
+    /// As [`super::kernel::KernelLaunch::launch`].
+    unsafe fn submit_all(
+        &self,
+        launches: &mut [(usize, Launch)],
+        stream: &Arc<CudaStream>,
+        sides: &SideStreams,
+        bases: &Bases,
+    ) -> Result<()> {
+        launches.iter_mut().try_for_each(|(step, launch)| {
+            // SAFETY: the caller guarantees the bases.
+            unsafe { submit(&self.gpu, stream, sides, launch, bases) }.map_err(|e| match e {
+                Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
+                e => e,
+            })
+        })
     }
 
     /// A stopwatch for this plan: an instance of its own with its inputs on the device.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 
-use super::address::{Bases, Location};
+use super::address::{Bases, Location, outputs_in};
 use super::capture::Graph;
 use super::device::Gpu;
 use super::driver::failed;
@@ -89,11 +89,13 @@ impl Scratch {
             Ok(memory.last().map_or(0, DeviceMemory::address))
         };
         let dtype = step.reads.first().map_or(DType::F32, |v| v.dtype);
+        let arena = take(dtype, arena.div_ceil(dtype.size()))?;
         let mut bases = Bases {
             inputs: vec![0; plan.inputs.len()],
             constants: vec![0; plan.constants.len()],
             transposed: Vec::new(),
-            arena: take(dtype, arena.div_ceil(dtype.size()))?,
+            outputs: outputs_in(plan, arena),
+            arena,
             workspace: take(DType::U8, WORKSPACE)?,
             lists: 0,
         };
@@ -113,7 +115,7 @@ impl Scratch {
     /// The address of the buffer of a view, and its bytes.
     fn buffer(&self, plan: &Plan, view: &View) -> (u64, usize) {
         let buffer = &plan.buffers[view.buffer.index()];
-        let at = Location { storage: buffer.storage, bytes: 0 };
+        let at = Location { storage: buffer.storage, outside: None, bytes: 0 };
         (self.bases.address(&at), buffer.len * buffer.dtype.size())
     }
 

@@ -18,6 +18,7 @@ mod copies;
 mod declared;
 mod lower;
 mod options;
+mod outside;
 mod plan;
 mod prepare;
 mod print;

@@ -5,20 +5,19 @@
 //! used, so that a loop that swaps a few buffers captures nothing after its first rounds; a graph
 //! is destroyed only when none of its work is running.
 //!
-//! Inputs are read in place. Results are copied from the arena, where they share memory with
-//! earlier intermediate values. Algorithms were chosen for addresses that are multiples of
-//! [`ALIGNMENT`]; other inputs are first copied.
+//! Inputs are read in place, and results written in place if they are whole buffers. Algorithms were
+//! chosen for addresses that are multiples of [`ALIGNMENT`]; other operands are copied.
 
-use cudarc::driver::result;
+use cudarc::driver::{result, sys};
 
-use super::{Executor, Graph, Instance, Resident, failed};
-use hypatia_plan::Storage;
+use super::{Bases, Executor, Graph, Instance, Resident, failed};
+use crate::address::Location;
 use hypatia_tensor::error::{Error, Result};
 
 /// Number of cached graphs.
 const KEPT: usize = 16;
-/// Inputs with this alignment are read in place.
-const ALIGNMENT: u64 = 256;
+/// Operands with this alignment are read and written in place.
+pub(super) const ALIGNMENT: u64 = 256;
 
 /// Graphs over the caller's memory, the most recently used last.
 #[derive(Default)]
@@ -59,7 +58,7 @@ impl Resident<'_> {
 }
 
 impl Executor {
-    fn check_addresses(&self, inputs: &[u64], outputs: &[u64]) -> Result<()> {
+    pub(super) fn check_addresses(&self, inputs: &[u64], outputs: &[u64]) -> Result<()> {
         let plan = &self.plan;
         if (inputs.len(), outputs.len()) != (plan.inputs.len(), plan.outputs.len()) {
             let (have, want) = ((inputs.len(), outputs.len()), (plan.inputs.len(), plan.outputs.len()));
@@ -83,8 +82,18 @@ impl Executor {
 
     /// Captures the plan's graph over these addresses.
     fn capture_at(&self, instance: &Instance, inputs: &[u64], outputs: &[u64]) -> Result<Graph> {
-        let mut bases = self.bases(instance);
-        let (mut before, mut behind) = (Vec::new(), Vec::new());
+        let placed = self.placed(self.bases(instance), inputs, outputs);
+        let stream = instance.stream.cu_stream();
+        // SAFETY: the caller of `run_at` guarantees its addresses, the plan's types the others.
+        let copied = |copies: &[Copied]| unsafe { copy_all(copies, stream) };
+        let (before, behind) = (|| copied(&placed.before), || copied(&placed.behind));
+        self.capture_over(&instance.stream, &instance.sides, &placed.bases, before, behind)
+    }
+
+    /// The bases of a run on inputs and into results at these addresses. Misaligned inputs are
+    /// copied to `own.inputs`.
+    pub(super) fn placed(&self, own: Bases, inputs: &[u64], outputs: &[u64]) -> Placed {
+        let (mut bases, mut before, mut behind) = (own, Vec::new(), Vec::new());
         for ((given, own), input) in inputs.iter().zip(&mut bases.inputs).zip(&self.plan.inputs) {
             let bytes = input.shape.iter().product::<usize>() * input.dtype.size();
             if given % ALIGNMENT == 0 && bytes > 0 {
@@ -93,26 +102,42 @@ impl Executor {
                 before.push((*own, *given, bytes));
             }
         }
-        for ((_, view), to) in self.plan.outputs.iter().zip(outputs) {
-            let base = match self.plan.buffers[view.buffer.index()].storage {
-                Storage::Input(i) => bases.inputs[i],
-                Storage::Constant(i) => bases.constants[i],
-                Storage::Arena(offset) => bases.arena + offset as u64,
-            };
-            let size = view.dtype.size();
-            if !view.is_empty() {
-                behind.push((*to, base + (view.offset * size) as u64, view.len() * size));
+        let mut copied = Vec::new();
+        for (i, ((_, view), to)) in self.plan.outputs.iter().zip(outputs).enumerate() {
+            if to % ALIGNMENT == 0 && self.plan.outside(view.buffer) == Some(i) {
+                bases.outputs[i] = *to;
+            } else if !view.is_empty() {
+                copied.push((view, *to));
             }
         }
-        let stream = instance.stream.cu_stream();
-        let copies = |list: &[(u64, u64, usize)]| {
-            list.iter().try_for_each(|(to, from, bytes)| {
-                // SAFETY: the caller guarantees its addresses, the plan's types for the others;
-                // the work is recorded only.
-                unsafe { result::memcpy_dtod_async(*to, *from, *bytes, stream) }
-                    .map_err(|e| failed("cuMemcpyDtoDAsync", e))
-            })
-        };
-        self.capture_over(instance, &bases, || copies(&before), || copies(&behind))
+        for (view, to) in copied {
+            let from = bases.address(&Location::of(&self.plan, view));
+            behind.push((to, from, view.len() * view.dtype.size()));
+        }
+        Placed { bases, before, behind }
     }
+}
+
+/// A copy: to, from, bytes.
+pub(super) type Copied = (u64, u64, usize);
+
+/// Where the operands of a run lie, and what has to be copied around it.
+pub(super) struct Placed {
+    /// Where the operands lie.
+    pub bases: Bases,
+    /// Copies of inputs, before the run.
+    pub before: Vec<Copied>,
+    /// Copies of results, after the run.
+    pub behind: Vec<Copied>,
+}
+
+/// Submits copies to a stream.
+///
+/// # Safety
+/// The addresses are those of memory that is large enough, valid until the stream is done.
+pub(super) unsafe fn copy_all(copies: &[Copied], stream: sys::CUstream) -> Result<()> {
+    copies.iter().try_for_each(|(to, from, bytes)| {
+        // SAFETY: the caller guarantees the addresses.
+        unsafe { result::memcpy_dtod_async(*to, *from, *bytes, stream) }.map_err(|e| failed("cuMemcpyDtoDAsync", e))
+    })
 }

@@ -70,7 +70,7 @@ impl Source {
     fn launch(&mut self, plan: &Plan, step: &Step, source: &CudaSource, work: &Work) {
         let (at, grid, block) = entry(source, work).unwrap();
         let number = self.kernel(&source.text);
-        let nowhere = Location { storage: Storage::Arena(0), bytes: 0 };
+        let nowhere = Location { storage: Storage::Arena(0), outside: None, bytes: 0 };
         let values = arguments(source, work, &[], &|arg| operand(step, work, arg).map(|_| nowhere)).unwrap();
         let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
         let values = source.args.iter().zip(&values).map(|(arg, value)| match (arg.kind, value) {

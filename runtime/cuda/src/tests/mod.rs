@@ -463,12 +463,12 @@ extern "C" __global__ void hypatia_unwritten(int* p) { p[0] = p[1] + 1; }
         let (modules, _) = crate::cubin::codes(&gpu, &[SOURCE.to_string()]).unwrap().load(&gpu).unwrap();
         let stream = gpu.context().new_stream().unwrap();
         let memory = DeviceMemory::new(&stream, 64 * 4).unwrap();
-        let at = Argument::Address(Location { storage: Storage::Arena(0), bytes: 0 });
+        let at = Argument::Address(Location { storage: Storage::Arena(0), outside: None, bytes: 0 });
         let function = modules[0].load_function(kernel).unwrap();
         let launch = KernelLaunch::new(function, Geometry::Declared, ([[1, 1, 1], [64, 1, 1]], 0), vec![at]).unwrap();
         let none = || vec![];
         let (inputs, constants, transposed, arena) = (none(), none(), none(), memory.address());
-        let bases = Bases { inputs, constants, transposed, arena, workspace: 0, lists: 0 };
+        let bases = Bases { inputs, constants, transposed, outputs: Vec::new(), arena, workspace: 0, lists: 0 };
         // SAFETY: none: this is the fault that is to be found. It stays in the allocation's page.
         unsafe { launch.launch(&stream, &bases) }.unwrap();
         stream.synchronize().unwrap();

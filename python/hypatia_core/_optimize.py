@@ -1,0 +1,179 @@
+"""`optimize(model, example_inputs)`: an FX graph in which each fusion is one node.
+
+In: a module, or a program that `torch.export` made. Out: a `GraphModule` over the model's own
+parameters. Invariant: a node `torch.ops.hypatia.fusion` computes what the ops did that it stands
+for: its last argument is their graph, as text, from which its fake kernel and its gradients come.
+Ops that no rule fuses stay PyTorch's.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.tools_common import legalize_graph
+
+from . import _launch
+from ._fusion import fusion, text_of
+from ._fx import SHAPED, TABLE, Importer, name_of, read_outside
+from ._rules import Rules, Scalar, library
+from .backend import Known, device_of, table
+from .errors import InputError
+from .fuse import _together
+
+#: Ops that move no numbers, by their names: a fusion takes them in where they stand in its way.
+VIEWS = {*SHAPED, "t", "transpose", "permute", "expand", "alias", "detach"}
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A fusion that the optimiser found."""
+
+    name: str
+    formula: str
+    nodes: list[str]
+    """The names of the graph's nodes that it computes, without those that rules made needless."""
+
+
+def optimize(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    example_inputs: Sequence[Any] = (),
+    *,
+    rules: Iterable[Rules | Scalar] = (),
+    target: str | None = None,
+    dynamic_shapes: Any = None,
+) -> fx.GraphModule:
+    """The model as an FX graph in which each fusion is one node ``torch.ops.hypatia.fusion``.
+
+    A node's arguments are its operands, its name, and the rules that made it, yours by their
+    names. Parameters are the model's own: state dicts and gradients are the same. The graph can be
+    printed, exported, and compiled further. An exported program needs no inputs.
+
+    Args:
+        model: a module, in the mode in which it will run, or a program of ``torch.export``.
+        example_inputs: positional inputs of the module.
+        rules: rules of your own, beside the library's.
+        target: the device for which costs are estimated, ``cpu`` or ``h200``; by default the
+            inputs' kind.
+        dynamic_shapes: as in ``torch.export``.
+
+    >>> import hypatia_core as hyp, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    >>> graph = hyp.optimize(model, (torch.ones(2, 4),))
+    >>> [node.args[1] for node in graph.graph.nodes if node.target is torch.ops.hypatia.fusion.default]
+    ['gemm_relu']
+    """
+    chosen = _together(list(rules)) or library()
+    if isinstance(model, torch.export.ExportedProgram):
+        program = model
+    elif isinstance(model, torch.nn.Module):
+        args = tuple(example_inputs)
+        program = torch.export.export(model, args, dynamic_shapes=dynamic_shapes, strict=False)
+    else:
+        raise InputError(f"optimize: expected a module or an exported program, not {type(model).__name__}")
+    module = program.run_decompositions(table()).module()
+    assert isinstance(module, fx.GraphModule)
+    with_values(module)
+    device = device_of(module)
+    target = target or ("h200" if device.type == "cuda" else "cpu")
+    all_found = fusions(module, chosen, device, target)
+    for found in all_found:
+        others = {name for other in all_found if other is not found for name in other.nodes}
+        replace(module, found, others, chosen, target)
+    module.graph.lint()
+    module.recompile()
+    return module
+
+
+def with_values(module: fx.GraphModule) -> None:
+    """Give nodes that name a parameter or a constant their value, as the others have one."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        node.meta.setdefault("val", operator.attrgetter(str(node.target))(module))
+
+
+def fusions(module: fx.GraphModule, rules: Rules, device: torch.device, target: str) -> list[Fused]:
+    """What the rules fuse, in all parts of the graph whose ops are known."""
+    found: list[Fused] = []
+    for part in CapabilityBasedPartitioner(module, Known(device)).propose_partitions():
+        nodes = [n for n in module.graph.nodes if n in part.nodes]
+        imported = Importer(module, rules, nodes)
+        model = imported.g.model(**_launch.settings_on(torch.device("cpu")))
+        found += [Fused(*one[:3]) for one in model.fusions(target)]
+    return found
+
+
+def fired(module: fx.GraphModule, nodes: list[fx.Node], rules: Rules, target: str) -> list[str]:
+    """The rules that make these nodes one."""
+    model = Importer(module, rules, nodes).g.model(**_launch.settings_on(torch.device("cpu")))
+    firings = json.loads(model.explain(target)[1])["firings"]
+    return sorted({f["rule"] for f in firings if f["kept"]})
+
+
+def replace(module: fx.GraphModule, found: Fused, others: set[str], rules: Rules, target: str) -> None:
+    """Put one node in the place of a fusion's nodes, if no other fusion's stand between them."""
+    named = {n for n in module.graph.nodes if n.name in set(found.nodes)}
+    nodes = together(module.graph, named, others)
+    results = read_outside(nodes)
+    if sum(name_of(n.target) not in VIEWS for n in nodes) < 2 or not results:
+        return
+    graph, env = fx.Graph(), {}
+    inputs = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in nodes))
+    tensors = [i for i in inputs if isinstance(i.meta.get("val"), torch.Tensor)]
+    sizes = [i for i in inputs if i not in tensors]
+    for node in [*tensors, *sizes]:
+        env[node] = graph.placeholder(node.name)
+    for node in nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+    graph.output([env[r] for r in results])
+    with module.graph.inserting_before(module.graph.output_node()):
+        args = (tensors, found.name, fired(module, nodes, rules, target), sizes, text_of(graph, len(tensors), rules))
+        call = module.graph.call_function(torch.ops.hypatia.fusion.default, args)
+        call.name = module.graph._graph_namespace.create_name(found.name, None)
+        call.meta["val"] = [r.meta["val"] for r in results]
+        for i, result in enumerate(results):
+            one = module.graph.call_function(operator.getitem, (call, i))
+            one.meta["val"] = result.meta["val"]
+            result.replace_all_uses_with(one)
+    for node in reversed(nodes):
+        module.graph.erase_node(node)
+    legalize_graph(module)
+
+
+def together(graph: fx.Graph, nodes: set[fx.Node], others: set[str]) -> list[fx.Node]:
+    """The nodes in the graph's order, with those between them and the views in front of them.
+
+    None if another fusion's node stands between them, or one that no plan computes.
+    """
+    after, before = reached(nodes, lambda n: n.users), reached(nodes, lambda n: n.all_input_nodes)
+    nodes |= after & before
+    if any(n.name in others or (not is_small(n) and name_of(n.target) not in TABLE) for n in nodes):
+        return []
+    while front := {i for n in nodes for i in n.all_input_nodes if is_small(i) and set(i.users) <= nodes} - nodes:
+        nodes |= front
+    return [n for n in graph.nodes if n in nodes]
+
+
+def is_small(node: fx.Node) -> bool:
+    """Whether a node is a view, or picks one of several results."""
+    return name_of(node.target) in VIEWS or node.target is operator.getitem
+
+
+def reached(start: set[fx.Node], step: Any) -> set[fx.Node]:
+    """All nodes that are one step or more from these."""
+    found: set[fx.Node] = set()
+    left = list(start)
+    while left:
+        for node in step(left.pop()):
+            if node not in found:
+                found.add(node)
+                left.append(node)
+    return found
+
+
+__all__ = ["fusion", "optimize"]

@@ -1,0 +1,221 @@
+"""Plans on a GPU, as guests of PyTorch, against PyTorch in float64. Skipped where there is none."""
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import hypatia_core as hyp  # noqa: E402
+from hypatia_core import _launch, _native  # noqa: E402
+from hypatia_core.backend import backend  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    hyp.reset_report()
+    with hyp.nn.policy("always"), torch.no_grad():
+        yield
+
+
+def close(got, f, *inputs, slack=1.0):
+    """No further from float64 than rounding explains, and on the GPU."""
+    want = f.double()(*(t.double() if t.is_floating_point() else t for t in inputs))
+    eps = torch.finfo(got.dtype).eps
+    scale = want.abs().max().item() + 1e-30
+    error = (got.double() - want).abs().max().item() / scale
+    assert got.is_cuda and got.shape == want.shape and error < 16 * slack * max(eps, 1e-15), (error, eps)
+
+
+class Block(nn.Module):
+    """A block of a transformer, with heads, norms, a gate and a residual."""
+
+    def __init__(self, width=128, heads=4, causal=True):
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.n1, self.n2 = nn.LayerNorm(width), nn.RMSNorm(width, eps=1e-6)
+        self.up, self.gate, self.down = nn.Linear(width, 256), nn.Linear(width, 256), nn.Linear(256, width)
+
+    def forward(self, x):
+        b, t, d = x.shape
+        q, k, v = self.qkv(self.n1(x)).view(b, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
+        h = self.n2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def mlp(width=64):
+    return nn.Sequential(nn.Linear(width, 96), nn.GELU(), nn.Linear(96, width), nn.ReLU(), nn.Linear(width, 16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layers_agree_with_float64(dtype):
+    layers = [
+        hyp.nn.FusedLinear(64, 48, activation="gelu"),
+        hyp.nn.FusedMLP([64, 96, 32]),
+        hyp.nn.FusedGatedMLP(64, 96),
+        hyp.nn.FusedLayerNorm(64),
+        hyp.nn.FusedRMSNorm(64, eps=1e-6),
+    ]
+    for layer in layers:
+        layer = layer.to("cuda", dtype)
+        for shape in [(33, 64), (2, 5, 64), (1, 64)]:
+            x = torch.randn(shape, device="cuda", dtype=dtype)
+            got = layer(x)
+            with hyp.nn.policy("never"):
+                close(got, layer, x)
+            layer.to(dtype)
+    assert hyp.report().hypatia == 15
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_transformer_is_one_part(dtype, causal):
+    model = nn.Sequential(Block(causal=causal), Block(causal=causal)).to("cuda", dtype).eval()
+    f = torch.compile(model, backend=backend, fullgraph=True)
+    for shape in [(2, 64, 128), (3, 64, 128), (2, 40, 128)]:
+        x = torch.randn(shape, device="cuda", dtype=dtype)
+        got = f(x)
+        close(got, model, x, slack=8)
+        model.to(dtype)
+    report = hyp.report()
+    assert (report.hypatia, report.pytorch) == (3, 0), report
+
+
+def test_new_addresses_and_views_give_the_same():
+    model = mlp().cuda()
+    f = torch.compile(model, backend=backend)
+    base = torch.randn(40, 70, device="cuda")
+    kept = []
+    for turn in range(60):
+        x = torch.randn(32, 64, device="cuda") if turn % 3 else base[turn % 8 : turn % 8 + 32, turn % 5 : turn % 5 + 64]
+        y = f(x)
+        torch.testing.assert_close(y, model(x), rtol=1e-4, atol=1e-5)
+        kept = [*kept[-(turn % 7) :], (x, y, y.clone())]
+    assert all(torch.equal(y, copy) for _, y, copy in kept)
+
+
+def test_work_is_put_on_the_current_stream():
+    model = mlp().cuda()
+    f = torch.compile(model, backend=backend)
+    x = torch.randn(256, 64, device="cuda")
+    want = model(x + 3)
+    f(x)
+    for _ in range(10):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            busy = x
+            for _ in range(50):
+                busy = busy @ torch.eye(64, device="cuda")
+            y = f(busy + 3)
+        stream.synchronize()
+        torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [mlp, lambda: nn.Sequential(Block(64), nn.Linear(64, 16))])
+def test_what_pytorch_captures_can_be_replayed(make):
+    model = make().cuda().eval()
+    f = torch.compile(model, backend=backend)
+    x = torch.randn(8, 16, 64, device="cuda")
+    f(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        f(x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = f(f(x)[..., :1].expand(8, 16, 64).contiguous())
+    for _ in range(5):
+        x.copy_(torch.randn_like(x))
+        other = f(torch.randn_like(x))  # Uses the stream's own scratch memory.
+        graph.replay()
+        want = model(model(x)[..., :1].expand(8, 16, 64).contiguous())
+        torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-4)
+        assert other.isfinite().all()
+
+
+def test_without_a_plan_a_capture_is_pytorchs():
+    layer, x = hyp.nn.FusedLinear(64, 64).cuda(), torch.randn(8, 64, device="cuda")
+    with hyp.nn.policy("never"):
+        want = layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    graph.replay()
+    torch.testing.assert_close(y, want)
+    assert hyp.report().hypatia == 0
+
+
+def test_threads_on_streams_of_their_own_do_not_disturb_each_other():
+    model = nn.Sequential(Block(), nn.Linear(128, 16)).cuda().eval()
+    f = torch.compile(model, backend=backend)
+    inputs = [torch.randn(4, 32, 128, device="cuda") for _ in range(4)]
+    wants, wrong = [model(x) for x in inputs], []
+    f(inputs[0])
+
+    def work(i):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                y = f(inputs[i])
+                torch.cuda.current_stream().synchronize()
+                if not torch.allclose(y, wants[i], rtol=1e-3, atol=1e-4):
+                    wrong.append(i)
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+def test_scratch_memory_is_pytorchs_and_shared():
+    f = torch.compile(nn.Sequential(Block(), Block()).cuda(), backend=backend)
+    x = torch.randn(2, 64, 128, device="cuda")
+    f(x)
+    _native.release_scratch()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    f(x)
+    with_scratch = torch.cuda.memory_allocated()
+    assert with_scratch >= before + (32 << 20)
+    f(x)
+    assert torch.cuda.memory_allocated() == with_scratch
+
+
+def test_the_native_module_refuses_what_does_not_fit():
+    layer, x = hyp.nn.FusedLinear(8, 5, activation=None).cuda(), torch.randn(4, 8, device="cuda")
+    plan, params, out = layer.plan(x), layer.fused_parameters(), torch.empty(4, 5, device="cuda")
+    for inputs, outputs, message in [
+        ((x[:2], *params), (out,), "16 elements"),
+        ((x.double(), *params), (out,), "must be f32"),
+        ((x.cpu(), *params), (out,), "another device"),
+        ((x, *params), (), "0 addresses"),
+        ((x, *params), (out.cpu(),), "another device"),
+    ]:
+        with pytest.raises(hyp.InputError, match=message):
+            plan.run_as_guest(inputs, outputs, _launch.scratch, False)
+    assert plan.run_as_guest((x.t(), *params), (out,), _launch.scratch, False) == [0]
+
+
+def test_measuring_chooses_the_faster_side():
+    model = mlp(256).cuda().half()
+    f = torch.compile(model, backend=backend)
+    x = torch.randn(256, 256, device="cuda", dtype=torch.half)
+    with hyp.nn.policy("measure"):
+        for _ in range(4):
+            torch.testing.assert_close(f(x), model(x), rtol=2e-2, atol=2e-3)
+            hyp.wait_for_plans()
+    (line, *_) = [line for line in hyp.report().lines if line.hypatia_us is not None]
+    assert (line.side == "hypatia") == (line.hypatia_us <= line.pytorch_us) or line.calls == 1

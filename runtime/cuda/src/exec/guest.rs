@@ -1,0 +1,222 @@
+//! Runs as a guest of a framework: on its stream, in its memory, in its captures.
+//!
+//! In: an executor, a stream, addresses of operands and of scratch memory. Out: work on that stream.
+//! Invariant: nothing but graphs belongs to Hypatia, so that the framework's allocator counts and
+//! orders all memory; a new set of addresses costs no capture, for a run over it is launched step by
+//! step; a graph is made when one of the last [`KEPT`] sets comes back. While the framework captures
+//! the stream, steps are launched one by one, and become part of what it captures.
+
+use std::ffi::c_void;
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::{CudaStream, sys};
+
+use super::caller_memory::{ALIGNMENT, Placed, copy_all};
+use super::{Bases, DeviceMemory, Executor, Graph, SideStreams, WORKSPACE, failed, outputs_in, pointer_arrays};
+use hypatia_tensor::error::{Error, Result};
+
+/// Number of graphs, and of sets of addresses that were seen once.
+const KEPT: usize = 16;
+/// Inputs and scratch memory of a [`Guest`] start at multiples of this.
+pub const GUEST_ALIGNMENT: u64 = ALIGNMENT;
+
+/// One run as a guest. Addresses are those of first elements, in the plan's order; tensors are
+/// row-major.
+#[derive(Clone, Copy, Debug)]
+pub struct Guest<'a> {
+    /// The stream, as a driver handle; null is the default stream.
+    pub stream: *mut c_void,
+    /// The inputs.
+    pub inputs: &'a [u64],
+    /// Where the results are written.
+    pub outputs: &'a [u64],
+    /// Scratch memory of [`Executor::scratch`] bytes. Its contents do not matter.
+    pub scratch: u64,
+}
+
+/// What guests left behind.
+#[derive(Default)]
+pub(super) struct Guests {
+    /// Graphs by their addresses, the most recently used last.
+    graphs: Vec<(Vec<u64>, Graph)>,
+    /// Addresses without a graph, the latest last.
+    seen: Vec<Vec<u64>>,
+    own: Option<Own>,
+    /// What graphs of the framework refer to.
+    captured: Vec<(SideStreams, Option<DeviceMemory>)>,
+}
+
+/// Streams of Hypatia's own.
+struct Own {
+    /// For captures.
+    stream: Arc<CudaStream>,
+    sides: SideStreams,
+}
+
+impl Guests {
+    fn own(&mut self, executor: &Executor) -> Result<&Own> {
+        if self.own.is_none() {
+            let stream = executor.gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+            self.own = Some(Own { stream, sides: executor.side_streams()? });
+        }
+        self.own.as_ref().ok_or_else(|| Error::Internal("streams that were made are missing".into()))
+    }
+}
+
+impl Drop for Guests {
+    fn drop(&mut self) {
+        // The graphs may be running. A failure means that the context is lost.
+        let _ = self.own.as_ref().map(|own| own.stream.context().synchronize());
+    }
+}
+
+impl Executor {
+    /// Bytes of scratch memory that a run as a guest needs.
+    pub fn scratch(&self) -> usize {
+        self.plan.arena.next_multiple_of(ALIGNMENT as usize) + WORKSPACE
+    }
+
+    /// Submits a run to a framework's stream and returns. Nothing is copied over the bus, and no
+    /// memory is allocated but for lists of addresses that irregular products need.
+    ///
+    /// # Errors
+    /// If the number of addresses is not the plan's, or one is null or misaligned: inputs and
+    /// scratch memory start at multiples of [`GUEST_ALIGNMENT`].
+    ///
+    /// # Safety
+    /// The stream and the memory belong to this device's primary context. The memory is as large as
+    /// the plan's types say and valid until the stream has done the work. Nothing that is not
+    /// ordered with the stream uses it meanwhile, neither do other threads that submit runs over
+    /// the same scratch memory. Results overlap neither inputs nor each other. A graph that the
+    /// framework captures from the stream is not replayed once the executor is dropped.
+    pub unsafe fn run_as_guest(&self, guest: &Guest<'_>) -> Result<()> {
+        self.check_addresses(guest.inputs, guest.outputs)?;
+        let empty = |i: usize| self.plan.inputs[i].shape.contains(&0);
+        let odd = guest.inputs.iter().enumerate().find(|(i, a)| **a % GUEST_ALIGNMENT != 0 && !empty(*i));
+        if let Some((i, address)) = odd {
+            let name = &self.plan.inputs[i].name;
+            return Err(Error::Input(format!("`{name}` starts at {address:#x}: pass a multiple of {GUEST_ALIGNMENT}")));
+        }
+        if guest.scratch == 0 || !guest.scratch.is_multiple_of(GUEST_ALIGNMENT) {
+            return Err(Error::Input(format!("scratch memory cannot start at {:#x}", guest.scratch)));
+        }
+        // SAFETY: the caller says that the stream is one of this context and alive.
+        let stream = unsafe { self.gpu.context().wrap_borrowed_stream(guest.stream.cast()) };
+        let captures = stream.capture_status().map_err(|e| failed("cuStreamIsCapturing", e))?;
+        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+        if captures != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            // SAFETY: the caller guarantees the addresses.
+            return unsafe { self.into_capture(&mut guests, &stream, guest) };
+        }
+        let key = [guest.inputs, guest.outputs, &[guest.scratch]].concat();
+        if let Some(at) = guests.graphs.iter().position(|(k, _)| *k == key) {
+            guests.graphs[at..].rotate_left(1);
+        } else if let Some(at) = guests.seen.iter().position(|k| *k == key) {
+            let graph = self.capture_as_guest(guests.own(self)?, guest)?;
+            guests.seen.remove(at);
+            if guests.graphs.len() == KEPT {
+                // It may be running, on any stream.
+                self.gpu.context().synchronize().map_err(|e| failed("cuCtxSynchronize", e))?;
+                guests.graphs.remove(0);
+            }
+            guests.graphs.push((key, graph));
+        } else {
+            if guests.seen.len() == KEPT {
+                guests.seen.remove(0);
+            }
+            guests.seen.push(key);
+            let sides = &guests.own(self)?.sides;
+            // SAFETY: the caller guarantees the addresses. The lists are freed behind the run.
+            return unsafe { self.step_by_step(&stream, sides, guest, &stream) }.map(drop);
+        }
+        guests.graphs.last().map_or(Ok(()), |(_, graph)| graph.launch_on(&stream))
+    }
+
+    fn guest_bases(&self, guest: &Guest<'_>) -> Placed {
+        let [constants, transposed] = self.constants.addresses();
+        let own = Bases {
+            inputs: vec![0; self.plan.inputs.len()],
+            constants,
+            transposed,
+            outputs: outputs_in(&self.plan, guest.scratch),
+            arena: guest.scratch,
+            workspace: guest.scratch + self.plan.arena.next_multiple_of(ALIGNMENT as usize) as u64,
+            lists: 0,
+        };
+        self.placed(own, guest.inputs, guest.outputs)
+    }
+
+    fn capture_as_guest(&self, own: &Own, guest: &Guest<'_>) -> Result<Graph> {
+        let placed = self.guest_bases(guest);
+        // SAFETY: the caller of `run_as_guest` guarantees the addresses.
+        let behind = || unsafe { copy_all(&placed.behind, own.stream.cu_stream()) };
+        let graph = self.capture_over(&own.stream, &own.sides, &placed.bases, || Ok(()), behind)?;
+        // The graph and its lists are on the device before another stream runs it.
+        own.stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
+        Ok(graph)
+    }
+
+    /// Launches the steps on a stream. The lists of addresses that they read are written on the
+    /// stream `lists` and returned.
+    ///
+    /// # Safety
+    /// As [`Executor::run_as_guest`].
+    unsafe fn step_by_step(
+        &self,
+        stream: &Arc<CudaStream>,
+        sides: &SideStreams,
+        guest: &Guest<'_>,
+        lists: &Arc<CudaStream>,
+    ) -> Result<Option<DeviceMemory>> {
+        let mut placed = self.guest_bases(guest);
+        let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = launches.iter_mut().map(|(_, launch)| launch);
+        let memory = pointer_arrays::write(lists, all, &mut placed.bases)?;
+        if memory.is_some() && lists != stream {
+            lists.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
+        }
+        // SAFETY: the caller guarantees the addresses.
+        unsafe {
+            self.submit_all(&mut launches, stream, sides, &placed.bases)?;
+            copy_all(&placed.behind, stream.cu_stream())?;
+        }
+        Ok(memory)
+    }
+
+    /// Launches the steps on a stream that the framework captures. What its graph refers to is kept
+    /// as long as the executor.
+    ///
+    /// # Safety
+    /// As [`Executor::run_as_guest`].
+    unsafe fn into_capture(&self, guests: &mut Guests, stream: &Arc<CudaStream>, guest: &Guest<'_>) -> Result<()> {
+        // A strict capture forbids what is done here on other streams: memory for the lists.
+        let _relaxed = Relaxed::new()?;
+        let (sides, lists) = (self.side_streams()?, self.gpu.context().new_stream());
+        let lists = lists.map_err(|e| failed("cuStreamCreate", e))?;
+        // SAFETY: the caller guarantees the addresses.
+        let memory = unsafe { self.step_by_step(stream, &sides, guest, &lists)? };
+        guests.captured.push((sides, memory));
+        Ok(())
+    }
+}
+
+/// While it lives, this thread's calls may do what a strict capture of some stream forbids.
+struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    fn new() -> Result<Relaxed> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the pointer is valid; the call exchanges this thread's mode for the one given.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }
+            .result()
+            .map_err(|e| failed("cuThreadExchangeStreamCaptureMode", e))?;
+        Ok(Relaxed(mode))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above. It can fail only as the exchange before it did.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut self.0) };
+    }
+}

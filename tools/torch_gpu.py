@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Times `torch.compile(model, backend="hypatia")` beside eager and PyTorch's own compiler on a GPU.
+
+    python3 tools/torch_gpu.py [--seconds N] [--only TEXT] [--modes MODE ...]
+
+Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT and GPT-2 (random
+weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
+behind the other, in bf16; the first result of each side in seconds; and the error's root mean
+square against float64, over eager's. Peers that no longer fit into the seconds are left out.
+"""
+
+import argparse
+import statistics
+import time
+
+import hypatia_core as hyp
+import torch
+from torch import nn
+
+MODES = ["default", "reduce-overhead", "max-autotune"]
+
+
+def mlp(width, layers):
+    parts = []
+    for _ in range(layers):
+        parts += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*parts)
+
+
+def bert():
+    from transformers import BertConfig, BertModel
+
+    model = BertModel(BertConfig(), add_pooling_layer=False).eval()
+    return model, (torch.randint(30522, (8, 128)),)
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2Model
+
+    return GPT2Model(GPT2Config(use_cache=False)).eval(), (torch.randint(50257, (4, 512)),)
+
+
+CASES = {
+    "MLP 256x2 b256": lambda: (mlp(256, 2), (torch.randn(256, 256),)),
+    "MLP 1024x4 b512": lambda: (mlp(1024, 4), (torch.randn(512, 1024),)),
+    "BERT-base b8 s128": bert,
+    "GPT-2 b4 s512": gpt2,
+}
+
+
+def first(y):
+    return y if isinstance(y, torch.Tensor) else y[0]
+
+
+def per_call(f, inputs, rounds=7):
+    """Microseconds of a call, many in a row."""
+    for _ in range(3):
+        f(*inputs)
+    torch.cuda.synchronize()
+    times, count = [], 0
+    for _ in range(rounds):
+        if not count:
+            start = time.perf_counter()
+            f(*inputs)
+            torch.cuda.synchronize()
+            count = max(20, min(1000, int(0.05 / (time.perf_counter() - start))))
+        start = time.perf_counter()
+        for _ in range(count):
+            f(*inputs)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / count * 1e6)
+    return statistics.median(times)
+
+
+def case(name, make, modes, deadline):
+    torch.manual_seed(0)
+    model, inputs = make()
+    exact = first(model.cuda().double()(*(t.cuda().double() if t.is_floating_point() else t.cuda() for t in inputs)))
+    model = model.bfloat16()
+    inputs = tuple(t.cuda().bfloat16() if t.is_floating_point() else t.cuda() for t in inputs)
+    sides = {"eager": lambda: model, "hypatia": lambda: torch.compile(model, backend="hypatia")}
+    for mode in modes:
+        sides[mode] = lambda mode=mode: torch.compile(model, mode=None if mode == "default" else mode)
+    eager_error = None
+    for side, build in sides.items():
+        if side in modes and time.perf_counter() > deadline:
+            print(f"{name:20} {side:16} left out: no time", flush=True)
+            continue
+        torch._dynamo.reset()
+        hyp.reset_report()
+        start = time.perf_counter()
+        try:
+            f = build()
+            y = first(f(*inputs))
+            torch.cuda.synchronize()
+            cold = time.perf_counter() - start
+            error = (y.double() - exact).square().mean().sqrt().item()
+            for _ in range(3):  # A plan is made and measured.
+                y = first(f(*inputs))
+                hyp.wait_for_plans()
+            error = max(error, (y.double() - exact).square().mean().sqrt().item())
+            ready = time.perf_counter() - start
+            us = per_call(f, inputs)
+        except Exception as problem:
+            print(f"{name:20} {side:16} FAILED {type(problem).__name__}: {problem}", flush=True)
+            continue
+        eager_error = eager_error or error
+        print(
+            f"{name:20} {side:16} {us:9.1f} us  first {cold:6.2f} s  settled {ready:6.2f} s"
+            f"  error {error / eager_error:5.3f} of eager's",
+            flush=True,
+        )
+        if side == "hypatia":
+            print("    " + str(hyp.report()).replace("\n", "\n    "), flush=True)
+
+
+def host_cost():
+    """What a call costs the host beyond Dynamo: work too small for the GPU to matter."""
+    model = mlp(64, 8).cuda()
+    x = torch.randn(8, 64, device="cuda")
+    with hyp.nn.policy("always"):
+        for name, backend in [
+            ("a constant", lambda gm, inputs, **_: lambda *args, y=(torch.randn(8, 64, device="cuda"),): y),
+            ("hypatia", "hypatia"),
+        ]:
+            torch._dynamo.reset()
+            f = torch.compile(model, backend=backend)
+            for _ in range(5):
+                f(x)
+            torch.cuda.synchronize()
+            times = []
+            for _ in range(200):
+                start = time.perf_counter()
+                f(x)
+                times.append((time.perf_counter() - start) * 1e6)
+                torch.cuda.synchronize()
+            print(f"host, 16 parameters: {name:12} {statistics.median(times):7.2f} us a call", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--modes", nargs="*", default=MODES, choices=MODES)
+    given = parser.parse_args()
+    deadline = time.perf_counter() + given.seconds
+    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "hypatia-core", hyp.__version__)
+    with torch.no_grad():
+        host_cost()
+        for name, make in CASES.items():
+            if given.only in name:
+                case(name, make, given.modes, deadline)
+
+
+if __name__ == "__main__":
+    main()
