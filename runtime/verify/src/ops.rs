@@ -181,7 +181,7 @@ fn judge(graph: &Graph, inputs: &[(String, Tensor)], got: &[Tensor]) -> Result<O
     let wanted = evaluate(graph, inputs, Mode::Rounded)?;
     let meaning = Meaning::of(graph, inputs)?;
     for (root, (g, w)) in got.iter().zip(&wanted).enumerate() {
-        let g = RefTensor::from_tensor(g);
+        let g: RefTensor = RefTensor::from_tensor(g);
         // A kernel rounds and overflows less often than the body: a result closer to the meaning is
         // no error.
         let right = |i: usize| {

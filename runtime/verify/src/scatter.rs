@@ -5,7 +5,7 @@
 //! f64, with unrounded literals.
 
 use super::noise::{noisy_graph, widened};
-use hypatia_eval::{Mode, RefTensor, evaluate};
+use hypatia_eval::{Mode, Number, RefTensor, evaluate, evaluate_in};
 use hypatia_graph::Graph;
 use hypatia_graph::instantiate::Numbers;
 use hypatia_tensor::error::Result;
@@ -22,7 +22,16 @@ pub(super) fn evaluate_exactly(
     numbers: &Numbers,
     inputs: &[(String, Tensor)],
 ) -> Result<Vec<RefTensor>> {
-    evaluate(&noisy_graph(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
+    exactly_in(graph, numbers, inputs)
+}
+
+/// The same in any kind of numbers.
+pub(super) fn exactly_in<R: Number>(
+    graph: &Graph,
+    numbers: &Numbers,
+    inputs: &[(String, Tensor)],
+) -> Result<Vec<RefTensor<R>>> {
+    evaluate_in(&noisy_graph(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
 }
 
 /// The inputs with floats converted to f64.
