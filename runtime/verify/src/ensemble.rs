@@ -24,7 +24,7 @@ use super::generate::{Focus, Instance, elements, instance};
 use super::hints::Hints;
 use super::inside::as_kernels;
 use super::range_loss;
-use super::scatter::{evaluate_exactly, exactly_in};
+use super::scatter::{evaluate_exactly, exactly_in, underflows};
 use super::sides::{Sides, sides};
 use super::source::{ChoiceSequence, Source};
 use super::values::Ensemble;
@@ -161,7 +161,7 @@ fn typical(values: &[Double]) -> f64 {
     sizes().map(|v| v / n).sum()
 }
 
-/// The left side's results as real numbers.
+/// The left side's results as real numbers; NaN where they are not known.
 struct Truth {
     values: Vec<Vec<Double>>,
 }
@@ -171,10 +171,8 @@ impl Truth {
     /// itself, numbers of twice its digits are: `exp(x) - 1` at 1e-20 has none in f64.
     fn of(sides: &Sides, made: &Instance) -> Result<Truth> {
         let roots = sides.left.len();
-        let wide = || exactly_in::<Double>(&sides.graph, &sides.numbers, &made.inputs);
-        let doubles = |found: &[RefTensor<Double>]| found[..roots].iter().map(floats).collect();
         if sides.left.iter().any(|v| sides.graph.ty(*v).dtype == DType::F64) {
-            return Ok(Truth { values: doubles(&wide()?) });
+            return Truth::in_double(sides, made);
         }
         let exact = evaluate_exactly(&sides.graph, &sides.numbers, &made.inputs)?;
         let agree = |root: usize| {
@@ -185,10 +183,33 @@ impl Truth {
             exact[root].to_f64().into_iter().zip(exact[root + roots].to_f64()).all(near)
         };
         if !(0..roots).all(agree) {
-            return Ok(Truth { values: doubles(&wide()?) });
+            return Truth::in_double(sides, made);
         }
         let of = |t: &RefTensor| t.to_f64().into_iter().map(Double::of).collect();
         Ok(Truth { values: exact[..roots].iter().map(of).collect() })
+    }
+
+    fn in_double(sides: &Sides, made: &Instance) -> Result<Truth> {
+        let roots = sides.left.len();
+        let found = exactly_in::<Double>(&sides.graph, &sides.numbers, &made.inputs)?;
+        let (left, right) = found.split_at(roots);
+        let mut lost: Option<bool> = None;
+        let mut values: Vec<Vec<Double>> = Vec::with_capacity(roots);
+        for (l, r) in left.iter().zip(right) {
+            let mut truth = floats(l);
+            for (x, r) in truth.iter_mut().zip(floats(r)) {
+                let apart = !(distance(r.near(), *x) <= 0.125 * ulp(DType::F64, x.near()));
+                if apart && lost.is_none() {
+                    lost = Some(underflows(&sides.graph, &sides.numbers, &made.inputs)?);
+                }
+                // The left side may have lost what the right side still has, or the reverse.
+                if apart && lost == Some(true) {
+                    *x = Double::of(f64::NAN);
+                }
+            }
+            values.push(truth);
+        }
+        Ok(Truth { values })
     }
 }
 

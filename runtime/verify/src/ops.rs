@@ -98,7 +98,17 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
     let note = skips.note("its body").filter(|_| !matches!(status, Status::False(_)));
-    vec![Entry { subject: Subject::Op, name, origin, cases, classes: Vec::new(), status, note }]
+    vec![Entry {
+        subject: Subject::Op,
+        name,
+        origin,
+        cases,
+        classes: Vec::new(),
+        status,
+        note,
+        proved: None,
+        derived: false,
+    }]
 }
 
 fn wrong(name: &str, made: &Instance, kind: &'static str, message: &str) -> Status {
