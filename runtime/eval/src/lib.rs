@@ -5,14 +5,17 @@
 //! all of these. Invariant: a result has the type that the graph says; bad inputs are errors
 //! that name them.
 //!
-//! [`Mode::Exact`] treats floats as real numbers, as well as f64 can: nothing is rounded, not even
+//! [`Mode::Exact`] treats floats as real numbers, as well as the kind of numbers can, f64 or
+//! [`Double`]: nothing is rounded, not even
 //! by a cast from one float type to another, so two graphs that are equal as real functions give
 //! equal results up to f64's own error. A cast to an integer type truncates in any mode.
 //! [`Mode::Rounded`] is how a careful device computes: each scalar function in the compute type of
 //! its operands (f32 for f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its
 //! compute type, and one rounding to the result's type at the end of each node.
 
+mod double;
 mod matmul;
+mod number;
 mod ops;
 mod reduce;
 pub mod scalars;
@@ -27,11 +30,13 @@ use hypatia_dsl::ir::OpBody;
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::shape::show_shape;
 
+pub use double::Double;
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{Graph, Node, NodeKind, Symbols, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::memory;
 use hypatia_tensor::tensor::Tensor;
+pub use number::Number;
 pub use value::{Data, RefTensor, Val, convert, wrap};
 
 /// How floats are rounded.
@@ -45,6 +50,11 @@ pub enum Mode {
 
 /// Evaluates a graph on these inputs, which may stand in any order.
 pub fn evaluate(graph: &Graph, inputs: &[(String, Tensor)], mode: Mode) -> Result<Vec<RefTensor>> {
+    evaluate_in(graph, inputs, mode)
+}
+
+/// The same in any kind of numbers.
+pub fn evaluate_in<R: Number>(graph: &Graph, inputs: &[(String, Tensor)], mode: Mode) -> Result<Vec<RefTensor<R>>> {
     let by_name: HashMap<String, Tensor> = inputs.iter().cloned().collect();
     if by_name.len() != inputs.len() {
         let twice = inputs.iter().enumerate().find(|(i, (name, _))| inputs[..*i].iter().any(|(n, _)| n == name));
@@ -70,7 +80,7 @@ struct Evaluator<'a> {
 }
 
 impl Evaluator<'_> {
-    fn run(&mut self, inputs: &HashMap<String, Tensor>) -> Result<Vec<RefTensor>> {
+    fn run<R: Number>(&mut self, inputs: &HashMap<String, Tensor>) -> Result<Vec<RefTensor<R>>> {
         let graph = self.graph;
         let mut users = vec![0usize; graph.nodes.len()];
         for v in graph.nodes.iter().flat_map(|n| n.operands.iter().flatten()).chain(graph.outputs.iter().map(|o| &o.1))
@@ -79,20 +89,20 @@ impl Evaluator<'_> {
                 *u += 1;
             }
         }
-        let mut values: Vec<Option<Vec<RefTensor>>> = vec![None; graph.nodes.len()];
+        let mut values: Vec<Option<Vec<RefTensor<R>>>> = vec![None; graph.nodes.len()];
         for (i, node) in graph.nodes.iter().enumerate() {
             if users[i] == 0 {
                 continue;
             }
             let results = self.node(node, inputs, &values).map_err(|e| in_node(e, node))?;
-            self.live += results.iter().map(RefTensor::bytes).sum::<usize>();
+            self.live += results.iter().map(RefTensor::<R>::bytes).sum::<usize>();
             values[i] = Some(results);
             for v in node.operands.iter().flatten() {
                 users[v.node.index()] -= 1;
                 if users[v.node.index()] == 0
                     && let Some(dead) = values[v.node.index()].take()
                 {
-                    self.live -= dead.iter().map(RefTensor::bytes).sum::<usize>();
+                    self.live -= dead.iter().map(RefTensor::<R>::bytes).sum::<usize>();
                 }
             }
         }
@@ -104,12 +114,12 @@ impl Evaluator<'_> {
         node.results.iter().map(|t| Ok((t.dtype, sizes(&t.shape, &lookup)?))).collect()
     }
 
-    fn node(
+    fn node<R: Number>(
         &self,
         node: &Node,
         inputs: &HashMap<String, Tensor>,
-        values: &[Option<Vec<RefTensor>>],
-    ) -> Result<Vec<RefTensor>> {
+        values: &[Option<Vec<RefTensor<R>>>],
+    ) -> Result<Vec<RefTensor<R>>> {
         let types = self.types(node)?;
         for (dtype, shape) in &types {
             let bytes = elements(shape)?.saturating_mul(8);
@@ -155,13 +165,13 @@ impl Evaluator<'_> {
         Ok(results)
     }
 
-    fn prim(
+    fn prim<R: Number>(
         &self,
         prim: &Prim,
         term: Option<&Term>,
-        args: &[Option<&RefTensor>],
+        args: &[Option<&RefTensor<R>>],
         types: &[(DType, Vec<usize>)],
-    ) -> Result<Vec<RefTensor>> {
+    ) -> Result<Vec<RefTensor<R>>> {
         let mode = self.mode;
         let arg =
             |i: usize| args.get(i).copied().flatten().ok_or_else(|| Error::Internal(format!("operand {i} is absent")));
@@ -221,13 +231,13 @@ impl Evaluator<'_> {
     }
 
     /// An accumulator, rounded to its type, through the term of its node.
-    fn epilogue(
+    fn epilogue<R: Number>(
         &self,
-        acc: RefTensor,
+        acc: RefTensor<R>,
         term: Option<&Term>,
-        reads: &[Option<&RefTensor>],
+        reads: &[Option<&RefTensor<R>>],
         dtype: DType,
-    ) -> Result<RefTensor> {
+    ) -> Result<RefTensor<R>> {
         let (acc_dtype, shape) = (acc.dtype, acc.shape.clone());
         let acc = rounded(acc, acc_dtype, self.mode)?;
         let plain = plain_term();
@@ -242,9 +252,9 @@ fn accumulator_dtype(dtype: DType) -> DType {
 }
 
 /// Every element rounded once to the type, in Rounded mode.
-fn rounded(mut t: RefTensor, dtype: DType, mode: Mode) -> Result<RefTensor> {
+fn rounded<R: Number>(mut t: RefTensor<R>, dtype: DType, mode: Mode) -> Result<RefTensor<R>> {
     if let (Data::F(v), Mode::Rounded) = (&mut t.data, mode) {
-        v.iter_mut().for_each(|x| *x = dtype.round(*x));
+        v.iter_mut().for_each(|x| *x = value::rounded(dtype, *x));
     }
     Ok(t)
 }
@@ -260,11 +270,11 @@ fn first(types: &[(DType, Vec<usize>)]) -> Result<&(DType, Vec<usize>)> {
     types.first().ok_or_else(|| Error::Internal("a node without results".into()))
 }
 
-fn present<'a>(args: &[Option<&'a RefTensor>]) -> Result<Vec<&'a RefTensor>> {
+fn present<'a, R: Number>(args: &[Option<&'a RefTensor<R>>]) -> Result<Vec<&'a RefTensor<R>>> {
     args.iter().map(|a| a.ok_or_else(|| Error::Internal("an operand is absent".into()))).collect()
 }
 
-fn operand(values: &[Option<Vec<RefTensor>>], v: Value) -> Result<&RefTensor> {
+fn operand<R: Number>(values: &[Option<Vec<RefTensor<R>>>], v: Value) -> Result<&RefTensor<R>> {
     let found = values.get(v.node.index()).and_then(|r| r.as_ref()).and_then(|r| r.get(v.output as usize));
     found.ok_or_else(|| Error::Internal(format!("a use of node {} before it was computed", v.node.0)))
 }

@@ -1,7 +1,8 @@
-//! Matrix products: f64 accumulators for floats, wrapping i64 for integers.
+//! Matrix products: unrounded accumulators for floats, wrapping i64 for integers.
 
 use hypatia_dsl::dtype::DType;
 
+use super::number::Number;
 use super::ops::Walk;
 use super::value::{Data, RefTensor, wrap};
 use hypatia_graph::prim::elements;
@@ -21,7 +22,12 @@ fn product<T: Copy>((m, k, n): (usize, usize, usize), a: &[T], b: &[T], out: &mu
 
 /// The product without any rounding of its elements; the leading axes broadcast to those of
 /// `shape`.
-pub(super) fn matmul(a: &RefTensor, b: &RefTensor, dtype: DType, shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn matmul<R: Number>(
+    a: &RefTensor<R>,
+    b: &RefTensor<R>,
+    dtype: DType,
+    shape: &[usize],
+) -> Result<RefTensor<R>> {
     let split = |s: &[usize]| match s {
         [.., r, c] => Ok((*r, *c, s.len() - 2)),
         _ => Err(Error::Internal(format!("matmul of shape {s:?}"))),
@@ -31,9 +37,7 @@ pub(super) fn matmul(a: &RefTensor, b: &RefTensor, dtype: DType, shape: &[usize]
         return Err(Error::Internal(format!("matmul of {:?} and {:?}", a.shape, b.shape)));
     }
     // The leading axes alone, as shapes that broadcast: their offsets count matrices.
-    let lead_of = |shape: &[usize]| RefTensor { dtype: DType::Bool, shape: shape.to_vec(), data: Data::B(Vec::new()) };
-    let (la, lb) = (lead_of(&a.shape[..a_lead]), lead_of(&b.shape[..b_lead]));
-    let mut walk = Walk::broadcast(&shape[..lead], &[&la, &lb])?;
+    let mut walk = Walk::broadcast(&shape[..lead], &[&a.shape[..a_lead], &b.shape[..b_lead]])?;
     let mut out = RefTensor::zeros(dtype, shape)?;
     for batch in 0..elements(&shape[..lead])? {
         let (ra, rb) = (walk.offsets[0] * m * k, walk.offsets[1] * k * n);

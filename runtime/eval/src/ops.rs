@@ -5,6 +5,7 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::scalar::Term;
 use hypatia_dsl::scalar::typed::{Source, inlined};
 
+use super::number::Number;
 use super::value::{RefTensor, Val, convert};
 use super::{Mode, scalars};
 use hypatia_tensor::error::{Error, Result};
@@ -38,8 +39,8 @@ impl<'a> Walk<'a> {
         Walk { shape, index: vec![0; shape.len()], offsets: vec![0; strides.len()], strides }
     }
 
-    pub(super) fn broadcast(shape: &'a [usize], operands: &[&RefTensor]) -> Result<Walk<'a>> {
-        let strides = operands.iter().map(|t| broadcast_strides(&t.shape, shape)).collect::<Result<_>>()?;
+    pub(super) fn broadcast(shape: &'a [usize], operands: &[&[usize]]) -> Result<Walk<'a>> {
+        let strides = operands.iter().map(|s| broadcast_strides(s, shape)).collect::<Result<_>>()?;
         Ok(Walk::new(shape, strides))
     }
 
@@ -61,24 +62,24 @@ impl<'a> Walk<'a> {
 }
 
 /// The first root of `term` at every element of `shape`, rounded once to `dtype`.
-pub(super) fn pointwise(
+pub(super) fn pointwise<R: Number>(
     program: &Program,
     term: &Term,
-    acc: Option<&RefTensor>,
-    operands: &[&RefTensor],
+    acc: Option<&RefTensor<R>>,
+    operands: &[&RefTensor<R>],
     dtype: DType,
     shape: &[usize],
     mode: Mode,
-) -> Result<RefTensor> {
+) -> Result<RefTensor<R>> {
     let dtypes: Vec<DType> = operands.iter().map(|t| t.dtype).collect();
     let typed = inlined(program, term, acc.map(|t| t.dtype), &dtypes)?;
     let root = *typed.roots.first().ok_or_else(|| Error::Internal("a term without a root".into()))? as usize;
     let mut out = RefTensor::zeros(dtype, shape)?;
-    let mut walk = Walk::broadcast(shape, operands)?;
-    let mut values: Vec<Val> = Vec::with_capacity(typed.nodes.len());
+    let mut walk = Walk::broadcast(shape, &operands.iter().map(|t| t.shape.as_slice()).collect::<Vec<_>>())?;
+    let mut values: Vec<Val<R>> = Vec::with_capacity(typed.nodes.len());
     for i in 0..out.len() {
         scalars::eval(&typed, mode, &mut values, |source| match source {
-            Source::Acc => acc.map_or(Val::F(f64::NAN), |t| t.at(i)),
+            Source::Acc => acc.map_or(Val::F(R::of(f64::NAN)), |t| t.at(i)),
             Source::In(k) => operands[k as usize].at(walk.offsets[k as usize]),
         });
         out.set(i, convert(values[root], dtype, mode == Mode::Rounded));
@@ -88,7 +89,7 @@ pub(super) fn pointwise(
 }
 
 /// Conversion of every element. In Exact mode floats are not rounded.
-pub(super) fn cast(x: &RefTensor, to: DType, mode: Mode) -> Result<RefTensor> {
+pub(super) fn cast<R: Number>(x: &RefTensor<R>, to: DType, mode: Mode) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(to, &x.shape)?;
     for i in 0..x.len() {
         out.set(i, convert(x.at(i), to, mode == Mode::Rounded));
@@ -97,7 +98,7 @@ pub(super) fn cast(x: &RefTensor, to: DType, mode: Mode) -> Result<RefTensor> {
 }
 
 /// The index along an axis.
-pub(super) fn iota(dtype: DType, shape: &[usize], axis: usize, mode: Mode) -> Result<RefTensor> {
+pub(super) fn iota<R: Number>(dtype: DType, shape: &[usize], axis: usize, mode: Mode) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(dtype, shape)?;
     let inner: usize = shape[axis + 1..].iter().product();
     for i in 0..out.len() {
@@ -108,9 +109,9 @@ pub(super) fn iota(dtype: DType, shape: &[usize], axis: usize, mode: Mode) -> Re
 }
 
 /// One value everywhere. It is part of the op's type, so it is rounded in either mode.
-pub(super) fn full(dtype: DType, shape: &[usize], value: f64) -> Result<RefTensor> {
+pub(super) fn full<R: Number>(dtype: DType, shape: &[usize], value: f64) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(dtype, shape)?;
-    let v = convert(Val::F(value), dtype, true);
+    let v = convert(Val::F(R::of(value)), dtype, true);
     for i in 0..out.len() {
         out.set(i, v);
     }

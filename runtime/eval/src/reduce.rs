@@ -1,10 +1,11 @@
-//! Reductions. Floats accumulate in f64 and are rounded once; a sum over nothing is 0, a product 1,
+//! Reductions. Floats accumulate in the evaluator's kind of numbers and are rounded once; a sum over nothing is 0, a product 1,
 //! a mean NaN, the largest of nothing the smallest value of the type.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::Reduction;
 
+use super::number::Number;
 use super::ops::Walk;
 use super::value::{RefTensor, Val, convert};
 use super::views::around;
@@ -13,22 +14,22 @@ use hypatia_graph::prim::Cumsum;
 use hypatia_tensor::error::Result;
 
 /// The smallest and the largest value of a type.
-fn extremes(dtype: DType) -> (Val, Val) {
+fn extremes<R: Number>(dtype: DType) -> (Val<R>, Val<R>) {
     match dtype {
         DType::I64 => (Val::I(i64::MIN), Val::I(i64::MAX)),
         DType::I32 => (Val::I(i32::MIN as i64), Val::I(i32::MAX as i64)),
         DType::I8 => (Val::I(i8::MIN as i64), Val::I(i8::MAX as i64)),
         DType::U8 => (Val::I(0), Val::I(255)),
         DType::Bool => (Val::B(false), Val::B(true)),
-        _ => (Val::F(f64::NEG_INFINITY), Val::F(f64::INFINITY)),
+        _ => (Val::F(R::of(f64::NEG_INFINITY)), Val::F(R::of(f64::INFINITY))),
     }
 }
 
-fn start(kind: Reduction, dtype: DType) -> Val {
+fn start<R: Number>(kind: Reduction, dtype: DType) -> Val<R> {
     let number = |v: i64| match dtype {
         DType::Bool => Val::B(v != 0),
         d if d.is_int() => Val::I(v),
-        _ => Val::F(v as f64),
+        _ => Val::F(R::of_int(v)),
     };
     match kind {
         Reduction::Sum | Reduction::Mean => number(0),
@@ -38,7 +39,7 @@ fn start(kind: Reduction, dtype: DType) -> Val {
     }
 }
 
-fn join(kind: Reduction, dtype: DType, a: Val, b: Val) -> Val {
+fn join<R: Number>(kind: Reduction, dtype: DType, a: Val<R>, b: Val<R>) -> Val<R> {
     let f = match kind {
         Reduction::Sum | Reduction::Mean => BuiltinScalar::Add,
         Reduction::Prod => BuiltinScalar::Mul,
@@ -46,7 +47,7 @@ fn join(kind: Reduction, dtype: DType, a: Val, b: Val) -> Val {
         Reduction::Min => BuiltinScalar::Min,
     };
     match (a, b) {
-        (Val::F(x), _) => Val::F(scalars::float(f, x, b.f())),
+        (Val::F(x), _) => Val::F(R::builtin(f, x, b.f())),
         // Truth values: a sum or maximum is `or`, a product or minimum `and`.
         (Val::B(x), _) if matches!(kind, Reduction::Prod | Reduction::Min) => Val::B(x && b.b()),
         (Val::B(x), _) => Val::B(x || b.b()),
@@ -55,7 +56,13 @@ fn join(kind: Reduction, dtype: DType, a: Val, b: Val) -> Val {
 }
 
 /// Reduction over `axes`; `shape` is the result's, with or without the reduced axes.
-pub(super) fn reduce(x: &RefTensor, kind: Reduction, axes: &[usize], shape: &[usize], mode: Mode) -> Result<RefTensor> {
+pub(super) fn reduce<R: Number>(
+    x: &RefTensor<R>,
+    kind: Reduction,
+    axes: &[usize],
+    shape: &[usize],
+    mode: Mode,
+) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(x.dtype, shape)?;
     let mut sums = vec![start(kind, x.dtype); out.len()];
     // Where each axis of x moves in the result: not at all if it is reduced.
@@ -76,7 +83,7 @@ pub(super) fn reduce(x: &RefTensor, kind: Reduction, axes: &[usize], shape: &[us
     let count: usize = axes.iter().map(|a| x.shape[*a]).product();
     for (i, sum) in sums.into_iter().enumerate() {
         let v = match kind {
-            Reduction::Mean => Val::F(sum.f() / count as f64),
+            Reduction::Mean => Val::F(sum.f() / R::of_int(count as i64)),
             _ => sum,
         };
         out.set(i, convert(v, x.dtype, mode == Mode::Rounded));
@@ -84,8 +91,8 @@ pub(super) fn reduce(x: &RefTensor, kind: Reduction, axes: &[usize], shape: &[us
     Ok(out)
 }
 
-/// Sums of all elements up to each; those of floats accumulate in f64, and each is rounded once.
-pub(super) fn cumsum(x: &RefTensor, how: Cumsum, mode: Mode) -> Result<RefTensor> {
+/// Sums of all elements up to each; those of floats accumulate like those of `reduce`, and each is rounded once.
+pub(super) fn cumsum<R: Number>(x: &RefTensor<R>, how: Cumsum, mode: Mode) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(x.dtype, &x.shape)?;
     let (outer, size, inner) = around(&x.shape, how.axis);
     for line in 0..outer * inner {
@@ -102,7 +109,7 @@ pub(super) fn cumsum(x: &RefTensor, how: Cumsum, mode: Mode) -> Result<RefTensor
 }
 
 /// Position of the largest element along an axis; NaN is largest. Along an axis of size 0 it is 0.
-pub(super) fn argmax(x: &RefTensor, axis: usize, last: bool, shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn argmax<R: Number>(x: &RefTensor<R>, axis: usize, last: bool, shape: &[usize]) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(DType::I64, shape)?;
     let (outer, size, inner) = around(&x.shape, axis);
     for o in 0..outer {
@@ -128,7 +135,7 @@ pub(super) fn argmax(x: &RefTensor, axis: usize, last: bool, shape: &[usize]) ->
 }
 
 /// Where the elements along an axis stand in order; equal ones as they stand.
-pub(super) fn argsort(x: &RefTensor, axis: usize, descending: bool) -> Result<RefTensor> {
+pub(super) fn argsort<R: Number>(x: &RefTensor<R>, axis: usize, descending: bool) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(DType::I64, &x.shape)?;
     let (outer, size, inner) = around(&x.shape, axis);
     for o in 0..outer {

@@ -1,17 +1,19 @@
-//! Tensors of the reference evaluator: f64, i64 or bool whatever the element type's width.
+//! Tensors of the reference evaluator: floats of one kind, i64 or bool, whatever the element type's
+//! width.
 
 use half::{bf16, f16};
 use hypatia_dsl::dtype::DType;
 
+use super::number::Number;
 use hypatia_graph::prim::elements;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 /// Elements of a [`RefTensor`].
 #[derive(Clone, Debug, PartialEq)]
-pub enum Data {
+pub enum Data<R = f64> {
     /// Floats of any width.
-    F(Vec<f64>),
+    F(Vec<R>),
     /// Integers of any width, each within the range of its element type.
     I(Vec<i64>),
     /// Truth values.
@@ -20,29 +22,29 @@ pub enum Data {
 
 /// One element.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Val {
+pub enum Val<R = f64> {
     /// A float.
-    F(f64),
+    F(R),
     /// An integer.
     I(i64),
     /// A truth value.
     B(bool),
 }
 
-impl Val {
+impl<R: Number> Val<R> {
     /// As a float.
-    pub fn f(self) -> f64 {
+    pub fn f(self) -> R {
         match self {
             Val::F(v) => v,
-            Val::I(v) => v as f64,
-            Val::B(v) => v as u8 as f64,
+            Val::I(v) => R::of_int(v),
+            Val::B(v) => R::of_int(v.into()),
         }
     }
 
     /// As an integer: floats truncate and saturate, NaN is 0.
     pub fn i(self) -> i64 {
         match self {
-            Val::F(v) => v as i64,
+            Val::F(v) => v.to_int(),
             Val::I(v) => v,
             Val::B(v) => v as i64,
         }
@@ -51,7 +53,7 @@ impl Val {
     /// As a truth value: true unless it is 0.
     pub fn b(self) -> bool {
         match self {
-            Val::F(v) => v != 0.0,
+            Val::F(v) => v != R::of(0.0),
             Val::I(v) => v != 0,
             Val::B(v) => v,
         }
@@ -68,17 +70,31 @@ pub fn wrap(dtype: DType, v: i64) -> i64 {
     }
 }
 
+fn saturate(dtype: DType, v: i64) -> i64 {
+    match dtype {
+        DType::I32 => v.clamp(i32::MIN.into(), i32::MAX.into()),
+        DType::I8 => v.clamp(i8::MIN.into(), i8::MAX.into()),
+        DType::U8 => v.clamp(0, u8::MAX.into()),
+        _ => v,
+    }
+}
+
+/// A float rounded once to the type.
+pub(super) fn rounded<R: Number>(dtype: DType, v: R) -> R {
+    R::of(dtype.round(v.near()))
+}
+
 /// Conversion of one element to another type. Floats are rounded to the type if `round` is set; to
 /// integers they truncate and saturate; integers wrap; to bool everything but 0 is true.
-pub fn convert(v: Val, to: DType, round: bool) -> Val {
+pub fn convert<R: Number>(v: Val<R>, to: DType, round: bool) -> Val<R> {
     match to {
         DType::Bool => Val::B(v.b()),
         d if d.is_int() => match v {
-            Val::F(x) => Val::I(d.round(x) as i64),
+            Val::F(x) => Val::I(saturate(d, x.to_int())),
             other => Val::I(wrap(d, other.i())),
         },
-        DType::F32 if round && matches!(v, Val::I(_)) => Val::F(v.i() as f32 as f64),
-        d if round => Val::F(d.round(v.f())),
+        DType::F32 if round && matches!(v, Val::I(_)) => Val::F(R::of(v.i() as f32 as f64)),
+        d if round => Val::F(rounded(d, v.f())),
         _ => Val::F(v.f()),
     }
 }
@@ -86,23 +102,23 @@ pub fn convert(v: Val, to: DType, round: bool) -> Val {
 /// A tensor whose elements are wide enough for the element type's values, and for what Exact mode
 /// makes of them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RefTensor {
+pub struct RefTensor<R = f64> {
     /// The element type that it stands for.
     pub dtype: DType,
     /// Sizes.
     pub shape: Vec<usize>,
     /// Elements in row-major order.
-    pub data: Data,
+    pub data: Data<R>,
 }
 
-impl RefTensor {
+impl<R: Number> RefTensor<R> {
     /// A tensor of zeros.
-    pub fn zeros(dtype: DType, shape: &[usize]) -> Result<RefTensor> {
+    pub fn zeros(dtype: DType, shape: &[usize]) -> Result<RefTensor<R>> {
         let n = elements(shape)?;
         let data = match dtype {
             DType::Bool => Data::B(vec![false; n]),
             d if d.is_int() => Data::I(vec![0; n]),
-            _ => Data::F(vec![0.0; n]),
+            _ => Data::F(vec![R::of(0.0); n]),
         };
         Ok(RefTensor { dtype, shape: shape.to_vec(), data })
     }
@@ -123,11 +139,16 @@ impl RefTensor {
 
     /// The bytes that it takes.
     pub fn bytes(&self) -> usize {
-        self.len() * if matches!(self.data, Data::B(_)) { 1 } else { 8 }
+        let one = match self.data {
+            Data::F(_) => size_of::<R>(),
+            Data::I(_) => size_of::<i64>(),
+            Data::B(_) => 1,
+        };
+        self.len() * one
     }
 
     /// Element `i` in row-major order.
-    pub fn at(&self, i: usize) -> Val {
+    pub fn at(&self, i: usize) -> Val<R> {
         match &self.data {
             Data::F(v) => Val::F(v[i]),
             Data::I(v) => Val::I(v[i]),
@@ -136,7 +157,7 @@ impl RefTensor {
     }
 
     /// Writes element `i`, converted to the kind of the tensor but not rounded.
-    pub fn set(&mut self, i: usize, v: Val) {
+    pub fn set(&mut self, i: usize, v: Val<R>) {
         match &mut self.data {
             Data::F(d) => d[i] = v.f(),
             Data::I(d) => d[i] = wrap(self.dtype, v.i()),
@@ -144,27 +165,27 @@ impl RefTensor {
         }
     }
 
-    /// All elements as f64.
+    /// All elements, each as the nearest f64.
     pub fn to_f64(&self) -> Vec<f64> {
         match &self.data {
-            Data::F(v) => v.clone(),
+            Data::F(v) => v.iter().map(|x| x.near()).collect(),
             Data::I(v) => v.iter().map(|x| *x as f64).collect(),
             Data::B(v) => v.iter().map(|x| *x as u8 as f64).collect(),
         }
     }
 
     /// The elements of a tensor, all of them exactly.
-    pub fn from_tensor(t: &Tensor) -> RefTensor {
+    pub fn from_tensor(t: &Tensor) -> RefTensor<R> {
         macro_rules! read {
             ($kind:ident, $t:ty, $f:expr) => {
                 Data::$kind(t.as_slice::<$t>().unwrap_or_default().iter().map($f).collect())
             };
         }
         let data = match t.dtype() {
-            DType::F64 => read!(F, f64, |v| *v),
-            DType::F32 => read!(F, f32, |v| *v as f64),
-            DType::F16 => read!(F, f16, |v| v.to_f64()),
-            DType::BF16 => read!(F, bf16, |v| v.to_f64()),
+            DType::F64 => read!(F, f64, |v| R::of(*v)),
+            DType::F32 => read!(F, f32, |v| R::of(f64::from(*v))),
+            DType::F16 => read!(F, f16, |v| R::of(v.to_f64())),
+            DType::BF16 => read!(F, bf16, |v| R::of(v.to_f64())),
             DType::I64 => read!(I, i64, |v| *v),
             DType::I32 => read!(I, i32, |v| *v as i64),
             DType::I8 => read!(I, i8, |v| *v as i64),
@@ -177,7 +198,7 @@ impl RefTensor {
     /// A tensor of the element type, each element rounded once.
     pub fn to_tensor(&self) -> Result<Tensor> {
         let made = match &self.data {
-            Data::F(v) => Tensor::from_f64(self.dtype, &self.shape, v),
+            Data::F(_) => Tensor::from_f64(self.dtype, &self.shape, &self.to_f64()),
             Data::B(v) => Tensor::from_bytes(self.dtype, &self.shape, &v.iter().map(|b| *b as u8).collect::<Vec<_>>()),
             Data::I(v) => match self.dtype {
                 DType::I32 => Tensor::from_slice(&self.shape, &v.iter().map(|x| *x as i32).collect::<Vec<_>>()),

@@ -2,6 +2,7 @@
 
 use hypatia_dsl::builtin::ScatterReduction;
 
+use super::number::Number;
 use super::ops::Walk;
 use super::value::{Data, RefTensor, Val, convert};
 use super::{Mode, scalars};
@@ -16,12 +17,12 @@ fn row_major(shape: &[usize]) -> Vec<usize> {
 }
 
 /// The elements of `x` that `source` names for each position of the result; `None` takes `fill`.
-fn pick(
-    x: &RefTensor,
+fn pick<R: Number>(
+    x: &RefTensor<R>,
     shape: &[usize],
-    fill: Val,
+    fill: Val<R>,
     mut source: impl FnMut(usize) -> Result<Option<usize>>,
-) -> Result<RefTensor> {
+) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(x.dtype, shape)?;
     for i in 0..out.len() {
         let v = match source(i)? {
@@ -34,7 +35,7 @@ fn pick(
     Ok(out)
 }
 
-pub(super) fn reshape(x: &RefTensor, shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn reshape<R: Number>(x: &RefTensor<R>, shape: &[usize]) -> Result<RefTensor<R>> {
     let n: usize = shape.iter().product();
     if n != x.len() {
         return Err(Error::Internal(format!("reshape of {:?} to {shape:?}", x.shape)));
@@ -42,7 +43,7 @@ pub(super) fn reshape(x: &RefTensor, shape: &[usize]) -> Result<RefTensor> {
     Ok(RefTensor { shape: shape.to_vec(), ..x.clone() })
 }
 
-pub(super) fn transpose(x: &RefTensor, perm: &[usize]) -> Result<RefTensor> {
+pub(super) fn transpose<R: Number>(x: &RefTensor<R>, perm: &[usize]) -> Result<RefTensor<R>> {
     let strides = row_major(&x.shape);
     let shape: Vec<usize> = perm.iter().map(|p| x.shape[*p]).collect();
     let mut walk = Walk::new(&shape, vec![perm.iter().map(|p| strides[*p]).collect()]);
@@ -53,8 +54,8 @@ pub(super) fn transpose(x: &RefTensor, perm: &[usize]) -> Result<RefTensor> {
     })
 }
 
-pub(super) fn expand(x: &RefTensor, shape: &[usize]) -> Result<RefTensor> {
-    let mut walk = Walk::broadcast(shape, &[x])?;
+pub(super) fn expand<R: Number>(x: &RefTensor<R>, shape: &[usize]) -> Result<RefTensor<R>> {
+    let mut walk = Walk::broadcast(shape, &[&x.shape])?;
     pick(x, shape, Val::B(false), |_| {
         let at = walk.offsets[0];
         walk.step();
@@ -67,7 +68,13 @@ pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
 }
 
-pub(super) fn slice(x: &RefTensor, axis: usize, start: i64, step: i64, count: usize) -> Result<RefTensor> {
+pub(super) fn slice<R: Number>(
+    x: &RefTensor<R>,
+    axis: usize,
+    start: i64,
+    step: i64,
+    count: usize,
+) -> Result<RefTensor<R>> {
     let mut shape = x.shape.clone();
     shape[axis] = count;
     let (_, size, inner) = around(&x.shape, axis);
@@ -79,7 +86,7 @@ pub(super) fn slice(x: &RefTensor, axis: usize, start: i64, step: i64, count: us
     })
 }
 
-pub(super) fn concat(xs: &[&RefTensor], axis: usize, shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn concat<R: Number>(xs: &[&RefTensor<R>], axis: usize, shape: &[usize]) -> Result<RefTensor<R>> {
     let first = xs.first().ok_or_else(|| Error::Internal("concat of nothing".into()))?;
     let mut out = RefTensor::zeros(first.dtype, shape)?;
     let (outer, size, inner) = around(shape, axis);
@@ -96,7 +103,7 @@ pub(super) fn concat(xs: &[&RefTensor], axis: usize, shape: &[usize]) -> Result<
     Ok(out)
 }
 
-pub(super) fn split(x: &RefTensor, axis: usize, sizes: &[usize]) -> Result<Vec<RefTensor>> {
+pub(super) fn split<R: Number>(x: &RefTensor<R>, axis: usize, sizes: &[usize]) -> Result<Vec<RefTensor<R>>> {
     let mut start = 0;
     let mut out = Vec::new();
     for size in sizes {
@@ -106,7 +113,7 @@ pub(super) fn split(x: &RefTensor, axis: usize, sizes: &[usize]) -> Result<Vec<R
     Ok(out)
 }
 
-pub(super) fn pad(x: &RefTensor, fill: Val, before: &[i64], shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn pad<R: Number>(x: &RefTensor<R>, fill: Val<R>, before: &[i64], shape: &[usize]) -> Result<RefTensor<R>> {
     let to = row_major(shape);
     let from = row_major(&x.shape);
     pick(x, shape, fill, |i| {
@@ -128,14 +135,19 @@ fn index(value: i64, size: usize) -> Result<usize> {
     usize::try_from(at).ok().filter(|v| *v < size).ok_or_else(|| Error::outside(value, size))
 }
 
-fn indices(t: &RefTensor) -> Result<&[i64]> {
+fn indices<R: Number>(t: &RefTensor<R>) -> Result<&[i64]> {
     match &t.data {
         Data::I(v) => Ok(v),
         _ => Err(Error::Internal(format!("indices of type {}", t.dtype))),
     }
 }
 
-pub(super) fn gather(x: &RefTensor, at: &RefTensor, axis: usize, shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn gather<R: Number>(
+    x: &RefTensor<R>,
+    at: &RefTensor<R>,
+    axis: usize,
+    shape: &[usize],
+) -> Result<RefTensor<R>> {
     let ids = indices(at)?.iter().map(|v| index(*v, x.shape[axis])).collect::<Result<Vec<_>>>()?;
     let (_, size, inner) = around(&x.shape, axis);
     let count = ids.len();
@@ -145,7 +157,7 @@ pub(super) fn gather(x: &RefTensor, at: &RefTensor, axis: usize, shape: &[usize]
     })
 }
 
-pub(super) fn gather_elements(x: &RefTensor, at: &RefTensor, axis: usize) -> Result<RefTensor> {
+pub(super) fn gather_elements<R: Number>(x: &RefTensor<R>, at: &RefTensor<R>, axis: usize) -> Result<RefTensor<R>> {
     let ids = indices(at)?;
     let from = row_major(&x.shape);
     let mut walk =
@@ -157,7 +169,12 @@ pub(super) fn gather_elements(x: &RefTensor, at: &RefTensor, axis: usize) -> Res
     })
 }
 
-pub(super) fn gather_nd(x: &RefTensor, at: &RefTensor, batch: usize, shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn gather_nd<R: Number>(
+    x: &RefTensor<R>,
+    at: &RefTensor<R>,
+    batch: usize,
+    shape: &[usize],
+) -> Result<RefTensor<R>> {
     let ids = indices(at)?;
     let width = at.shape.last().copied().unwrap_or(0);
     if batch + width > x.shape.len() || at.shape.len() <= batch {
@@ -177,13 +194,13 @@ pub(super) fn gather_nd(x: &RefTensor, at: &RefTensor, batch: usize, shape: &[us
     })
 }
 
-pub(super) fn scatter(
-    x: &RefTensor,
-    at: &RefTensor,
-    updates: &RefTensor,
+pub(super) fn scatter<R: Number>(
+    x: &RefTensor<R>,
+    at: &RefTensor<R>,
+    updates: &RefTensor<R>,
     reduction: ScatterReduction,
     mode: Mode,
-) -> Result<RefTensor> {
+) -> Result<RefTensor<R>> {
     let mut out = x.clone();
     let rows = x.shape.first().copied().unwrap_or(0);
     let width: usize = x.shape[1..].iter().product();

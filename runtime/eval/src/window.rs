@@ -2,6 +2,7 @@
 
 use hypatia_dsl::dtype::DType;
 
+use super::number::Number;
 use super::value::{Data, RefTensor};
 use hypatia_graph::prim::{Window, elements};
 use hypatia_tensor::error::{Error, Result};
@@ -26,14 +27,14 @@ fn position(shape: &[usize], axes: &[Window], place: &[usize], tap: &[usize]) ->
 }
 
 /// The convolution without any rounding of its elements.
-pub(super) fn conv(
-    x: &RefTensor,
-    w: &RefTensor,
+pub(super) fn conv<R: Number>(
+    x: &RefTensor<R>,
+    w: &RefTensor<R>,
     axes: &[Window],
     groups: usize,
     dtype: DType,
     shape: &[usize],
-) -> Result<RefTensor> {
+) -> Result<RefTensor<R>> {
     let ([batch, channels, d @ ..], [filters, depth, k @ ..]) = (&x.shape[..], &w.shape[..]) else {
         return Err(Error::Internal(format!("a convolution of {:?} and {:?}", x.shape, w.shape)));
     };
@@ -50,13 +51,13 @@ pub(super) fn conv(
         for o in 0..*filters {
             let group = o / (filters / groups);
             for place in &places {
-                let mut sum = 0.0;
+                let mut sum = R::of(0.0);
                 for c in 0..*depth {
                     let channel = (n * channels + group * depth + c) * plane;
                     for (t, tap) in taps.iter().enumerate() {
                         // The zeros around are factors like all others: times a NaN they are NaN.
-                        let x = position(d, axes, place, tap).map_or(0.0, |at| xs[channel + at]);
-                        sum += x * ws[(o * depth + c) * taps.len() + t];
+                        let x = position(d, axes, place, tap).map_or(R::of(0.0), |at| xs[channel + at]);
+                        sum = sum + x * ws[(o * depth + c) * taps.len() + t];
                     }
                 }
                 if let Some(result) = results.next() {
@@ -69,7 +70,7 @@ pub(super) fn conv(
 }
 
 /// Windows onto the last axes.
-pub(super) fn windows(x: &RefTensor, axes: &[Window], shape: &[usize]) -> Result<RefTensor> {
+pub(super) fn windows<R: Number>(x: &RefTensor<R>, axes: &[Window], shape: &[usize]) -> Result<RefTensor<R>> {
     let lead = x.shape.len() - axes.len();
     let inner = &x.shape[lead..];
     let mut out = RefTensor::zeros(x.dtype, shape)?;

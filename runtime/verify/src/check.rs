@@ -17,13 +17,13 @@ use hypatia_dsl::ir::{Class, Rule, ScalarBody};
 use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
-use super::noise::{is_short, noisy_graph};
+use super::noise::{has_long_numbers, is_short, noisy_graph};
 use super::range::leaves_range;
 use super::range_loss;
-use super::scatter::{FACTOR, Scatter, evaluate_exactly, wide_inputs};
+use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, wide_inputs};
 use super::sides::{NotComparable, sides};
 use super::values::Distribution;
-use hypatia_eval::{Data, Mode, RefTensor, evaluate};
+use hypatia_eval::{Data, Double, Mode, Number, RefTensor, evaluate};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
@@ -245,11 +245,15 @@ const F64_NOISE: f64 = 1e-14;
 /// Noise that represents the rounding of f32, where no f64 occurs: constants are often written with
 /// only the digits of an f32.
 const F32_NOISE: f64 = 6e-8;
+/// The rounding of numbers of twice the digits of f64.
+const DOUBLE_NOISE: f64 = 1e-31;
+
 impl Job<'_> {
     fn meaning(&mut self, root: usize, dtype: DType, left: &RefTensor, right: &RefTensor) -> Result<()> {
         let discrete = !dtype.is_float();
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
+        let mut double: Option<Vec<RefTensor<Double>>> = None;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
             let mut found = Difference::between(root, index, left, right, None);
             if l.is_finite() && r.is_finite() {
@@ -273,7 +277,8 @@ impl Job<'_> {
                     || (self.distribution == Distribution::Nice && self.unrounded()?);
                 if !strict {
                     let s = self.scatter(&mut scatter, noise)?;
-                    if diff <= FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index)) {
+                    let spread = FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index));
+                    if diff <= spread && !self.differ_in_double(&mut double, root, index, spread / noise)? {
                         continue;
                     }
                 }
@@ -295,6 +300,27 @@ impl Job<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an element differs in numbers of twice the digits of f64, where every number is known
+    /// exactly: there, noise of size 1 explains `spread`.
+    fn differ_in_double(
+        &self,
+        cache: &mut Option<Vec<RefTensor<Double>>>,
+        root: usize,
+        index: usize,
+        spread: f64,
+    ) -> Result<bool> {
+        if has_long_numbers(self.graph, self.numbers) || !self.graph.ty(self.graph.outputs[root].1).dtype.is_float() {
+            return Ok(false);
+        }
+        if cache.is_none() {
+            *cache = Some(exactly_in(self.graph, self.numbers, self.inputs)?);
+        }
+        let Some(found) = cache else { return Ok(false) };
+        let (l, r) = (found[root].at(index).f(), found[root + self.roots].at(index).f());
+        let (diff, size) = ((l + -r).near().abs(), l.near().abs().max(r.near().abs()));
+        Ok(size.is_finite() && diff > TIGHT * size && diff > DOUBLE_NOISE * spread && size > 1e-290)
     }
 
     /// For two elements that are not both finite: whether exactly one of them is NaN, or infinite.

@@ -37,7 +37,17 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
             let wrong = Counterexample { message, kind: "kernel", test: String::new() };
             let (name, origin) = (kernel.name.clone(), kernel.origin.clone());
             let status = Status::False(Box::new(wrong));
-            vec![Entry { subject: Subject::Kernel, name, origin, cases: 0, classes: Vec::new(), status, note: None }]
+            vec![Entry {
+                subject: Subject::Kernel,
+                name,
+                origin,
+                cases: 0,
+                classes: Vec::new(),
+                status,
+                note: None,
+                proved: None,
+                derived: false,
+            }]
         }
     }
 }

@@ -13,7 +13,7 @@
 //! `epilogue` moves lifted rules into epilogues. `short` checks rules that put a device's short
 //! functions into kernels. `scalars`, `ops` and `kernels` check derivatives, op bodies with their
 //! kernels, and library kernels. `mutate` breaks rules on purpose, and `vacuous` reports right
-//! sides whose changes nobody notices.
+//! sides whose changes nobody notices. `proof` proves scalar identities for all sizes and ranks.
 
 pub mod block;
 pub mod check;
@@ -31,6 +31,7 @@ pub mod mutate;
 mod noise;
 mod ops;
 mod options;
+mod proof;
 pub mod range;
 mod range_loss;
 pub mod report;
@@ -53,6 +54,7 @@ use std::sync::mpsc::channel;
 use hypatia_dsl::ir::{Kernel, Origin, Program, Rule};
 
 pub use options::Options;
+pub use proof::Proved;
 pub use report::{Counterexample, Entry, Report, Status, Subject};
 pub use rules::{first_failure, verify_rule};
 

@@ -309,6 +309,27 @@ impl NoisyGraph<'_> {
     }
 }
 
+/// True if a number in the graph's functions is none of those: it was rounded when it was written.
+pub(super) fn has_long_numbers(graph: &Graph, numbers: &Numbers) -> bool {
+    fn long_in(graph: &Graph, term: &Term) -> bool {
+        term.nodes.iter().any(|n| match n {
+            TermNode::Lit(l) => !is_short(l.0),
+            TermNode::Call { scalar, .. } => long_of(graph, *scalar),
+            _ => false,
+        })
+    }
+    fn long_of(graph: &Graph, scalar: ScalarId) -> bool {
+        matches!(&graph.program.scalar(scalar).body, ScalarBody::Term(t) if long_in(graph, t))
+    }
+    let Ok((graph, more)) = graph.inlined_with_numbers() else { return true };
+    let long = |n: &Node| match &n.kind {
+        NodeKind::Scalar(s) => long_of(&graph, *s),
+        NodeKind::Op { term: Some(term), .. } => long_in(&graph, term),
+        _ => false,
+    };
+    numbers.values().chain(more.values()).any(|v| !is_short(*v)) || graph.nodes.iter().any(long)
+}
+
 /// True for exact numbers: short binary fractions.
 pub(super) fn is_short(v: f64) -> bool {
     v.is_infinite() || (v.abs() < 1048576.0 && (v * 1048576.0).fract() == 0.0)

@@ -98,7 +98,17 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
     let note = skips.note("its body").filter(|_| !matches!(status, Status::False(_)));
-    vec![Entry { subject: Subject::Op, name, origin, cases, classes: Vec::new(), status, note }]
+    vec![Entry {
+        subject: Subject::Op,
+        name,
+        origin,
+        cases,
+        classes: Vec::new(),
+        status,
+        note,
+        proved: None,
+        derived: false,
+    }]
 }
 
 fn wrong(name: &str, made: &Instance, kind: &'static str, message: &str) -> Status {
@@ -181,7 +191,7 @@ fn judge(graph: &Graph, inputs: &[(String, Tensor)], got: &[Tensor]) -> Result<O
     let wanted = evaluate(graph, inputs, Mode::Rounded)?;
     let meaning = Meaning::of(graph, inputs)?;
     for (root, (g, w)) in got.iter().zip(&wanted).enumerate() {
-        let g = RefTensor::from_tensor(g);
+        let g: RefTensor = RefTensor::from_tensor(g);
         // A kernel rounds and overflows less often than the body: a result closer to the meaning is
         // no error.
         let right = |i: usize| {

@@ -9,6 +9,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Origin};
 
 use super::options::Options;
+use super::proof::Proved;
 
 /// All entries of a run.
 #[derive(Clone, Debug)]
@@ -80,6 +81,10 @@ pub struct Entry {
     pub status: Status,
     /// A remark that is no failure: that infinities are lost.
     pub note: Option<String>,
+    /// What was proved of a rule besides.
+    pub proved: Option<Proved>,
+    /// A rule that follows from the body of an op or scalar.
+    pub derived: bool,
 }
 
 impl Report {
@@ -103,6 +108,14 @@ impl Report {
         self.entries.iter().filter(|e| matches!(e.status, Status::Vacuous { .. })).count()
     }
 
+    /// Of the verified rules that somebody wrote: those proved bit for bit, those proved over the
+    /// reals, and those that are tested only.
+    pub fn shares(&self) -> (usize, usize, usize) {
+        let written = |e: &&Entry| e.subject == Subject::Rule && !e.derived && e.status == Status::Verified;
+        let count = |p: Option<Proved>| self.entries.iter().filter(written).filter(|e| e.proved == p).count();
+        (count(Some(Proved::Bits)), count(Some(Proved::Reals)), count(None))
+    }
+
     /// The report for people.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
@@ -121,7 +134,12 @@ impl Report {
                 Status::False(_) => String::new(),
                 _ => format!("  {}", show_classes(&e.classes)),
             };
-            let _ = writeln!(out, "{} {} ... {word} ({} cases){classes}", e.subject.name(), e.name, e.cases);
+            let proved = match e.proved {
+                Some(Proved::Bits) => "; proved (bits)",
+                Some(Proved::Reals) => "; proved (reals)",
+                None => "",
+            };
+            let _ = writeln!(out, "{} {} ... {word} ({} cases){classes}{proved}", e.subject.name(), e.name, e.cases);
             if let Some(note) = &e.note {
                 let _ = writeln!(out, "  note: {note}");
             }
@@ -152,6 +170,10 @@ impl Report {
         }
         let (verified, wrong, skipped) = self.counts();
         let vacuous = self.vacuous();
+        let (bits, reals, tested) = self.shares();
+        if bits + reals > 0 {
+            let _ = write!(out, "\nwritten rules: {bits} proved (bits), {reals} proved (reals), {tested} tested only");
+        }
         let _ = writeln!(out, "\n{verified} verified, {wrong} false, {vacuous} vacuous, {skipped} not exercised");
         out
     }
@@ -159,6 +181,7 @@ impl Report {
     /// The report for programs.
     pub fn to_json(&self) -> serde_json::Value {
         let entries: Vec<_> = self.entries.iter().map(Entry::to_json).collect();
+        let (bits, reals, tested) = self.shares();
         let (verified, wrong, skipped) = self.counts();
         serde_json::json!({
             "schema": 1,
@@ -169,6 +192,9 @@ impl Report {
             "false": wrong,
             "vacuous": self.vacuous(),
             "not_exercised": skipped,
+            "proved_bits": bits,
+            "proved_reals": reals,
+            "tested_only": tested,
             "entries": entries,
         })
     }
@@ -216,6 +242,10 @@ impl Entry {
             "classes": classes,
             "detail": detail,
             "note": self.note,
+            "proved": self.proved.map(|p| match p {
+                Proved::Bits => "bits",
+                Proved::Reals => "reals",
+            }),
         })
     }
 }

@@ -21,6 +21,7 @@ use super::epilogue::inside_epilogue;
 use super::generate::{Focus, Instance, Reject, elements, instance, reject};
 use super::hints::Hints;
 use super::options::{Options, seed_of};
+use super::proof::proved;
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::short;
 use super::shrink::shrink;
@@ -126,7 +127,8 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     });
     let notes: Vec<String> = run.note.into_iter().chain(skipped).chain(few).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
-    Entry { subject, name, origin, cases, classes, status, note }
+    let proved = (status == Status::Verified && subject == Subject::Rule).then(|| proved(run.program, rule)).flatten();
+    Entry { subject, name, origin, cases, classes, status, note, proved, derived: rule.derived }
 }
 
 /// How a rule fails, without a counterexample; `None` if it was verified. For checking many rules

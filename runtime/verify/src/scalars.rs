@@ -88,7 +88,17 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
         status = Status::NotExercised { reason };
     }
     let (name, origin) = (def.name.clone(), def.origin.clone());
-    vec![Entry { subject: Subject::Scalar, name, origin, cases, classes: Vec::new(), status, note: None }]
+    vec![Entry {
+        subject: Subject::Scalar,
+        name,
+        origin,
+        cases,
+        classes: Vec::new(),
+        status,
+        note: None,
+        proved: None,
+        derived: false,
+    }]
 }
 
 /// A coordinate of a point: usually moderate; sometimes of any magnitude, or on either side of a

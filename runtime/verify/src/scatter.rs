@@ -5,14 +5,18 @@
 //! f64, with unrounded literals.
 
 use super::noise::{noisy_graph, widened};
-use hypatia_eval::{Mode, RefTensor, evaluate};
-use hypatia_graph::Graph;
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::ir::ScalarBody;
+use hypatia_eval::{Mode, Number, RefTensor, evaluate, evaluate_in};
 use hypatia_graph::instantiate::Numbers;
+use hypatia_graph::{Graph, NodeId, NodeKind, Value};
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 /// The number of noisy runs.
 const RUNS: u64 = 12;
+/// Below this, the rest of a number of twice the digits of f64 has few of them.
+const LEAST: f64 = 1e-270;
 /// Rounding explains a difference of up to this many times the scatter of the noisy runs.
 pub(super) const FACTOR: f64 = 4.0;
 
@@ -22,7 +26,43 @@ pub(super) fn evaluate_exactly(
     numbers: &Numbers,
     inputs: &[(String, Tensor)],
 ) -> Result<Vec<RefTensor>> {
-    evaluate(&noisy_graph(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
+    exactly_in(graph, numbers, inputs)
+}
+
+/// The same in any kind of numbers.
+pub(super) fn exactly_in<R: Number>(
+    graph: &Graph,
+    numbers: &Numbers,
+    inputs: &[(String, Tensor)],
+) -> Result<Vec<RefTensor<R>>> {
+    evaluate_in(&noisy_graph(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
+}
+
+/// Whether a value is so small that even numbers of twice the digits of f64 lose them: their range
+/// is that of f64.
+pub(super) fn underflows(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)]) -> Result<bool> {
+    let mut graph = noisy_graph(graph, numbers, 0.0, 0)?;
+    let nodes = 0..graph.nodes.len();
+    let values: Vec<Value> = nodes.flat_map(|i| graph.results(NodeId(i as u32))).collect();
+    graph.outputs = values.iter().enumerate().map(|(i, v)| (format!("v{i}"), *v)).collect();
+    let found = evaluate(&graph, &wide_inputs(inputs), Mode::Exact)?;
+    let zero = |v: &f64| *v == 0.0;
+    let small = |v: &f64| *v != 0.0 && v.abs() < LEAST;
+    Ok(values.iter().zip(&found).any(|(v, t)| {
+        let numbers = t.to_f64();
+        let vanished = |b: BuiltinScalar| {
+            use BuiltinScalar::{Div, Exp, Mul, Pow};
+            matches!(b, Mul | Div | Exp | Pow) && numbers.iter().any(zero)
+        };
+        let function = match &graph.node(v.node).kind {
+            NodeKind::Scalar(s) => match graph.program.scalar(*s).body {
+                ScalarBody::Builtin(b) => vanished(b),
+                ScalarBody::Term(_) => false,
+            },
+            _ => false,
+        };
+        t.dtype.is_float() && (function || numbers.iter().any(small))
+    }))
 }
 
 /// The inputs with floats converted to f64.

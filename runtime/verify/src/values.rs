@@ -347,7 +347,7 @@ fn whole(
         })
         .collect();
     data.resize(n, data.first().copied().unwrap_or(0));
-    RefTensor { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok()
+    RefTensor::<f64> { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok()
 }
 
 fn integer(source: &mut Source, dtype: DType, demand: &Demand, table: &[i64]) -> i64 {
