@@ -108,6 +108,12 @@ impl Body {
         }
     }
 
+    /// The only architecture that it compiles for, if it uses instructions of that one; `None` for
+    /// all.
+    pub fn only_arch(&self) -> Option<&'static str> {
+        matches!(self, Body::Gemm(_) | Body::Attention(_)).then_some("sm_90a")
+    }
+
     /// Puts short functions where rules allow them: see [`Shortener`]. With `tf32` it stands behind
     /// products in TF32.
     pub fn shorten(&mut self, shortener: &Shortener<'_>, tf32: bool) -> Vec<RuleId> {

@@ -1,13 +1,11 @@
-//! Measured choice among the tilings of a generated product or attention, and its fallback steps.
+//! Measured choice among the launches of a kernel that is timed, and its fallback steps.
 //!
-//! In: a step whose kernel is tiled. Out: the launch of the fastest tiling, or the launches of the
-//! fallback if these are faster. The tuner keeps the result like the choice of an algorithm.
-//! Invariant: without a measurement the fallback runs; only tilings that the kernel declares are
-//! used.
+//! In: a step with such a kernel. Out: its fastest launch, or the launches of the fallback if these
+//! are faster. The tuner keeps the result like the choice of an algorithm. Invariant: without a
+//! measurement the fallback runs.
 
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};
-use hypatia_dsl::kernel::attention::AttentionTiling;
 use hypatia_templates::cuda::{CudaSource, EmitError};
 
 use super::cubin;
@@ -16,13 +14,12 @@ use super::fallback::FALLBACK;
 use super::nvrtc::NvrtcError;
 use super::tune::{Tuner, WARM, footprint, machine};
 use crate::lowering::Work;
-use crate::lowering::attention::TiledAttention;
-use crate::lowering::own_product::{OwnProduct, Words};
-use crate::lowering::template;
+use crate::lowering::own_product::Words;
+use crate::lowering::timed::Timed;
+pub(super) use crate::lowering::timed::kernel;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::Choice;
-use hypatia_plan::{CallStep, Called, Plan, Step};
-use hypatia_templates::instances::Body;
+use hypatia_plan::{CallStep, Plan, Step};
 use hypatia_tensor::error::{Error, Result};
 
 /// Tilings that are compiled and timed, by effort. Each takes half a second to compile.
@@ -30,80 +27,12 @@ const FIRST: usize = 3;
 const MORE: usize = 8;
 const MOST: usize = 24;
 
-/// What a step computes in one launch.
-enum Tiled {
-    Product(OwnProduct),
-    Attention(TiledAttention),
-    /// By a user's template: each launch that it declares.
-    Template(Vec<(Body, Work)>),
-}
-
-impl Tiled {
-    /// `None` if no template of ours reads the operands in place.
-    fn of(plan: &Plan, (step, call, kernel): (&Step, &CallStep, &Kernel)) -> Option<Tiled> {
-        let out = step.writes.first()?;
-        let reads = &step.reads[..call.reads];
-        match &call.called {
-            Called::Product(g) if g.k == 0 => None,
-            Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(Tiled::Product),
-            Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Tiled::Attention),
-            Called::Template(t) => {
-                Some(Tiled::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
-            }
-        }
-    }
-
-    /// The tilings that a kernel declares and that fit, the one with the best prediction first.
-    fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<Words> {
-        match self {
-            Tiled::Product(p) => p.plausible(kernel, multiprocessors),
-            Tiled::Attention(a) => {
-                let all = a.plausible(&AttentionTiling::all(&kernel.tune), multiprocessors);
-                all.iter().map(AttentionTiling::words).collect()
-            }
-            Tiled::Template(variants) => (0..variants.len() as u64).map(|i| [TEMPLATE, i, 0, 0, 0, 0, 0, 0]).collect(),
-        }
-    }
-
-    fn tiled(&self, words: &Words) -> Option<(Body, Work)> {
-        match self {
-            Tiled::Product(p) => p.tiled(words),
-            Tiled::Attention(a) => a.tiled(AttentionTiling::of_words(words)?),
-            Tiled::Template(variants) => variants.get(usize::try_from(words[1]).ok()?).cloned(),
-        }
-    }
-
-    /// What is computed, for people.
-    fn name(&self, kernel: &Kernel) -> String {
-        match self {
-            Tiled::Product(p) => {
-                let [batches, m, n, k] = p.sizes();
-                format!("{m}x{n}x{k} batch {batches}")
-            }
-            Tiled::Attention(a) => {
-                let [heads, queries, keys, head] = a.sizes();
-                format!("attention {queries}x{keys}x{head} heads {heads}")
-            }
-            Tiled::Template(_) => format!("template {}", kernel.name),
-        }
-    }
-}
-
-/// The first word of a template's launch.
-const TEMPLATE: u64 = 3;
-
 /// The tilings of a step that are compiled, the best predicted one first.
 pub(super) struct Tilings {
     /// The problem's name in tuning files.
     pub problem: String,
     /// Each with its source and arguments.
     pub variants: Vec<(Words, CudaSource, Work)>,
-}
-
-/// The kernel of a step, if it is one that is timed beside its fallback.
-pub(super) fn kernel<'p>(plan: &'p Plan, step: &Step) -> Option<&'p Kernel> {
-    let kernel = &plan.program.kernels[step.kernel?.index()];
-    kernel.backend.is_timed().then_some(kernel)
 }
 
 /// Whether a kernel is from a user's template.
@@ -123,7 +52,7 @@ impl Tilings {
         if is_template(kernel) && tuner.trials_mut().quarantined(kernel, gpu.name()).is_some() {
             return Ok(None);
         }
-        let Some(work) = Tiled::of(plan, (step, call, kernel)) else { return Ok(None) };
+        let Some(work) = Timed::of(plan, (step, call, kernel)) else { return Ok(None) };
         match Tilings::wanted(gpu, plan, (step, call, kernel), &work, tuner) {
             // Somebody else's source may not compile, which must not keep the plan from running.
             Err(Error::Input(why)) if is_template(kernel) => {
@@ -138,12 +67,12 @@ impl Tilings {
         gpu: &Gpu,
         plan: &Plan,
         (step, call, kernel): (&Step, &CallStep, &Kernel),
-        work: &Tiled,
+        work: &Timed,
         tuner: &Tuner,
     ) -> Result<Option<Tilings>> {
         let all = work.plausible(kernel, gpu.multiprocessors());
         let source = |words: &Words| -> Result<Option<(Words, CudaSource, Work)>> {
-            let Some((body, work)) = work.tiled(words) else { return Ok(None) };
+            let Some((body, work)) = work.launch(words) else { return Ok(None) };
             let source = match body.emit(&plan.program) {
                 Ok(source) => source,
                 Err(EmitError::Template(why)) => return Err(Error::Input(why)),

@@ -11,8 +11,9 @@ use hypatia_templates::cuda::identifier;
 
 use super::write::StepEntry;
 use super::{Body, Instance, Skipped};
+use crate::lowering::timed::{Timed, kernel};
 use crate::lowering::{Work, step_kernels};
-use hypatia_plan::{Action, GemmStep, Plan, Step, View, row_major};
+use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View, row_major};
 
 /// The kernels and launches of a plan, for `gen`.
 #[derive(Debug, Default)]
@@ -89,7 +90,7 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
         Action::Gemm(g) if g.acc.is_float() && (g.scale(&plan.program).is_some() || step.kernel.is_some()) => {
             vec![Part::Library]
         }
-        Action::Call(_) => vec![Part::Library],
+        Action::Call(call) => timed(plan, step, call).unwrap_or_else(|| vec![Part::Library]),
         Action::Gemm(g) if g.acc.is_float() => {
             let work = (g.batch.iter().product::<usize>() * g.m, g.n);
             let body = Box::new(Body::Pointwise(epilogue(g, step)));
@@ -106,6 +107,19 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
             if parts.is_empty() { vec![Part::Library] } else { parts }
         }
     }
+}
+
+/// Multiprocessors of the GPU for which a tiling is predicted.
+const MULTIPROCESSORS: usize = 132;
+
+/// The kernel of a call whose kernel is timed: the launch that is predicted to be the fastest.
+fn timed(plan: &Plan, step: &Step, call: &CallStep) -> Option<Vec<Part>> {
+    let kernel = kernel(plan, step)?;
+    let timed = Timed::of(plan, (step, call, kernel))?;
+    let first = timed.plausible(kernel, MULTIPROCESSORS).into_iter().next()?;
+    let (body, work) = timed.launch(&first)?;
+    let work = (work.rows, work.n);
+    Some(vec![Part::Kernel { kind: kind(&body), body: Box::new(body), work, runs: "kernel" }])
 }
 
 /// The nodes that a step computes. A step that rules made from parts of several nodes has no name

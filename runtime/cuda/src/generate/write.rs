@@ -47,7 +47,7 @@ pub struct Manifest {
 pub struct KernelEntry {
     /// The declaration's name, as an identifier.
     pub kernel: String,
-    /// `pointwise`, `epilogue` or `rowwise`.
+    /// What kind of kernel it is: docs/manifest.md lists them.
     pub kind: String,
     /// `file:line` of the declaration; empty for a model's kernels.
     pub origin: String,
@@ -345,8 +345,9 @@ fn compile(
     archs: &[String],
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Vec<Compiled>> {
-    let jobs: Vec<(usize, &str)> =
-        (0..sources.len()).flat_map(|i| archs.iter().map(move |a| (i, a.as_str()))).collect();
+    let compiles = |i: usize, arch: &str| sources[i].0.body.only_arch().is_none_or(|only| only == arch);
+    let jobs = (0..sources.len()).flat_map(|i| archs.iter().map(move |a| (i, a.as_str())));
+    let jobs: Vec<(usize, &str)> = jobs.filter(|(i, arch)| compiles(*i, arch)).collect();
     let results: Vec<Mutex<Option<Outcome>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let work = || {

@@ -13,6 +13,7 @@ pub mod map_shape;
 pub mod own_product;
 pub mod template;
 pub mod tiled;
+pub mod timed;
 pub mod warp_tiled;
 
 use hypatia_dsl::dtype::DType;

@@ -289,3 +289,15 @@ fn the_measured_choice_is_kept_on_a_gpu() {
         check(&executor, &graph, &inputs, "from the store");
     }
 }
+
+/// `hypatia gen --model` writes the kernel that a plan launches, not a library call.
+#[test]
+fn what_runs_is_what_gen_writes() {
+    for (target, arch) in [("h200", Some("sm_90a")), ("a100", None)] {
+        let plan = planned(&Device::named(target).unwrap(), &case(DType::BF16, SHAPES[0], [false, true], "silu").0);
+        let written = crate::generate::of_plan(&plan);
+        let [instance] = written.instances.as_slice() else { panic!("{written:?}\n{plan}") };
+        assert_eq!(instance.body.only_arch(), arch, "{target}");
+        assert_eq!(written.steps[0].kernel.as_ref(), Some(&instance.kernel), "{target}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Kernels that are timed beside their fallback: generated products and attentions, and users'
+//! templates.
+//!
+//! In: a step whose kernel is one of these. Out: the launches that may compute it, in a stored form,
+//! the one with the best prediction first; and for each the kernel and its [`Work`]. Invariant: only
+//! launches that the kernel declares are listed.
+
+use hypatia_dsl::ir::Kernel;
+use hypatia_dsl::kernel::attention::AttentionTiling;
+use hypatia_templates::instances::Body;
+
+use super::Work;
+use super::attention::TiledAttention;
+use super::own_product::{OwnProduct, Words};
+use super::template;
+use hypatia_plan::{CallStep, Called, Plan, Step};
+
+/// What a step computes in one launch.
+#[derive(Clone, Debug)]
+pub enum Timed {
+    /// A product, by a template of ours.
+    Product(OwnProduct),
+    /// Attention, by a template of ours.
+    Attention(TiledAttention),
+    /// By a user's template: each launch that it declares.
+    Template(Vec<(Body, Work)>),
+}
+
+impl Timed {
+    /// `None` if no template of ours reads the operands in place.
+    pub fn of(plan: &Plan, (step, call, kernel): (&Step, &CallStep, &Kernel)) -> Option<Timed> {
+        let out = step.writes.first()?;
+        let reads = &step.reads[..call.reads];
+        match &call.called {
+            Called::Product(g) if g.k == 0 => None,
+            Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(Timed::Product),
+            Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Timed::Attention),
+            Called::Template(t) => {
+                Some(Timed::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
+            }
+        }
+    }
+
+    /// The tilings that a kernel declares and that fit, the one with the best prediction first.
+    pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<Words> {
+        match self {
+            Timed::Product(p) => p.plausible(kernel, multiprocessors),
+            Timed::Attention(a) => {
+                let all = a.plausible(&AttentionTiling::all(&kernel.tune), multiprocessors);
+                all.iter().map(AttentionTiling::words).collect()
+            }
+            Timed::Template(variants) => (0..variants.len() as u64).map(|i| [TEMPLATE, i, 0, 0, 0, 0, 0, 0]).collect(),
+        }
+    }
+
+    /// The kernel of a launch in its stored form, and its arguments; `None` if it does not fit.
+    pub fn launch(&self, words: &Words) -> Option<(Body, Work)> {
+        match self {
+            Timed::Product(p) => p.tiled(words),
+            Timed::Attention(a) => a.tiled(AttentionTiling::of_words(words)?),
+            Timed::Template(variants) => variants.get(usize::try_from(words[1]).ok()?).cloned(),
+        }
+    }
+
+    /// What is computed, for people.
+    pub fn name(&self, kernel: &Kernel) -> String {
+        match self {
+            Timed::Product(p) => {
+                let [batches, m, n, k] = p.sizes();
+                format!("{m}x{n}x{k} batch {batches}")
+            }
+            Timed::Attention(a) => {
+                let [heads, queries, keys, head] = a.sizes();
+                format!("attention {queries}x{keys}x{head} heads {heads}")
+            }
+            Timed::Template(_) => format!("template {}", kernel.name),
+        }
+    }
+}
+
+/// The first word of a template's launch.
+const TEMPLATE: u64 = 3;
+
+/// The kernel of a step, if it is one that is timed beside its fallback.
+pub fn kernel<'p>(plan: &'p Plan, step: &Step) -> Option<&'p Kernel> {
+    let kernel = &plan.program.kernels[step.kernel?.index()];
+    kernel.backend.is_timed().then_some(kernel)
+}
