@@ -41,7 +41,8 @@ pub struct Tiling {
     pub group: usize,
 }
 
-/// The tuning parameters of a `tiled` kernel for Hopper, each with the values that the hardware has.
+/// The tuning parameters of a `tiled` kernel for Hopper, each with the values that the hardware
+/// has.
 pub const TUNE: &[(&str, &[i64])] = &[
     ("tile_m", &[64, 128]),
     ("tile_n", &[64, 128, 192, 256]),

@@ -1,9 +1,10 @@
-//! Measured choice among the tilings of a generated product or attention, and its fallback steps.
+//! Measured choice among the tilings of a generated product or attention, or the launches of a
+//! user's template, and the fallback steps.
 //!
-//! In: a step whose kernel is tiled. Out: the launch of the fastest tiling, or the launches of the
-//! fallback if these are faster. The tuner keeps the result like the choice of an algorithm.
-//! Invariant: without a measurement the fallback runs; only tilings that the kernel declares are
-//! used.
+//! In: a step whose kernel is tiled or from a template. Out: the launch of the fastest tiling, or
+//! the launches of the fallback if these are faster. The tuner keeps the result like the choice of
+//! an algorithm. Invariant: without a measurement the fallback runs; only tilings that the kernel
+//! declares are used.
 
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};

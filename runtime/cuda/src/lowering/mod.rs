@@ -228,8 +228,8 @@ fn gather_nd(step: &Step, batch: usize) -> Option<(Body, Work)> {
     Some((move_body("gather_nd", Move::GatherNd { index: ids.dtype, width: *width }, out.dtype), work))
 }
 
-/// A layout whose rows run along the given axes: the remaining axes, then the given ones, each group
-/// collapsed, and their strides.
+/// A layout whose rows run along the given axes: the remaining axes, then the given ones, each
+/// group collapsed, and their strides.
 fn row_layout(view: &View, axes: &[usize]) -> RowLayout {
     let part = |inside: bool| {
         let chosen = (0..view.shape.len()).filter(|a| axes.contains(a) == inside);
