@@ -51,7 +51,7 @@ const STORED: u64 = 4;
 
 impl AttentionTiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
-    /// are missing have a value that makes sense for most lengths.
+    /// are missing have a value that suits most lengths.
     pub fn named(values: &[(&str, i64)]) -> Option<AttentionTiling> {
         let value = |name: &str, otherwise: i64| {
             let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);

@@ -208,8 +208,8 @@ fn resident_blocks(function: &CudaFunction, threads: u32, shared: u32) -> Result
     let of_one = function.occupancy_max_active_blocks_per_multiprocessor(threads, shared as usize, None);
     let of_one = of_one.map_err(|e| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", e))?;
     let (mut device, mut multiprocessors) = (0, 0);
-    // SAFETY: the function's context is current, since the attribute above was set in it; both calls
-    // write one integer.
+    // SAFETY: the function's context is current, since the attribute above was set in it; both
+    // calls write one integer.
     let status = unsafe { sys::cuCtxGetDevice(&raw mut device) };
     status.result().map_err(|e| failed("cuCtxGetDevice", e))?;
     let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
