@@ -5,8 +5,8 @@
 //! orders all memory.
 //!
 //! A run over a new set of addresses is launched step by step and costs no capture. A graph is made
-//! when one of the last [`KEPT`] sets comes back. While the framework captures the stream, steps are
-//! launched one by one, and become part of what it captures.
+//! when one of the last [`KEPT`] sets comes back. While the framework captures the stream, steps
+//! are launched one by one, and become part of what it captures.
 
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
