@@ -1,4 +1,8 @@
 //! One optimisation from start to end: the e-graph, the rules, the present candidate.
+//!
+//! In: a graph, options, and what computes constants. Out: the cheapest graph that was found, and a
+//! [`Report`]. Invariant: the candidate is a graph of the e-graph that computes all outputs; it
+//! begins as the given graph.
 
 use std::collections::HashSet;
 use std::sync::Arc;
