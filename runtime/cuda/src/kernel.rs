@@ -75,11 +75,11 @@ pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32;
 
 /// True if a kernel over strided operands uses one thread per row.
 pub fn by_columns(work: &Work) -> bool {
-    work.rows >= MANY_ROWS && (work.n < FEW || apart(work))
+    work.rows >= MANY_ROWS && (work.n < FEW || rows_are_strided(work))
 }
 
 /// True if no strided operand has contiguous rows.
-fn apart(work: &Work) -> bool {
+fn rows_are_strided(work: &Work) -> bool {
     work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
 }
 
