@@ -1,8 +1,9 @@
 //! The list of builtins: ops whose shape function and reference are written in Rust, and scalar
 //! functions that hardware and libm provide. Everything else is written in `.hyp`.
 //!
-//! Invariant: outside this file and the import tables, no op or scalar name occurs in Rust; the
-//! names here are those that `core.hyp` declares with `builtin`.
+//! In: a name from `core.hyp`. Out: the builtin, with its operands, kinds and laws. Invariant:
+//! outside this file and the import tables, no op or scalar name occurs in Rust; the names here are
+//! those that `core.hyp` declares with `builtin`.
 
 use hypatia_target::cost::Cost;
 use serde::{Deserialize, Serialize};
@@ -35,9 +36,8 @@ builtins! {
     BuiltinOp {
         /// `matmul(a: T[..s, m, k], b: T[..t, k, n]) -> T[..broadcast(s, t), m, n]`
         Matmul = "matmul",
-        /// `gemm(a: T[..s, m, k], b: T[..t, k, n], e: scalar, out: dtype = dtype of a)`: a matmul
-        /// that applies the epilogue `e` to each accumulated element `acc` and rounds once to `out`
-        /// at the store.
+        /// `gemm(a: T[..s, m, k], b: T[..t, k, n], e: scalar, to: dtype)`: a matmul that applies
+        /// the epilogue `e` to each accumulated element `acc` and rounds once to `to` at the store.
         Gemm = "gemm",
         /// `conv(x: T[n, c, ..d], w: T[o, i, ..k], strides: ints, before: ints, after: ints,
         /// dilations: ints, groups: int = 1)`: convolution. Each list has one entry per axis after

@@ -1,4 +1,7 @@
 //! Suggestions for misspelt names.
+//!
+//! In: a name that is not known, and the names that are. Out: the closest of these, if one is
+//! close. Invariant: the name itself is never suggested.
 
 use std::collections::HashSet;
 

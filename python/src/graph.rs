@@ -1,4 +1,8 @@
-//! Graphs that Python builds: values by number, ops and scalars by name.
+//! Graphs that Python builds.
+//!
+//! In: names of ops and scalars, numbers of values. Out: a graph, as text or as a [`Model`].
+//! Invariant: a value's number stays valid for the life of its graph; a call that fails adds no
+//! value.
 
 use hypatia::dsl::dtype::DType;
 use hypatia::dsl::ir::AttrValue;

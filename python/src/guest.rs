@@ -2,8 +2,8 @@
 //!
 //! In: a plan, tensors of PyTorch on one GPU. Out: work on PyTorch's current stream of that GPU.
 //! Invariant: all plans that run on one stream share its scratch memory, a tensor of PyTorch's that
-//! grows with the largest of them; while PyTorch captures the stream, each run has scratch memory of
-//! its own, which PyTorch keeps for the captured graph.
+//! grows with the largest of them; while PyTorch captures the stream, each run has scratch memory
+//! of its own, which PyTorch keeps for the captured graph.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -2,7 +2,8 @@
 //!
 //! In: paths, texts, and memory of NumPy arrays and PyTorch tensors, borrowed. Out: rules, models,
 //! plans and reports as Python objects. Invariant: it uses the crate `hypatia` alone, links
-//! neither PyTorch nor CUDA, and does not hold the interpreter's lock while it compiles or runs.
+//! neither PyTorch nor CUDA, and does not hold the interpreter's lock while it compiles, or runs on
+//! the host.
 
 mod dlpack;
 mod errors;

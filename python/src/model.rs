@@ -1,4 +1,7 @@
 //! Models: an ONNX file or a graph, with rules and settings.
+//!
+//! In: a path or a graph, a Program, settings. Out: plans, results of runs, reports. Invariant: a
+//! setting that names nothing is an error before anything is compiled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -170,7 +173,8 @@ impl Model {
         .map_err(raised)
     }
 
-    /// The fusions of the optimised graph: name, formula, and the names of the nodes that became one.
+    /// The fusions of the optimised graph: name, formula, and the names of the nodes that became
+    /// one.
     fn fusions(&self, py: Python<'_>, target: &str) -> PyResult<Vec<Fusion>> {
         py.detach(|| {
             let optimized = pipeline::optimize(self.model.graph(), &self.options_for(target)?)?;

@@ -1,4 +1,7 @@
 //! Plans: what runs for inputs of some shapes.
+//!
+//! In: a compiled model, then borrowed memory of inputs and outputs. Out: the outputs, filled.
+//! Invariant: memory that does not fit the plan is an error before anything runs.
 
 use std::sync::Arc;
 

@@ -1,4 +1,8 @@
 //! Rules: `.hyp` files and the library as one Program.
+//!
+//! In: texts and paths. Out: a checked Program, its scalars by name, reports of `verify`.
+//! Invariant: a [`Rules`] has no error; an error is an exception whose text is the report of
+//! `check`.
 
 use std::path::PathBuf;
 use std::sync::Arc;

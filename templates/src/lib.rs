@@ -7,10 +7,10 @@
 //! grammar, as a mangled name, or inside a sanitised comment.
 //!
 //! The templates are the `.cu.j2` files of this folder. `pointwise`, `epilogue`, `rowwise`,
-//! `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`, `product`, `cumsum`, `sort` and `scatter` are whole files; the
-//! others are parts that they include. Syntax: minijinja with `${ }` for values, `//%` for
-//! statements and `//#` for comments on a line of their own, so that the braces of CUDA C++ need no
-//! escapes.
+//! `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`, `attention_sm90`, `product`, `cumsum`, `sort` and
+//! `scatter` are whole files; the others are parts that they include. Syntax: minijinja with `${ }`
+//! for values, `//%` for statements and `//#` for comments on a line of their own, so that the
+//! braces of CUDA C++ need no escapes.
 
 mod checker;
 pub mod cuda;

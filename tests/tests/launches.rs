@@ -28,7 +28,7 @@ fn models() -> Vec<PathBuf> {
 }
 
 /// The launches that `explain` reports.
-fn told(graph: &Graph, options: &optimize::Options) -> Launches {
+fn reported(graph: &Graph, options: &optimize::Options) -> Launches {
     let mut optimized = pipeline::optimize(graph, options).unwrap();
     pipeline::count_launches(&mut optimized, graph, options);
     assert!(optimized.report.launches.is_some(), "{:?}", optimized.report.warnings);
@@ -45,7 +45,7 @@ fn run(graph: Graph, inputs: &[(String, Tensor)], no_rules: bool) -> Launches {
 }
 
 #[test]
-fn what_is_told_of_the_models_is_what_is_run() {
+fn the_reported_launches_of_the_models_are_those_that_run() {
     let program = library::load(&[]).unwrap();
     for model in models() {
         let inputs = npz::read(&model.join("inputs.npz")).unwrap();
@@ -55,14 +55,14 @@ fn what_is_told_of_the_models_is_what_is_run() {
         let graph = graph.specialize(&graph.bind_symbols(&inputs.iter().cloned().collect()).unwrap()).unwrap();
         for no_rules in [false, true] {
             let options = optimize::Options { no_rules, ..optimize::Options::default() };
-            let (told, run) = (told(&graph, &options), run(graph.clone(), &inputs, no_rules));
-            assert_eq!(told, run, "{}, no_rules = {no_rules}", model.display());
+            let (reported, run) = (reported(&graph, &options), run(graph.clone(), &inputs, no_rules));
+            assert_eq!(reported, run, "{}, no_rules = {no_rules}", model.display());
         }
     }
 }
 
 #[test]
-fn what_is_told_of_random_graphs_is_what_is_run() {
+fn the_reported_launches_of_random_graphs_are_those_that_run() {
     let program = library::load(&[]).unwrap();
     let mut fused = 0;
     for seed in 0..50 {
@@ -77,9 +77,9 @@ fn what_is_told_of_random_graphs_is_what_is_run() {
                 (name.clone(), Tensor::from_f64(DType::F32, &shape, &vec![0.5; shape.iter().product()]).unwrap())
             })
             .collect();
-        let told = told(&graph, &optimize::Options::default());
-        assert_eq!(told, run(graph, &inputs, false), "seed {seed}");
-        fused += usize::from(told.after < told.before);
+        let reported = reported(&graph, &optimize::Options::default());
+        assert_eq!(reported, run(graph, &inputs, false), "seed {seed}");
+        fused += usize::from(reported.after < reported.before);
     }
     assert!(fused >= 5, "only {fused} graphs are fused: they test nothing");
 }
@@ -98,9 +98,9 @@ fn every_target_is_counted_on_its_own_plan() {
             let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
             let optimized = pipeline::optimize(&graph, &options).unwrap();
             let plan = pipeline::plan(&optimized.graph, &plan::Options::new(device)).unwrap();
-            let told = told(&graph, &options);
-            assert_eq!(told.after, plan.launches(), "seed {seed} on {name}\n{plan}");
-            counts.push(told.after);
+            let reported = reported(&graph, &options);
+            assert_eq!(reported.after, plan.launches(), "seed {seed} on {name}\n{plan}");
+            counts.push(reported.after);
         }
         apart += usize::from(counts.iter().any(|c| *c != counts[0]));
     }

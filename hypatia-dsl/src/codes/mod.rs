@@ -11,7 +11,6 @@ mod rules;
 mod syntax;
 mod test_blocks;
 mod types;
-mod verification;
 
 use crate::diag::Code;
 
@@ -39,18 +38,9 @@ impl Row {
 
 /// The rows of all stages, sorted by code.
 pub fn all() -> impl Iterator<Item = &'static Row> {
-    [
-        syntax::ROWS,
-        names::ROWS,
-        types::ROWS,
-        rules::ROWS,
-        lints::ROWS,
-        kernels::ROWS,
-        test_blocks::ROWS,
-        verification::ROWS,
-    ]
-    .into_iter()
-    .flatten()
+    [syntax::ROWS, names::ROWS, types::ROWS, rules::ROWS, lints::ROWS, kernels::ROWS, test_blocks::ROWS]
+        .into_iter()
+        .flatten()
 }
 
 /// The row of a code.

@@ -1,4 +1,7 @@
 //! Items to documents: where lines may break.
+//!
+//! In: the tokens of a file with their roles. Out: a [`Doc`]. Invariant: every token and comment
+//! occurs in it once, in the order of the file.
 
 use std::ops::Range;
 

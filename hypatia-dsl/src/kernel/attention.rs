@@ -51,7 +51,7 @@ const STORED: u64 = 4;
 
 impl AttentionTiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
-    /// are missing have a value that makes sense for most lengths.
+    /// are missing have a value that suits most lengths.
     pub fn named(values: &[(&str, i64)]) -> Option<AttentionTiling> {
         let value = |name: &str, otherwise: i64| {
             let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
@@ -164,8 +164,8 @@ impl AttentionKernel {
         self.value.next_multiple_of(16)
     }
 
-    /// Bytes of the memory for queries, keys, values and results.
-    fn parts(&self) -> [usize; 4] {
+    /// Bytes of a tile of queries, of keys, of values and of results.
+    fn tile_bytes(&self) -> [usize; 4] {
         let (head, value) = (self.padded_head().div_ceil(CHUNK), self.padded_value().div_ceil(CHUNK));
         let (rows, keys) = (self.tiling.rows() * ROW, self.tiling.keys * ROW);
         [head * rows, head * keys, value * keys, value * rows]
@@ -173,11 +173,11 @@ impl AttentionKernel {
 
     /// Slots for keys and values; `None` if not even two fit, or a thread has too few registers.
     pub fn stages(&self) -> Option<usize> {
-        let [queries, keys, values, _] = self.parts();
+        let [queries, keys, values, _] = self.tile_bytes();
         // A thread keeps the scores and the weights of a tile, and the sums, in registers.
         let registers = self.tiling.keys / 2 + self.tiling.keys / 4 + self.padded_value() / 2;
         let most = if self.tiling.consumers == 3 { 136 } else { 208 };
-        let fits = self.besides() + queries + MAX_STAGES * (keys + values) <= SHARED;
+        let fits = self.overhead() + queries + MAX_STAGES * (keys + values) <= SHARED;
         // Results take the place of queries if they have no memory of their own.
         let placed = self.has_staging() || self.padded_value() <= self.padded_head();
         (fits && registers <= most && placed).then_some(MAX_STAGES)
@@ -185,20 +185,20 @@ impl AttentionKernel {
 
     /// True if results are stored from memory of their own.
     pub fn has_staging(&self) -> bool {
-        let [queries, keys, values, results] = self.parts();
-        self.besides() + queries + MAX_STAGES * (keys + values) + results <= SHARED
+        let [queries, keys, values, results] = self.tile_bytes();
+        self.overhead() + queries + MAX_STAGES * (keys + values) + results <= SHARED
     }
 
     /// Bytes of barriers and alignment.
-    fn besides(&self) -> usize {
+    fn overhead(&self) -> usize {
         ALIGNMENT + 8 * (2 + 4 * MAX_STAGES)
     }
 
     /// Dynamic shared memory of a block, in bytes.
     pub fn shared(&self) -> usize {
-        let [queries, keys, values, results] = self.parts();
+        let [queries, keys, values, results] = self.tile_bytes();
         let staging = if self.has_staging() { results } else { 0 };
-        self.besides() + queries + MAX_STAGES * (keys + values) + staging
+        self.overhead() + queries + MAX_STAGES * (keys + values) + staging
     }
 }
 
@@ -214,18 +214,18 @@ pub fn softmax_of(program: &Program, kernel: &RowwiseKernel) -> Option<(Term, bo
     };
     let mut terms = TermBuilder::new();
     let score = copied(t, &mut terms);
-    let top = terms.add(step(0));
-    let less = call(&mut terms, BuiltinScalar::Sub, &[score, top])?;
-    let expected = call(&mut terms, BuiltinScalar::Exp, &[less])?;
+    let max = terms.add(step(0));
+    let shifted = call(&mut terms, BuiltinScalar::Sub, &[score, max])?;
+    let exponential = call(&mut terms, BuiltinScalar::Exp, &[shifted])?;
     let sum = terms.add(step(1));
-    let plain = call(&mut terms, BuiltinScalar::Div, &[expected, sum])?;
-    let not = call(&mut terms, BuiltinScalar::IsNan, &[plain])?;
+    let plain = call(&mut terms, BuiltinScalar::Div, &[exponential, sum])?;
+    let is_nan = call(&mut terms, BuiltinScalar::IsNan, &[plain])?;
     let zero = terms.add(TermNode::Lit(Literal(0.0)));
-    let safe = call(&mut terms, BuiltinScalar::Select, &[not, zero, plain])?;
-    let all = terms.finish(vec![expected, plain, safe]);
+    let safe = call(&mut terms, BuiltinScalar::Select, &[is_nan, zero, plain])?;
+    let all = terms.finish(vec![exponential, plain, safe]);
     let is = |term: &Term, root: TermId| same(term, term.root(), &all, root, &mut HashMap::new());
     match () {
-        () if !is(weight, expected) => None,
+        () if !is(weight, exponential) => None,
         () if is(out, plain) => Some((prune(t), false)),
         () if is(out, safe) => Some((prune(t), true)),
         () => None,

@@ -41,7 +41,8 @@ pub struct Tiling {
     pub group: usize,
 }
 
-/// The tuning parameters of a `tiled` kernel for Hopper, each with the values that the hardware has.
+/// The tuning parameters of a `tiled` kernel for Hopper, each with the values that the hardware
+/// has.
 pub const TUNE: &[(&str, &[i64])] = &[
     ("tile_m", &[64, 128]),
     ("tile_n", &[64, 128, 192, 256]),
@@ -193,8 +194,8 @@ impl GemmKernel {
         self.tiling.rows * ROW * chunks * self.fetched().len().max(1)
     }
 
-    /// Bytes besides the stages: the staging of all groups, alignment, barriers.
-    fn besides(&self) -> usize {
+    /// Bytes other than the stages: the staging of all groups, alignment, barriers.
+    fn overhead(&self) -> usize {
         let barriers = 8 * (2 * MAX_STAGES + self.tiling.consumers);
         let rows = self.staged_rows().len() * self.tiling.columns * 4;
         self.tiling.consumers * (self.staging() + rows) + ALIGNMENT + barriers
@@ -207,13 +208,13 @@ impl GemmKernel {
         let [m, n] = self.tiling.cluster;
         let cut = |dense: bool, size: usize, parts: usize| dense || (size / parts).is_multiple_of(64);
         let cut = cut(a, self.tiling.block_rows(), n) && cut(b, self.tiling.columns, m);
-        let stages = SHARED.checked_sub(self.besides())? / self.stage();
+        let stages = SHARED.checked_sub(self.overhead())? / self.stage();
         (cut && stages >= 2).then_some(stages.min(MAX_STAGES))
     }
 
     /// Dynamic shared memory of a block, in bytes.
     pub fn shared(&self) -> usize {
-        self.stages().unwrap_or(0) * self.stage() + self.besides()
+        self.stages().unwrap_or(0) * self.stage() + self.overhead()
     }
 }
 

@@ -54,7 +54,7 @@ const STORED: u64 = 5;
 
 impl WarpTiling {
     /// The tiling that these tuning parameters name, if warps can share it. Parameters that are
-    /// missing have the value of the first choice that makes sense for any product.
+    /// missing have a value that suits most products.
     pub fn named(values: &[(&str, i64)]) -> Option<WarpTiling> {
         let value = |name: &str, otherwise: i64| {
             let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
@@ -134,7 +134,7 @@ pub struct Factor {
     pub dtype: DType,
     /// True if k is its dense axis: `[m, k]` or `[n, k]` in memory.
     pub dense_k: bool,
-    /// Bytes of a power of two at which every row begins, at most 16.
+    /// A power of two, at most 16: every row begins at a multiple of so many bytes.
     pub unit: usize,
 }
 
@@ -164,7 +164,7 @@ pub struct WarpGemm {
 }
 
 impl WarpGemm {
-    /// The 16-bit type of its factors, result and operands; f16 if there is none.
+    /// The 16-bit type of its factors, result and operands, if there is one.
     pub fn half(&self) -> Option<DType> {
         let types = [self.multiplied, self.output].into_iter().chain(self.inputs.iter().map(|o| o.dtype));
         types.into_iter().find(|d| is_half(*d))

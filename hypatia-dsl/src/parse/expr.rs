@@ -1,5 +1,8 @@
 //! Grammar pairs to expressions.
 //!
+//! In: the pair of an expression or of a type. Out: its tree. Invariant: this is the one place that
+//! knows precedence.
+//!
 //! Precedence of operators, loosest first: `|`, `else`, `if`, `or`, `and`, `not`, comparisons and
 //! `in`, `+ -`, `* / %`, unary `-`, `**`, then postfixes of an operand (`.0`, `[i]`, `: T[..]`, `~
 //! tolerance`).

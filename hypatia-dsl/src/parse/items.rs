@@ -1,4 +1,7 @@
 //! Grammar pairs to items.
+//!
+//! In: the pair of one item that the grammar accepted. Out: its `ItemKind`, with spans and names
+//! as written. Invariant: a pair that the grammar cannot produce here is a `Bug`, never a panic.
 
 use pest::iterators::Pair;
 

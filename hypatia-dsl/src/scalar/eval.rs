@@ -125,7 +125,7 @@ enum Intermediate {
 pub fn eval(program: &Program, term: &Term, leaves: Leaves, precision: Precision) -> Result<Vec<Value>, EvalError> {
     let mut run = Run { program, leaves, precision, steps: 0 };
     let results = run.term(term, None, 0)?;
-    Ok(results.into_iter().map(|s| run.settle(s)).collect())
+    Ok(results.into_iter().map(|s| run.value_of(s)).collect())
 }
 
 /// The only root in f64, for the given parameters. Booleans are 0 and 1.
@@ -143,7 +143,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn settle(&self, result: Intermediate) -> Value {
+    /// The value of an intermediate result: a literal that nothing gave a type is a float.
+    fn value_of(&self, result: Intermediate) -> Value {
         match result {
             Intermediate::Lit(x) => Value::F(self.precision.round(x)),
             Intermediate::Value(v) => v,
@@ -179,7 +180,7 @@ impl Run<'_> {
                 }
                 TermNode::Lit(l) => Intermediate::Lit(l.0),
                 TermNode::Cast { to, arg } => {
-                    let value = self.settle(results[arg.0 as usize]);
+                    let value = self.value_of(results[arg.0 as usize]);
                     Intermediate::Value(cast(value, *to, self.precision))
                 }
                 TermNode::Call { scalar, args } => {
@@ -208,7 +209,7 @@ impl Run<'_> {
         for (value, arg) in values.iter_mut().zip(args) {
             *value = match arg {
                 Intermediate::Lit(x) if integers => Value::I(*x as i64),
-                arg => self.settle(*arg),
+                arg => self.value_of(*arg),
             };
         }
         Ok(apply(f, &values[..args.len()], self.precision))

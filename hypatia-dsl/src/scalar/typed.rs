@@ -352,7 +352,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         for (a, _) in args.iter().zip(&def.params).filter(|(_, (_, kind))| *kind == Kind::Number) {
             let Some(ty) = types[a.0 as usize] else { continue };
             joined = Some(match joined {
-                Some(before) if before.is_float() != ty.is_float() || self.apart(before, ty) => {
+                Some(before) if before.is_float() != ty.is_float() || self.needs_cast(before, ty) => {
                     return Err(Untypable::Mixed { function: def.name.clone(), types: [before, ty] });
                 }
                 Some(before) => wider(before, ty),
@@ -366,7 +366,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
     }
 
     /// True for two integer or boolean types that need an explicit cast to be combined.
-    fn apart(&self, a: DType, b: DType) -> bool {
+    fn needs_cast(&self, a: DType, b: DType) -> bool {
         a != b && !a.is_float() && (self.compute)(DType::I32) != DType::I64
     }
 

@@ -101,7 +101,9 @@ impl<'p> Infer<'p> {
             .find_map(|(t, _)| t.as_ref().map(|t| t.dtype));
         if numbers > 0 {
             let Some(dtype) = first else { return Ok(None) };
-            n.args.iter().try_for_each(|a| if let BuildArg::One(b) = a { self.held(b, dtype) } else { Ok(()) })?;
+            n.args
+                .iter()
+                .try_for_each(|a| if let BuildArg::One(b) = a { self.check_number(b, dtype) } else { Ok(()) })?;
         }
         let types: Option<Vec<TensorType>> = types
             .into_iter()
@@ -124,11 +126,11 @@ impl<'p> Infer<'p> {
     }
 
     /// Checks that an integer type can represent the numbers beside it exactly.
-    fn held(&self, b: &Build, dtype: DType) -> Result<(), TypeError> {
+    fn check_number(&self, b: &Build, dtype: DType) -> Result<(), TypeError> {
         let value = match b {
             Build::Number(e) => self.value(e),
-            Build::Else(v, other) if self.absent.contains(v) => return self.held(other, dtype),
-            Build::Frozen(b) => return self.held(b, dtype),
+            Build::Else(v, other) if self.absent.contains(v) => return self.check_number(other, dtype),
+            Build::Frozen(b) => return self.check_number(b, dtype),
             _ => None,
         };
         let number = match value {
@@ -170,7 +172,9 @@ impl<'p> Infer<'p> {
         }
         if !numbers.is_empty() {
             let Some(dtype) = types.iter().flatten().map(|t| t.dtype).next() else { return Ok(None) };
-            n.args.iter().try_for_each(|a| if let BuildArg::One(b) = a { self.held(b, dtype) } else { Ok(()) })?;
+            n.args
+                .iter()
+                .try_for_each(|a| if let BuildArg::One(b) = a { self.check_number(b, dtype) } else { Ok(()) })?;
             for i in numbers {
                 types[i] = Some(TensorType { dtype, shape: Vec::new() });
             }

@@ -1,4 +1,7 @@
 //! The names that an expression or an item mentions.
+//!
+//! In: a syntax tree. Out: the paths in it that may name a declaration. Invariant: nesting of any
+//! depth is safe, since nothing here recurses over expressions.
 
 use crate::ast::{DimExpr, Expect, Expr, ExprKind, ItemKind, Path, TestStatement};
 

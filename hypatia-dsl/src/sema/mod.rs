@@ -4,7 +4,7 @@
 //! error is left out and does not hide errors in other items. The work is done in passes, each of
 //! which needs the one before: declarations get ids (`declare`), ops their signatures (`ops`),
 //! scalars their bodies (`scalars`), ops their bodies, then rules, kernels and tests (`rules`,
-//! `kernels`, `tests`), and last the derived rules (`derive`). Position determines how an
+//! `kernels`, `test_blocks`), and last the derived rules (`derive`). Position determines how an
 //! expression is read: `patterns` for left sides, `build` for right sides and bodies, `guards` for
 //! attributes.
 

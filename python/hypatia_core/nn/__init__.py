@@ -1,4 +1,4 @@
-"""Layers of PyTorch that Hypatia computes on the CPU where it is the faster side."""
+"""Layers of PyTorch that Hypatia computes where it is the faster side."""
 
 from ._layers import FusedGatedMLP, FusedLayerNorm, FusedLinear, FusedMLP, FusedRMSNorm
 from ._runtime import policy

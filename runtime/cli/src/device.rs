@@ -83,7 +83,7 @@ impl Precision {
         };
         let model = model.narrowed(to)?;
         let wide: Vec<String> = model.wide().into_iter().flatten().map(|(name, n)| format!("{name} x{n}")).collect();
-        let told = match (model.narrow(), wide.is_empty()) {
+        let summary = match (model.narrow(), wide.is_empty()) {
             (0, true) => format!("unchanged: the model computes nothing in f32, so {to} has no effect"),
             (0, false) => format!("unchanged: {to} has no effect; these stay in f32: {}", wide.join(", ")),
             (_, true) => format!("{to}, accumulated in f32; only inputs and outputs stay in f32"),
@@ -91,7 +91,7 @@ impl Precision {
                 format!("{to}, accumulated in f32; these stay in f32: inputs, outputs, {}", wide.join(", "))
             }
         };
-        Ok((model, Some(told)))
+        Ok((model, Some(summary)))
     }
 }
 

@@ -155,8 +155,8 @@ impl Scratch {
         guess(gpu, launches.iter_mut())?;
         let _lists = pointer_arrays::write(&self.stream, launches.iter_mut(), &mut self.bases)?;
         let sides = SideStreams::new(gpu, launches.iter().map(Launch::calls).max().unwrap_or(1))?;
-        // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the plan
-        // says, and lives until the stream is done, below.
+        // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
+        // plan says, and lives until the stream is done, below.
         let mut submit = |launch: &mut Launch| unsafe { submit(gpu, &self.stream, &sides, launch, &self.bases) };
         launches.iter_mut().try_for_each(&mut submit)?;
         self.stream.synchronize().map_err(|e| failed("running a step", e))

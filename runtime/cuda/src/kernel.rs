@@ -75,11 +75,11 @@ pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32;
 
 /// True if a kernel over strided operands uses one thread per row.
 pub fn by_columns(work: &Work) -> bool {
-    work.rows >= MANY_ROWS && (work.n < FEW || apart(work))
+    work.rows >= MANY_ROWS && (work.n < FEW || rows_are_strided(work))
 }
 
 /// True if no strided operand has contiguous rows.
-fn apart(work: &Work) -> bool {
+fn rows_are_strided(work: &Work) -> bool {
     work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
 }
 
@@ -208,8 +208,8 @@ fn resident_blocks(function: &CudaFunction, threads: u32, shared: u32) -> Result
     let of_one = function.occupancy_max_active_blocks_per_multiprocessor(threads, shared as usize, None);
     let of_one = of_one.map_err(|e| failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", e))?;
     let (mut device, mut multiprocessors) = (0, 0);
-    // SAFETY: the function's context is current, since the attribute above was set in it; both calls
-    // write one integer.
+    // SAFETY: the function's context is current, since the attribute above was set in it; both
+    // calls write one integer.
     let status = unsafe { sys::cuCtxGetDevice(&raw mut device) };
     status.result().map_err(|e| failed("cuCtxGetDevice", e))?;
     let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;

@@ -368,7 +368,7 @@ pub struct Algorithm {
     /// Bytes of workspace that it requires.
     pub workspace: usize,
     /// True if it runs the parts of a long sum, one launch after another.
-    parted: bool,
+    in_parts: bool,
 }
 
 impl Algorithm {
@@ -391,12 +391,12 @@ impl Algorithm {
             CUBLASLT_ALGO_CONFIG_STAGES_ID,
         ]
         .map(|a| self.config(a, 4));
-        [id, tile, split, reduction, order, variant, stages, u64::from(self.parted) << 32 | inner << 16 | cluster]
+        [id, tile, split, reduction, order, variant, stages, u64::from(self.in_parts) << 32 | inner << 16 | cluster]
     }
 
     /// True if it runs on parts of the sum, one launch after another.
     pub fn is_split(&self) -> bool {
-        self.parted
+        self.in_parts
     }
 
     /// Number of accumulators that share the terms of a sum (split-K).
@@ -505,7 +505,7 @@ impl Matmul {
             for workspace in [p.workspace, 0] {
                 add_new(&mut short, self.within(lt, at_most, (workspace, Some(parts)))?);
             }
-            add_new(&mut short, all.iter().map(|a| Algorithm { parted: true, ..*a }).collect());
+            add_new(&mut short, all.iter().map(|a| Algorithm { in_parts: true, ..*a }).collect());
             short.retain(|a| parts.accept(lt, a, [&self.description, &parts.plain], &self.d));
             short.extend(all.iter().filter(|a| parts::short_enough(p, a)));
             if !short.is_empty() {
@@ -552,7 +552,7 @@ impl Matmul {
         let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| Algorithm {
             raw: f.algo,
             workspace: f.workspaceSize,
-            parted: parts.is_some(),
+            in_parts: parts.is_some(),
         };
         Ok(usable.map(algorithm).collect())
     }
@@ -574,7 +574,7 @@ impl Matmul {
             self.description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux)?;
         }
         let whole = Call { description: &self.description, a: &self.a, b: &self.b, adds: false };
-        let Some(parts) = self.parts.as_ref().filter(|_| algorithm.parted) else {
+        let Some(parts) = self.parts.as_ref().filter(|_| algorithm.in_parts) else {
             // SAFETY: the caller guarantees the addresses.
             return unsafe { self.call(lt, stream, algorithm, at, whole) };
         };

@@ -38,7 +38,8 @@ enum PendingLaunch<'p> {
     Product(&'p Step),
     /// A call that the library may support, and its fallback steps.
     Call(&'p Step, Vec<PendingLaunch<'p>>),
-    /// A tiled product, if tiles can compute it, and its fallback steps.
+    /// A product, an attention or a user's template, with its tilings if it has any, and its
+    /// fallback steps.
     Tiled(&'p Step, Option<Tilings>, Vec<PendingLaunch<'p>>),
 }
 

@@ -5,10 +5,10 @@
 //! all of these. Invariant: a result has the type that the graph says; bad inputs are errors
 //! that name them.
 //!
-//! [`Mode::Exact`] treats floats as real numbers, as well as the kind of numbers can, f64 or
-//! [`Double`]: nothing is rounded, not even
-//! by a cast from one float type to another, so two graphs that are equal as real functions give
-//! equal results up to f64's own error. A cast to an integer type truncates in any mode.
+//! [`Mode::Exact`] treats floats as real numbers, as well as f64 or [`Double`] can: nothing is
+//! rounded, not even by a cast from one float type to another. So two graphs that are equal as real
+//! functions give equal results, up to the error of that kind of numbers. A cast to an integer type
+//! truncates in any mode.
 //! [`Mode::Rounded`] is how a careful device computes: each scalar function in the compute type of
 //! its operands (f32 for f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its
 //! compute type, and one rounding to the result's type at the end of each node.
@@ -42,7 +42,7 @@ pub use value::{Data, RefTensor, Val, convert, wrap};
 /// How floats are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Not at all: real numbers in f64.
+    /// Not at all: floats are real numbers, as well as their kind can represent them.
     Exact,
     /// As the element types say.
     Rounded,

@@ -1,4 +1,7 @@
-//! Pointwise ops and generators.
+//! Pointwise ops, and ops that make tensors from attributes.
+//!
+//! In: operands, and the shape of the result. Out: the result. Invariant: each element is computed
+//! by itself, in row-major order.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;

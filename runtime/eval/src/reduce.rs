@@ -1,5 +1,6 @@
-//! Reductions. Floats accumulate in the evaluator's kind of numbers and are rounded once; a sum over nothing is 0, a product 1,
-//! a mean NaN, the largest of nothing the smallest value of the type.
+//! Reductions. Floats accumulate in the evaluator's kind of numbers and are rounded once. A sum
+//! over nothing is 0, a product 1, a mean NaN, the largest of nothing the smallest value of the
+//! type.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
@@ -91,7 +92,8 @@ pub(super) fn reduce<R: Number>(
     Ok(out)
 }
 
-/// Sums of all elements up to each; those of floats accumulate like those of `reduce`, and each is rounded once.
+/// Sums of all elements up to each. Those of floats accumulate like those of `reduce`, and each is
+/// rounded once.
 pub(super) fn cumsum<R: Number>(x: &RefTensor<R>, how: Cumsum, mode: Mode) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(x.dtype, &x.shape)?;
     let (outer, size, inner) = around(&x.shape, how.axis);

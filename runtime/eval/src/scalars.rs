@@ -1,8 +1,8 @@
 //! Builtin scalar functions on single elements, and terms evaluated with them.
 //!
-//! Floats compute in the evaluator's kind of numbers. In Rounded mode each function's result is rounded to the lane it has, so
-//! f32 stays f32 inside a term. Integers are exact and wrap to their type after each function;
-//! division by 0 gives 0.
+//! Floats compute in the evaluator's kind of numbers. In Rounded mode each function's result is
+//! rounded to its compute type, so f32 stays f32 inside a term. Integers are exact and wrap to
+//! their type after each function; division by 0 gives 0.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;

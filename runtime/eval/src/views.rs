@@ -1,4 +1,7 @@
-//! Ops that move elements and compute nothing.
+//! Ops that move elements and compute nothing, and scatters.
+//!
+//! In: an operand, indices or sizes. Out: its elements in another order or shape. Invariant: an
+//! index outside of its axis is an error.
 
 use hypatia_dsl::builtin::ScatterReduction;
 

@@ -1,4 +1,7 @@
 //! Convolutions and windows.
+//!
+//! In: an operand, the window of each spatial axis, the shape of the result. Out: the result; sums
+//! are not rounded. Invariant: what lies in the padding counts as 0.
 
 use hypatia_dsl::dtype::DType;
 

@@ -139,7 +139,8 @@ fn functions_have_93_bits() {
     for (f, x, high, low) in VALUES.iter().copied() {
         let got = call(f, of(x));
         let error = ((got.high - high) + (got.low - low)).abs();
-        // Multiples of pi/2 are subtracted from an angle, the base of a logarithm from its argument.
+        // Multiples of pi/2 are subtracted from an angle, the base of a logarithm from its
+        // argument.
         let scale = if matches!(f, Sin | Cos) { 1.0 } else { high.abs() };
         assert!(error <= NEAR * scale, "{f:?}({x}) is {got:?}, not {high:e} + {low:e}");
     }

@@ -58,7 +58,7 @@ impl Attention {
             let at = scores.value(operand, 0)?;
             leaves.push(at);
         }
-        let root = scores.behind(&of_row, &leaves);
+        let root = scores.substituted(&of_row, &leaves);
         let [queries, keys] = scores.factors?;
         // Every axis of the scores comes from the product.
         let shape = &soft.results.first()?.shape;
@@ -133,7 +133,7 @@ impl<'a> Scores<'a> {
                     self.factors = Some(factors);
                     self.region.push(value.node);
                     let leaves: Vec<TermId> = beside.iter().map(|v| self.read(*v)).collect();
-                    Some(self.behind(&term, &leaves))
+                    Some(self.substituted(&term, &leaves))
                 }
                 _ => Some(self.read(value)),
             },
@@ -166,8 +166,8 @@ impl<'a> Scores<'a> {
         self.terms.add(TermNode::In { input: at as u32, view: InView::Broadcast })
     }
 
-    /// A term whose inputs are these.
-    fn behind(&mut self, term: &Term, leaves: &[TermId]) -> TermId {
+    /// The term with these leaves in place of its first inputs.
+    fn substituted(&mut self, term: &Term, leaves: &[TermId]) -> TermId {
         let mut map: Vec<TermId> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
             map.push(match node {

@@ -148,7 +148,7 @@ impl Narrower<'_> {
         if let Some(passed) = self.float_cast(node) {
             return passed;
         }
-        let width = match self.asked(node) {
+        let width = match self.required(node) {
             // A value computed without floats is exact in f32, but not always in a narrower type.
             _ if self.constant(node) => Width::Any,
             _ if floats.is_empty() => Width::Wide,
@@ -177,7 +177,7 @@ impl Narrower<'_> {
     }
 
     /// The width that an op requires, whatever it reads.
-    fn asked(&self, node: &Node) -> Option<Width> {
+    fn required(&self, node: &Node) -> Option<Width> {
         match &node.kind {
             NodeKind::Scalar(s) => {
                 let ScalarBody::Builtin(b) = self.given.program.scalar(*s).body else { return None };

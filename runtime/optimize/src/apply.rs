@@ -109,7 +109,7 @@ pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match,
 /// match becomes one of the left side as written. A part of a longer sum gets a class of its own,
 /// and the longer sum also becomes the sum of that class and the rest. The e-graph may grow to
 /// `limit` nodes.
-pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Reject> {
+pub fn build_sums(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Reject> {
     for virtual_sum in std::mem::take(&mut m.virtual_sums) {
         let sum = chain(egraph, virtual_sum.head, &virtual_sum.parts, None, limit)?;
         match virtual_sum.target {

@@ -21,7 +21,7 @@ use serde::Serialize;
 use super::Options;
 use super::analysis::EGraph;
 use super::analysis::{Sort, class_type};
-use super::apply::{Policy, Reject, apply, check, settle};
+use super::apply::{Policy, Reject, apply, build_sums, check};
 use super::language::Payload;
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::report::WRITTEN;
@@ -394,9 +394,9 @@ impl Explainer<'_, '_> {
         let rule = compiled.rule();
         if !m.virtual_sums.is_empty() {
             let egraph = &mut self.session.inserted.egraph;
-            let settled = settle(egraph, &mut m, usize::MAX);
+            let built = build_sums(egraph, &mut m, usize::MAX);
             egraph.rebuild();
-            if let Err(reject) = settled {
+            if let Err(reject) = built {
                 return self.rejected(rule, &m, &reject);
             }
         }

@@ -90,7 +90,7 @@ mod tests {
     use hypatia_testing::{program, ty};
 
     /// The same computed from all nodes.
-    fn anew(egraph: &EGraph, class: Id) -> LabelsBelow {
+    fn recomputed(egraph: &EGraph, class: Id) -> LabelsBelow {
         let operands = |id: Id| egraph[id].nodes.iter().flat_map(|n| n.children.clone()).map(|c| egraph.find(c));
         let held = |id: Id| operands(id).fold(LabelSet::default(), |all, c| all.with(egraph[c].data.labels));
         LabelsBelow {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_what_a_look_at_all_nodes_tells() {
+    fn a_refreshed_filter_is_the_one_computed_from_all_nodes() {
         let mut g = Graph::new(program());
         let [x, y] = ["x", "y"].map(|name| g.input(name, ty(DType::F32, &[4])));
         use BuiltinScalar::{Add, Cos, Exp, Sin, Tanh};
@@ -114,7 +114,7 @@ mod tests {
         let mut filter = LabelFilter::default();
         let same = |egraph: &EGraph, filter: &LabelFilter| {
             let dirty = egraph.analysis.dirty.len();
-            egraph.classes().all(|c| filter.of(c.id, dirty) == Some(anew(egraph, c.id)))
+            egraph.classes().all(|c| filter.of(c.id, dirty) == Some(recomputed(egraph, c.id)))
         };
         assert!(!same(&egraph, &filter));
         filter.refresh(&egraph);

@@ -139,7 +139,7 @@ impl FoldedCall<'_> {
             OperandRole::Factor => *lost,
             OperandRole::Weight => lost.filter(|_| *largest < least),
         };
-        too_large.or_else(|| groups.iter().find_map(spoils)).map(|x| self.told(x))
+        too_large.or_else(|| groups.iter().find_map(spoils)).map(|x| self.message(x))
     }
 
     /// For each element the largest element that is known to be summed with it: its loss is
@@ -231,7 +231,8 @@ impl FoldedCall<'_> {
         if kept == Representable::TooSmall && poor() { Representable::AsWell } else { kept }
     }
 
-    fn told(&self, x: f64) -> String {
+    /// The reason for a rejection: what the constant is, and what its type keeps of it.
+    fn message(&self, x: f64) -> String {
         let name = &self.program.scalar(self.scalar).name;
         match self.dtype {
             DType::F64 => {

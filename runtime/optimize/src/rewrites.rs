@@ -13,7 +13,7 @@ use hypatia_dsl::kernel::short::is_short;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::EGraph;
-use super::apply::{Applied, Policy, Reject, apply, check, settle};
+use super::apply::{Applied, Policy, Reject, apply, build_sums, check};
 use super::candidate::Candidate;
 use super::label_filter::LabelFilter;
 use super::language::Discriminant;
@@ -113,7 +113,7 @@ impl CompiledRule {
     ) -> Result<Applied, Reject> {
         let print = m.fingerprint(egraph);
         let mut m = m.clone();
-        let result = settle(egraph, &mut m, limit)
+        let result = build_sums(egraph, &mut m, limit)
             .and_then(|()| check(egraph, &search.candidate, self.rule(), &mut m, self.policy))
             .and_then(|()| apply(egraph, self.rule(), self.terms, &m, limit));
         // Facts grow and uses are recounted, so a guard may hold later; types, rounding classes and

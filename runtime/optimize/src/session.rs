@@ -1,4 +1,8 @@
 //! One optimisation from start to end: the e-graph, the rules, the present candidate.
+//!
+//! In: a graph, options, and what computes constants. Out: the cheapest graph that was found, and a
+//! [`Report`]. Invariant: the candidate is a graph of the e-graph that computes all outputs; it
+//! begins as the given graph.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -320,23 +324,23 @@ impl<'a> Session<'a> {
                     work.extend(self.traces[*i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
                 }
             }
-            let spared = self.spared(&kept, |n| given.contains(n) || seen.contains(n));
-            if spared.is_empty() {
+            let removals = self.removals(&kept, |n| given.contains(n) || seen.contains(n));
+            if removals.is_empty() {
                 return kept;
             }
-            for i in spared {
+            for i in removals {
                 kept[i] = true;
                 work.extend(self.traces[i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
             }
         }
     }
 
-    /// Traces, not kept so far, of rules that build nothing, such as `x * 1 => x`, without which
-    /// the result would compute more: a node that they matched was asked for, and its class is
-    /// needed with another node chosen.
-    fn spared(&self, kept: &[bool], asked_for: impl Fn(&Node) -> bool) -> Vec<usize> {
+    /// Traces, not kept so far, of rules that build nothing and only remove work, such as
+    /// `x * 1 => x`: a node that they matched was asked for, and its class is needed with another
+    /// node chosen.
+    fn removals(&self, kept: &[bool], asked_for: impl Fn(&Node) -> bool) -> Vec<usize> {
         let egraph = &self.inserted.egraph;
-        let spares = |t: &Trace| {
+        let removes = |t: &Trace| {
             t.matched.iter().any(|n| {
                 let n = n.clone().map_children(|c| egraph.find(c));
                 let class = egraph.lookup(n.clone()).filter(|c| t.roots.iter().any(|r| egraph.find(*r) == *c));
@@ -348,8 +352,8 @@ impl<'a> Session<'a> {
         let place = |t: &Trace| (t.rule, t.roots.iter().map(|r| egraph.find(*r)).collect::<Vec<Id>>());
         let mut places: HashSet<_> = self.traces.iter().zip(kept).filter(|(_, k)| **k).map(|(t, _)| place(t)).collect();
         let open = |i: &usize| !kept[*i] && self.traces[*i].built.is_empty();
-        let spared = (0..kept.len()).filter(open).filter(|i| spares(&self.traces[*i]));
-        spared.filter(|i| places.insert(place(&self.traces[*i]))).collect()
+        let removals = (0..kept.len()).filter(open).filter(|i| removes(&self.traces[*i]));
+        removals.filter(|i| places.insert(place(&self.traces[*i]))).collect()
     }
 
     /// The traces with names, those that the result depends on first.

@@ -1,4 +1,7 @@
 //! Plans as text, one step a line, and as JSON.
+//!
+//! In: a plan, and its executor's notes on steps. Out: text for people, JSON for programs.
+//! Invariant: steps are printed in the order in which they run.
 
 use std::fmt;
 

@@ -235,8 +235,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// A launch that stores `writes`, with its fallback steps. What the fallback reads and writes
-    /// besides is added to the step's reads and writes.
+    /// A launch that stores `writes`, with its fallback steps. What else the fallback reads and
+    /// writes is added to the step's reads and writes.
     pub(super) fn call(
         name: &str,
         called: Called,

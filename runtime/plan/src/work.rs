@@ -1,4 +1,7 @@
 //! The arithmetic and memory traffic of steps, with which measured times are compared.
+//!
+//! In: a step, or a plan. Out: its operations and bytes. Invariant: the numbers depend on the plan
+//! alone, never on a device.
 
 use hypatia_dsl::scalar::{Term, TermNode};
 

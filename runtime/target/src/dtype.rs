@@ -1,4 +1,7 @@
 //! Element types of tensors, and the kinds of values in scalar terms.
+//!
+//! In: names, and numbers in f64. Out: sizes, ranges, compute types, rounding. Invariant: this is
+//! the one list of element types; every other table goes by it.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Host tensors, how near two are, their file formats, result files, the memory budget, and Hypatia's single error
-//! type.
+//! Host tensors, their comparison, their file formats, result files, the memory budget, and
+//! Hypatia's single error type.
 //!
 //! In: numbers, `.npz` and safetensors files. Out: [`Tensor`]s. Invariant: nothing here depends on
 //! a graph, a rule or a device.

@@ -302,8 +302,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Whether an element differs in numbers of twice the digits of f64, where every number is known
-    /// exactly: there, noise of size 1 explains `spread`.
+    /// Whether an element differs in numbers of twice the digits of f64, where every number is
+    /// known exactly: there, noise of size 1 explains `spread`.
     fn differ_in_double(
         &self,
         cache: &mut Option<Vec<RefTensor<Double>>>,

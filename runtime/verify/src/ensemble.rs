@@ -4,12 +4,12 @@
 //! if it is. Invariant: one sample decides nothing. A sum in another order is better on one element
 //! and worse on the next, so only statistics over thousands of elements tell it from a loss.
 //!
-//! The truth is the left side without rounding, for f64 in twice its digits. For each kind of values, the median, the 99th
-//! percentile and the maximum of the right side's errors, in units of the result, are at most
-//! [`FACTOR`] times those of the left side plus [`UNITS`]. And results that are not finite, where
-//! the truth is representable, are no more frequent than on the left side. A unit of the result is
-//! a unit in the last place of the element, or of the tensor's mean magnitude where the element is
-//! smaller: what a sum loses where it happens to be near 0 is no loss.
+//! The truth is the left side without rounding, for f64 in twice its digits. For each kind of
+//! values, the median, the 99th percentile and the maximum of the right side's errors, in units of
+//! the result, are at most [`FACTOR`] times those of the left side plus [`UNITS`]. And results that
+//! are not finite, where the truth is representable, are no more frequent than on the left side. A
+//! unit of the result is a unit in the last place of the element, or of the tensor's mean magnitude
+//! where the element is smaller: what a sum loses where it happens to be near 0 is no loss.
 
 use std::sync::Arc;
 

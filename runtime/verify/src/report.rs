@@ -81,7 +81,7 @@ pub struct Entry {
     pub status: Status,
     /// A remark that is no failure: that infinities are lost.
     pub note: Option<String>,
-    /// What was proved of a rule besides.
+    /// What was proved of a verified rule.
     pub proved: Option<Proved>,
     /// A rule that follows from the body of an op or scalar.
     pub derived: bool,

@@ -1,4 +1,8 @@
 //! Verification of one rule: many instances, the derived classes, and the first failure, shrunk.
+//!
+//! In: a rule, or a kernel or body that is written as one. Out: an [`Entry`] with the number of
+//! instances, the class that holds for each element type, and a proof if there is one. Invariant: a
+//! rule without a legal instance is not exercised, never verified.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -215,7 +215,7 @@ pub(super) fn emit(
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
         row_params => row_params(kernel, &used, stream.is_some()),
         row_args => row_args(kernel, &used, stream.is_some()),
-        kept => kept(kernel, &in_rows),
+        kept => per_element(kernel, &in_rows),
         carried => carried,
         outer => kernel.axes[0],
         inner => kernel.axes[1],
@@ -511,7 +511,7 @@ fn streamed(kernel: &RowwiseKernel, stream: Option<&Stream>) -> Value {
 }
 
 /// Per-element operands that a thread may keep.
-fn kept(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+fn per_element(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     let own = used.iter().filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided));
     own.map(|i| {
         let (dtype, access) = kernel.inputs[*i];

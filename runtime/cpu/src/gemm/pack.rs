@@ -132,7 +132,7 @@ type Key = (usize, usize, [isize; 2], [usize; 2], usize, usize);
 static PACKED: Mutex<Option<HashMap<Key, Weak<Packed>>>> = Mutex::new(None);
 
 /// The cached value of a key, or a new one if no executor holds it.
-fn kept(key: Key, make: impl FnOnce() -> Result<Packed>) -> Result<Arc<Packed>> {
+fn cached(key: Key, make: impl FnOnce() -> Result<Packed>) -> Result<Arc<Packed>> {
     let mut known = PACKED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
     if let Some(found) = known.get(&key).and_then(Weak::upgrade) {
@@ -151,7 +151,7 @@ pub fn packed<T: Float>(
     (k, n): (usize, usize),
     panel: usize,
 ) -> Result<Arc<Packed>> {
-    kept((Arc::as_ptr(tensor) as usize, offset, [row, column], [k, n], panel, 0), || {
+    cached((Arc::as_ptr(tensor) as usize, offset, [row, column], [k, n], panel, 0), || {
         let b = Matrix { bytes: tensor.bytes(), dtype: tensor.dtype(), offset: offset as isize, row, column };
         if !b.fits(k, n) {
             return Err(Error::Internal(format!("a product reaches beyond its constant of {:?}", tensor.shape())));
@@ -179,7 +179,7 @@ pub struct Filters {
 /// executor already holds them.
 pub fn packed_filters<T: Float>(tensor: &Arc<Tensor>, f: Filters, panel: usize) -> Result<Arc<Packed>> {
     let (k, n) = (f.taps * f.depth, f.count);
-    kept((Arc::as_ptr(tensor) as usize, f.offset, [0, 0], [k, n], panel, f.taps), || {
+    cached((Arc::as_ptr(tensor) as usize, f.offset, [0, 0], [k, n], panel, f.taps), || {
         if f.offset + k * n > tensor.len() {
             return Err(Error::Internal(format!("filters reach beyond their constant of {:?}", tensor.shape())));
         }

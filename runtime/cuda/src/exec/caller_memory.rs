@@ -5,8 +5,8 @@
 //! used, so that a loop that swaps a few buffers captures nothing after its first rounds; a graph
 //! is destroyed only when none of its work is running.
 //!
-//! Inputs are read in place, and results written in place if they are whole buffers. Algorithms were
-//! chosen for addresses that are multiples of [`ALIGNMENT`]; other operands are copied.
+//! Inputs are read in place, and results written in place if they are whole buffers. Algorithms
+//! were chosen for addresses that are multiples of [`ALIGNMENT`]; other operands are copied.
 
 use cudarc::driver::{result, sys};
 

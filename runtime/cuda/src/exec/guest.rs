@@ -1,10 +1,12 @@
 //! Runs as a guest of a framework: on its stream, in its memory, in its captures.
 //!
-//! In: an executor, a stream, addresses of operands and of scratch memory. Out: work on that stream.
-//! Invariant: nothing but graphs belongs to Hypatia, so that the framework's allocator counts and
-//! orders all memory; a new set of addresses costs no capture, for a run over it is launched step by
-//! step; a graph is made when one of the last [`KEPT`] sets comes back. While the framework captures
-//! the stream, steps are launched one by one, and become part of what it captures.
+//! In: an executor, a stream, addresses of operands and of scratch memory. Out: work on that
+//! stream. Invariant: only graphs belong to Hypatia, so that the framework's allocator counts and
+//! orders all memory.
+//!
+//! A run over a new set of addresses is launched step by step and costs no capture. A graph is made
+//! when one of the last [`KEPT`] sets comes back. While the framework captures the stream, steps
+//! are launched one by one, and become part of what it captures.
 
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};

@@ -229,8 +229,9 @@ fn gather_nd(step: &Step, batch: usize) -> Option<(Body, Work)> {
     Some((move_body("gather_nd", Move::GatherNd { index: ids.dtype, width: *width }, out.dtype), work))
 }
 
-/// The remaining axes, then the given ones, each group collapsed; and their strides.
-fn parted(view: &View, axes: &[usize]) -> RowLayout {
+/// A layout whose rows run along the given axes: the remaining axes, then the given ones, each
+/// group collapsed, and their strides.
+fn row_layout(view: &View, axes: &[usize]) -> RowLayout {
     let part = |inside: bool| {
         let chosen = (0..view.shape.len()).filter(|a| axes.contains(a) == inside);
         let (shape, strides): (Vec<usize>, Vec<isize>) = chosen.map(|a| (view.shape[a], view.strides[a])).unzip();
@@ -252,7 +253,7 @@ fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> 
         t.roots.push(root);
         t
     };
-    let mut layout = parted(x, axes);
+    let mut layout = row_layout(x, axes);
     let mut of_out = row_major(&layout.sizes[..layout.outer]);
     of_out.resize(layout.sizes.len(), 0);
     layout.strides.push(of_out);
@@ -278,7 +279,7 @@ fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> 
 
 fn argmax(step: &Step, axis: usize, last: bool) -> Option<(Body, Work)> {
     let x = step.reads.first()?;
-    let layout = parted(x, &[axis]);
+    let layout = row_layout(x, &[axis]);
     let kernel = ArgmaxKernel { name: "argmax".into(), doc: String::new(), dtype: x.dtype, outer: layout.outer, last };
     let work = Work::new(layout.rows(), layout.n()).sizes("sizes", &layout.sizes);
     Some((Body::Argmax(kernel), work.strides("in0_strides", &layout.strides[0])))

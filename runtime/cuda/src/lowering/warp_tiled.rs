@@ -95,8 +95,8 @@ impl WarpProduct {
         kernel.fits().then_some((Body::WarpGemm(kernel), work))
     }
 
-    /// The tilings among these that fit, each with its predicted cycles, for a device with that many
-    /// multiprocessors.
+    /// The tilings among these that fit, each with its predicted cycles, for a device with that
+    /// many multiprocessors.
     pub fn plausible(&self, tilings: &[WarpTiling], multiprocessors: usize) -> Vec<(WarpTiling, f64)> {
         let fits = |t: &&WarpTiling| WarpGemm { tiling: **t, ..self.kernel.clone() }.fits();
         let cycles = |t: &WarpTiling| self.cycles(t, multiprocessors);

@@ -1,5 +1,5 @@
-//! Kernels from users' templates in plans: correct ones agree with the reference, and what is wrong,
-//! faults, hangs or writes where it should not is quarantined while the plan runs without it.
+//! Kernels from users' templates in plans: correct ones agree with the reference. What is wrong,
+//! faults, hangs or writes where it should not is quarantined, and the plan runs without it.
 //!
 //! A trial runs in the command `hypatia`, which must be beside the test program or in PATH.
 use std::path::Path;

@@ -44,13 +44,13 @@ pub(super) fn import(
 /// Adds the numbers given to dynamic sizes to an error, because they may be its cause.
 fn with_dims(error: Error, options: &Options) -> Error {
     let given: Vec<String> = options.dims.iter().map(|(name, n)| format!("{name} = {n}")).collect();
-    let told = |m: String| if given.is_empty() { m } else { format!("{m} (with {}, as given)", given.join(", ")) };
+    let extended = |m: String| if given.is_empty() { m } else { format!("{m} (with {}, as given)", given.join(", ")) };
     match error {
         Error::Unsupported { file, node, op, opset, message } => {
-            Error::Unsupported { file, node, op, opset, message: told(message) }
+            Error::Unsupported { file, node, op, opset, message: extended(message) }
         }
-        Error::Type(fault) => Error::Type(TypeFault { message: told(fault.message), ..fault }),
-        Error::Model { file, message } => Error::Model { file, message: told(message) },
+        Error::Type(fault) => Error::Type(TypeFault { message: extended(fault.message), ..fault }),
+        Error::Model { file, message } => Error::Model { file, message: extended(message) },
         e => e,
     }
 }

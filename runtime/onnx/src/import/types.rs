@@ -1,4 +1,7 @@
 //! Types that a model declares, and whether they agree with inferred types.
+//!
+//! In: a `TypeProto`, and an inferred type. Out: the declared type, and how it contradicts the
+//! inferred one. Invariant: a size that is not known contradicts nothing.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::shape::{Dim, show_shape};

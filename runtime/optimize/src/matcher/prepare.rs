@@ -64,13 +64,13 @@ impl RequiredLabels {
             required.nests = Some(LabelSet::of(head));
         }
         for (arg, terms) in operands(program, n, head, terms) {
-            required.operands = required.operands.with(held(program, arg, terms));
+            required.operands = required.operands.with(required_labels(program, arg, terms));
             if let Pat::Node(n) = unnamed(arg)
                 && let Some(head) = super::head_discriminant(program, n.head, terms)
                 && associative(program, n.head).is_none()
             {
                 for (arg, terms) in operands(program, n, head, terms) {
-                    required.further = required.further.with(held(program, arg, terms));
+                    required.further = required.further.with(required_labels(program, arg, terms));
                 }
             }
         }
@@ -99,7 +99,7 @@ fn operands<'p>(
 }
 
 /// What a class must hold for a pattern to match there.
-fn held(program: &Program, p: &Pat, terms: bool) -> LabelSet {
+fn required_labels(program: &Program, p: &Pat, terms: bool) -> LabelSet {
     match unnamed(p) {
         Pat::Node(n) => super::head_discriminant(program, n.head, terms).into_iter().collect(),
         Pat::Lit { .. } => LabelSet::of(Discriminant::Splat),

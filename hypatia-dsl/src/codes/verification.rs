@@ -1,6 +1,0 @@
-//! H08xx: verification.
-
-use super::Row;
-
-/// In the order of their codes.
-pub(super) const ROWS: &[Row] = &[];
