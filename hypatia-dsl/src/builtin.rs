@@ -235,27 +235,37 @@ impl BuiltinScalar {
     }
 }
 
-/// How `scatter` combines an update with the existing element.
+/// The reduction of `scatter`: how it combines an update with the existing element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Joining {
+pub enum ScatterReduction {
     /// The update replaces it.
-    Set,
+    Replace,
     /// This function combines the two.
-    By(BuiltinScalar),
+    Combine(BuiltinScalar),
 }
 
-/// The combining modes of `scatter`, by name.
-pub const JOININGS: &[(&str, Joining)] = &[
-    ("set", Joining::Set),
-    ("add", Joining::By(BuiltinScalar::Add)),
-    ("mul", Joining::By(BuiltinScalar::Mul)),
-    ("min", Joining::By(BuiltinScalar::Min)),
-    ("max", Joining::By(BuiltinScalar::Max)),
+/// The reductions of `scatter`, by name.
+pub const SCATTER_REDUCTIONS: &[(&str, ScatterReduction)] = &[
+    ("set", ScatterReduction::Replace),
+    ("add", ScatterReduction::Combine(BuiltinScalar::Add)),
+    ("mul", ScatterReduction::Combine(BuiltinScalar::Mul)),
+    ("min", ScatterReduction::Combine(BuiltinScalar::Min)),
+    ("max", ScatterReduction::Combine(BuiltinScalar::Max)),
 ];
 
-/// The combining mode of that name.
-pub fn joining(name: &str) -> Option<Joining> {
-    JOININGS.iter().find(|(n, _)| *n == name).map(|(_, j)| *j)
+/// The reduction of that name.
+pub fn scatter_reduction(name: &str) -> Option<ScatterReduction> {
+    SCATTER_REDUCTIONS.iter().find(|(n, _)| *n == name).map(|(_, reduction)| *reduction)
+}
+
+impl ScatterReduction {
+    /// Its name, as in the attribute of `scatter`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ScatterReduction::Replace => "set",
+            ScatterReduction::Combine(f) => f.name(),
+        }
+    }
 }
 
 /// The dtype of a builtin's result for that operand dtype: `select` and the arithmetic ops keep the

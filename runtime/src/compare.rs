@@ -1,84 +1,36 @@
-//! How near two tensors must be to count as the same result.
+//! How near an output of a graph must be to its reference.
 //!
-//! In: a result, its reference, and the graph that leads to it. Out: a [`Comparison`] that names
-//! the worst element. The self-check of a new plan and `hypatia run --check` use it. An element
-//! agrees if
-//!
-//! ```text
-//! |result - reference| <= rtol * (|reference| + scale)
-//! ```
-//!
-//! * `rtol` is 1e-4, or 16 units in the last place of the least precise float type in which a node
-//!   that leads to the output computes, if that is more: a model that computes in f16 and casts
-//!   its result to f32 is as precise as f16. Errors of long chains of such nodes add up: `rtol`
-//!   grows with the root of their length, up to four times.
-//! * `scale` is the magnitude that rounding in sums is relative to: elements that cancelled to
-//!   nearly nothing have errors as large as their neighbours'. It is the root mean square of a
-//!   normal distribution whose smallest quarter of magnitudes is that of the reference's distinct
-//!   magnitudes. So neither a mask of -3.4e38 nor rows of another magnitude, up to three quarters
-//!   of the elements, can hide an error in the others.
-//!
-//! Invariant: NaN and infinities agree only with themselves; integers and booleans must be equal.
+//! In: a graph. Out: for each output a [`Tolerance`], from the least precise float type in which a
+//! node that leads to it computes: a model that computes in f16 and casts its result to f32 is as
+//! precise as f16. Invariant: inputs and constants are not computed, so they loosen nothing.
 
 use hypatia_dsl::dtype::DType;
 
 use hypatia_graph::{Graph, Node, NodeKind, Value};
-use hypatia_tensor::error::{Error, Result};
-use hypatia_tensor::tensor::Tensor;
+use hypatia_tensor::compare::Tolerance;
 
-/// The relative difference that is allowed for every element type: sums may be taken in another
-/// order, and other libraries' functions differ.
-const LEAST: f64 = 1e-4;
-/// Units in the last place that one stretch of nodes may differ by, and the length of a stretch.
-const UNITS: f64 = 16.0;
-const STRETCH: f64 = 32.0;
-/// The root mean square of a normal distribution, divided by that of the smallest quarter of its
-/// magnitudes.
-const QUARTER: f64 = 5.43;
-/// Maximum number of elements that are sampled for the scale.
-const SAMPLE: usize = 1 << 16;
-/// With fewer elements, a quarter of them says little.
-const FEW: usize = 16;
-
-/// How far a result may differ from its reference.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tolerance {
-    /// The relative difference of an element.
-    pub rtol: f64,
-    /// The absolute difference of an element; `None`: `rtol` times the scale of the reference.
-    pub atol: Option<f64>,
+/// For each output of a graph, from the least precise float type of the nodes that lead to it.
+pub fn of_outputs(graph: &Graph) -> Vec<Tolerance> {
+    let precision_paths = precision_paths(graph);
+    let outputs = graph.outputs.iter();
+    outputs
+        .map(|(_, v)| {
+            let way = precision_paths[v.node.index()];
+            Tolerance::of(way.dtype.unwrap_or(graph.ty(*v).dtype), way.nodes)
+        })
+        .collect()
 }
 
-impl Tolerance {
-    /// For a result computed in this element type by this many nodes in a row.
-    pub fn of(dtype: DType, nodes: usize) -> Tolerance {
-        let longer = (nodes as f64 / STRETCH).sqrt().clamp(1.0, 4.0);
-        Tolerance { rtol: (UNITS * longer * dtype.epsilon()).max(LEAST), atol: None }
-    }
-
-    /// For each output of a graph, from the least precise float type of the nodes that lead to it.
-    pub fn of_outputs(graph: &Graph) -> Vec<Tolerance> {
-        let precision_paths = precision_paths(graph);
-        let outputs = graph.outputs.iter();
-        outputs
-            .map(|(_, v)| {
-                let way = precision_paths[v.node.index()];
-                Tolerance::of(way.dtype.unwrap_or(graph.ty(*v).dtype), way.nodes)
-            })
-            .collect()
-    }
-
-    /// For each output of a graph, the first node that leads to it and computes in a less precise
-    /// type than the output's own, if there is one. It is the reason for a larger tolerance.
-    pub fn loosened(graph: &Graph) -> Vec<Option<Loosened>> {
-        let precision_paths = precision_paths(graph);
-        let of = |v: &Value| {
-            let (way, own) = (precision_paths[v.node.index()], graph.ty(*v).dtype);
-            let dtype = way.dtype.filter(|d| own.is_float() && d.epsilon() > own.epsilon())?;
-            Some(Loosened { dtype: dtype.name(), node: graph.nodes.get(way.first)?.name.clone() })
-        };
-        graph.outputs.iter().map(|(_, v)| of(v)).collect()
-    }
+/// For each output of a graph, the first node that leads to it and computes in a less precise
+/// type than the output's own, if there is one. It is the reason for a larger tolerance.
+pub fn loosened(graph: &Graph) -> Vec<Option<Loosened>> {
+    let precision_paths = precision_paths(graph);
+    let of = |v: &Value| {
+        let (way, own) = (precision_paths[v.node.index()], graph.ty(*v).dtype);
+        let dtype = way.dtype.filter(|d| own.is_float() && d.epsilon() > own.epsilon())?;
+        Some(Loosened { dtype: dtype.name(), node: graph.nodes.get(way.first)?.name.clone() })
+    };
+    graph.outputs.iter().map(|(_, v)| of(v)).collect()
 }
 
 /// Why the tolerance of an output is larger than that of its type.
@@ -140,105 +92,6 @@ impl PrecisionPath {
     }
 }
 
-/// The comparison of a result with its reference.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Comparison {
-    /// The largest absolute difference; infinite if NaN or infinities do not agree.
-    pub max_error: f64,
-    /// The largest finite absolute value of the reference.
-    pub max_reference: f64,
-    /// Index of the worst element, in row-major order: the one whose difference is the largest
-    /// share of its bound.
-    pub worst: usize,
-    /// The difference of that element.
-    pub error: f64,
-    /// The bound of that difference.
-    pub bound: f64,
-    /// True if all differences are within their bounds.
-    pub ok: bool,
-}
-
-impl std::fmt::Display for Comparison {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let what = if self.ok { "agrees" } else { "differs" };
-        write!(f, "{what}: max |error| {:.3e}, max |reference| {:.3e}", self.max_error, self.max_reference)?;
-        write!(f, "; worst at element {}: {:.3e}, allowed {:.3e}", self.worst, self.error, self.bound)
-    }
-}
-
-impl Comparison {
-    /// Compares a result with its reference.
-    pub fn of(got: &Tensor, want: &Tensor, tolerance: Tolerance) -> Result<Comparison> {
-        if got.dtype().is_float() != want.dtype().is_float() || got.shape() != want.shape() {
-            let show = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
-            return Err(Error::Input(format!("the result is {}, but the reference is {}", show(got), show(want))));
-        }
-        let floats = got.dtype().is_float();
-        let (g, w) = (got.to_f64(), want.to_f64());
-        // The reference may be less precise than the result.
-        let rtol = tolerance.rtol.max(if floats { want.dtype().epsilon() } else { 0.0 });
-        let atol = if floats { tolerance.atol.unwrap_or_else(|| tolerance.rtol * scale(&w)) } else { 0.0 };
-        let mut c = Comparison { max_error: 0.0, max_reference: 0.0, worst: 0, error: 0.0, bound: 0.0, ok: true };
-        let mut most = -1.0;
-        for (i, (g, w)) in g.iter().zip(&w).enumerate() {
-            if w.is_finite() {
-                c.max_reference = c.max_reference.max(w.abs());
-            }
-            let error = if g == w || (g.is_nan() && w.is_nan()) { 0.0 } else { (g - w).abs() };
-            let error = if error.is_nan() { f64::INFINITY } else { error };
-            c.max_error = c.max_error.max(error);
-            let bound = if floats && w.is_finite() { atol + rtol * w.abs() } else { 0.0 };
-            let share =
-                if error > bound && bound == 0.0 { f64::INFINITY } else { error / bound.max(f64::MIN_POSITIVE) };
-            if share > most {
-                (most, c.worst, c.error, c.bound) = (share, i, error, bound);
-            }
-            c.ok &= error <= bound;
-        }
-        Ok(c)
-    }
-}
-
-/// True if `got` is about as close to `truth` as `other` is, by its mean square and by its worst
-/// element. Where `other` has NaN or an infinity, which rounding does not make, `got` must have the
-/// same.
-pub fn no_less_precise(got: &Tensor, other: &Tensor, truth: &Tensor) -> bool {
-    if got.shape() != truth.shape() || other.shape() != truth.shape() || !got.dtype().is_float() {
-        return false;
-    }
-    let (mut square, mut worst) = ([0.0f64; 2], [0.0f64; 2]);
-    for ((g, o), t) in got.to_f64().into_iter().zip(other.to_f64()).zip(truth.to_f64()) {
-        if !(g.is_finite() && o.is_finite() && t.is_finite()) {
-            if g.to_bits() != o.to_bits() && !(g.is_nan() && o.is_nan()) {
-                return false;
-            }
-            continue;
-        }
-        for (i, error) in [(g - t).abs(), (o - t).abs()].into_iter().enumerate() {
-            square[i] += error * error;
-            worst[i] = worst[i].max(error);
-        }
-    }
-    // Twice the error of the unfused plan: one more rounding step, not another function.
-    square[0] <= 4.0 * square[1] && worst[0] <= 4.0 * worst[1]
-}
-
-/// The magnitude that rounding is relative to: see the top of this file.
-fn scale(values: &[f64]) -> f64 {
-    let step = values.len().div_ceil(SAMPLE).max(1) | 1;
-    let magnitudes = values.iter().step_by(step).map(|v| v.abs());
-    let mut sorted: Vec<f64> = magnitudes.filter(|v| v.is_finite() && *v > 0.0).collect();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.dedup();
-    let Some(largest) = sorted.last().copied() else { return 0.0 };
-    let quarter = &sorted[..sorted.len().div_ceil(4)];
-    // Divided by the largest of them, so that squares stay finite.
-    let top = quarter[quarter.len() - 1];
-    let square = quarter.iter().map(|v| (v / top) * (v / top)).sum::<f64>() / quarter.len() as f64;
-    let normal = (top * square.sqrt() * QUARTER).min(largest);
-    if sorted.len() < FEW { normal.max((largest / 256.0).min(1e6 * normal)) } else { normal }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -246,94 +99,7 @@ mod tests {
     use hypatia_dsl::shape::Dim;
     use hypatia_dsl::typing::TensorType;
     use hypatia_library as library;
-    use rand::prelude::*;
-    use rand_chacha::ChaCha8Rng;
-
-    fn f32s(values: &[f64]) -> Tensor {
-        Tensor::from_f64(DType::F32, &[values.len()], values).unwrap()
-    }
-
-    /// Whether values that are off by `error` in their first element agree with these.
-    fn passes(values: &[f64], error: f64) -> bool {
-        let mut off = values.to_vec();
-        off[0] += error;
-        Comparison::of(&f32s(&off), &f32s(values), Tolerance::of(DType::F32, 1)).unwrap().ok
-    }
-
-    /// Numbers of about that magnitude, small ones among them.
-    fn normal(n: usize, magnitude: f64) -> Vec<f64> {
-        let mut rng = ChaCha8Rng::seed_from_u64(7);
-        (0..n).map(|_| (0..12).map(|_| rng.random_range(-0.5..0.5)).sum::<f64>() * magnitude).collect()
-    }
-
-    #[test]
-    fn the_scale_is_that_of_the_ordinary_elements() {
-        for magnitude in [1e-20, 1.0, 1e20] {
-            let s = scale(&normal(20_000, magnitude)) / magnitude;
-            assert!((0.7..1.4).contains(&s), "{s}");
-        }
-        assert_eq!(scale(&[]), 0.0);
-        assert_eq!(scale(&[0.0, f64::NAN, f64::INFINITY]), 0.0);
-        assert!(scale(&[3e-4, 2.1]) > 1e-3, "two numbers, one of which cancelled");
-    }
-
-    #[test]
-    fn outliers_hide_nothing() {
-        for outlier in [1e5, -3.4e38] {
-            for share in [1, 32, 60] {
-                let mut values = normal(128, 1.0);
-                values[128 - share..].iter_mut().enumerate().for_each(|(i, v)| *v = outlier * (1.0 - i as f64 / 1e3));
-                assert!(!passes(&values, 0.01), "{share} elements of {outlier}");
-                assert!(passes(&values, 2e-5), "{share} elements of {outlier}");
-            }
-            // A mask is one value, however often it stands there.
-            let mut masked = normal(32, 1.0);
-            masked.extend([outlier; 1000]);
-            assert!(!passes(&masked, 0.01) && passes(&masked, 2e-5));
-        }
-    }
-
-    #[test]
-    fn what_cancelled_is_measured_by_its_neighbours() {
-        let mut values = normal(64, 1.0);
-        values[0] = 1e-9;
-        assert!(passes(&values, 1e-5) && !passes(&values, 1e-2));
-        values[0] = 0.0;
-        assert!(passes(&values, 1e-5) && !passes(&values, 1e-2));
-    }
-
-    #[test]
-    fn a_result_may_be_off_by_as_much_as_the_plain_one_is() {
-        let truth = normal(1000, 1.0);
-        let off = |by: f64, sign: f64| -> Tensor {
-            let values = truth.iter().enumerate().map(|(i, v)| v + sign * by * ((i * 7919 % 13) as f64 / 6.0 - 1.0));
-            f32s(&values.collect::<Vec<_>>())
-        };
-        let exact = f32s(&truth);
-        assert!(no_less_precise(&off(0.05, -1.0), &off(0.05, 1.0), &exact));
-        assert!(no_less_precise(&exact, &off(0.05, 1.0), &exact));
-        assert!(!no_less_precise(&off(0.15, -1.0), &off(0.05, 1.0), &exact));
-        let mut one = truth.clone();
-        one[3] += 1.0;
-        assert!(!no_less_precise(&f32s(&one), &off(0.05, 1.0), &exact), "one wrong element");
-        one[3] = f64::NAN;
-        assert!(!no_less_precise(&f32s(&one), &off(0.05, 1.0), &exact));
-        assert!(no_less_precise(&f32s(&one), &f32s(&one), &exact));
-    }
-
-    #[test]
-    fn nan_and_infinities_agree_with_themselves_only() {
-        let special = f32s(&[f64::NAN, f64::INFINITY, 1.0]);
-        let t = Tolerance::of(DType::F32, 1);
-        assert!(Comparison::of(&special, &special, t).unwrap().ok);
-        for other in [[1.0, f64::INFINITY, 1.0], [f64::NAN, f64::NEG_INFINITY, 1.0], [f64::NAN, 3e38, 1.0]] {
-            assert!(!Comparison::of(&f32s(&other), &special, t).unwrap().ok);
-            assert!(!Comparison::of(&special, &f32s(&other), t).unwrap().ok);
-        }
-        let ints = |v: &[f64]| Tensor::from_f64(DType::I64, &[2], v).unwrap();
-        assert!(!Comparison::of(&ints(&[1e6, 2.0]), &ints(&[1e6 + 1.0, 2.0]), t).unwrap().ok);
-        assert!(Comparison::of(&ints(&[1.0, 2.0]), &f32s(&[1.0, 2.0]), t).is_err());
-    }
+    use hypatia_tensor::compare::{LEAST, UNITS};
 
     #[test]
     fn the_least_precise_type_on_the_way_counts() {
@@ -346,10 +112,9 @@ mod tests {
         let outs = [to(&mut g, sum, DType::F32), to(&mut g, half, DType::F32), single];
         outs.iter().enumerate().for_each(|(i, v)| g.output(format!("y{i}"), *v));
         g.name_node(sum, "twice");
-        let why: Vec<Option<String>> =
-            Tolerance::loosened(&g).iter().map(|l| l.as_ref().map(Loosened::to_string)).collect();
+        let why: Vec<Option<String>> = loosened(&g).iter().map(|l| l.as_ref().map(Loosened::to_string)).collect();
         assert_eq!(why, [Some("tolerance loosened by f16 node `twice`".into()), None, None]);
-        let rtol: Vec<f64> = Tolerance::of_outputs(&g).iter().map(|t| t.rtol).collect();
+        let rtol: Vec<f64> = of_outputs(&g).iter().map(|t| t.rtol).collect();
         // An f16 input that is widened was not computed in f16.
         assert_eq!(rtol, [UNITS * DType::F16.epsilon(), LEAST, LEAST]);
     }

@@ -148,7 +148,7 @@ impl Executor {
     }
 
     /// The place as text: `CPU, 2 threads`, or the GPU's name.
-    pub fn place(&self) -> String {
+    pub fn device_name(&self) -> String {
         match self {
             Executor::Cpu(e) => match e.threads() {
                 1 => "CPU, 1 thread".to_string(),

@@ -35,7 +35,7 @@ impl OnGpu {
 
     /// The same GPU with the algorithms that the library guesses: for plans that run once.
     pub fn untuned(&self) -> OnGpu {
-        OnGpu::new(self.gpu.clone(), Tuner::forgetful(Duration::ZERO))
+        OnGpu::new(self.gpu.clone(), Tuner::without_cache(Duration::ZERO))
     }
 
     /// The profile by which work on the GPU is costed.

@@ -171,8 +171,7 @@ pub fn instantiate(
     check_tuning(def, tune)?;
     if let Backend::Template(_) = &def.backend {
         let types = [output, output, acc, output];
-        return template::of_gemm(program, def, cuda::identifier("", kernel), term, operands, types, tune)?
-            .emit(program);
+        return template::of_gemm(def, cuda::identifier("", kernel), term, operands, types, tune)?.emit(program);
     }
     let name = format!("{}_{output}", cuda::identifier("", kernel));
     let mut description = PointwiseKernel {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hypatia_cuda::generate::{Body, Instance};
 use hypatia_cuda::nvrtc::Nvrtc;
-use hypatia_dsl::builtin::{BuiltinScalar, JOININGS, Joining};
+use hypatia_dsl::builtin::{BuiltinScalar, SCATTER_REDUCTIONS, ScatterReduction};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
@@ -242,11 +242,15 @@ fn lines(dtype: DType) -> Vec<Instance> {
     if dtype == DType::Bool {
         bodies.clear();
     }
-    for (how, index) in
-        JOININGS.iter().map(|(_, how)| *how).zip([DType::I64, DType::I32, DType::I8, DType::U8, DType::I64])
-    {
-        if dtype != DType::Bool || how == Joining::Set {
-            bodies.push(Body::Scatter(ScatterKernel { name: name("scatter"), doc: doc(), dtype, index, how }));
+    for (reduction, index) in SCATTER_REDUCTIONS.iter().map(|(_, reduction)| *reduction).zip([
+        DType::I64,
+        DType::I32,
+        DType::I8,
+        DType::U8,
+        DType::I64,
+    ]) {
+        if dtype != DType::Bool || reduction == ScatterReduction::Replace {
+            bodies.push(Body::Scatter(ScatterKernel { name: name("scatter"), doc: doc(), dtype, index, reduction }));
         }
     }
     let instance = |body: Body| Instance { kernel: "lines".into(), kind: "lines", origin: String::new(), dtype, body };

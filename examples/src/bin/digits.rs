@@ -60,7 +60,7 @@ fn digits(folder: &Path) -> Result<bool> {
     println!("\n              rules off   rules on");
     println!("  launches    {:>9}   {:>8}", unfused.plan().launches(), executor.plan().launches());
     println!("  time        {:>6.0} us   {:>5.0} us", before.as_secs_f64() * 1e6, after.as_secs_f64() * 1e6);
-    println!("  (medians of alternating runs, {})", executor.place());
+    println!("  (medians of alternating runs, {})", executor.device_name());
     Ok(ok)
 }
 

@@ -411,6 +411,13 @@ pub enum Backend {
     Tiled,
 }
 
+impl Backend {
+    /// True for a kernel that is timed beside its fallback: nothing else says that it is faster.
+    pub fn is_timed(&self) -> bool {
+        matches!(self, Backend::Tiled | Backend::Template(_))
+    }
+}
+
 /// A user-supplied template, next to the file that names it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TemplateFile {
@@ -449,6 +456,16 @@ pub struct Kernel {
     /// The reason why no `rowwise` or `pointwise` kernel can be generated from the op's body. The
     /// op then runs as the ops of its body.
     pub not_generated: Option<String>,
+}
+
+impl Kernel {
+    /// True if a plan can launch it: a template's kernel declares its grid and its block, and takes
+    /// nothing that a plan does not give.
+    pub fn can_be_planned(&self) -> bool {
+        let Backend::Template(template) = &self.backend else { return true };
+        let sets = |key: &str| self.launch.iter().any(|(k, _)| k == key);
+        !template.text.is_empty() && sets("grid") && sets("block") && !sets("cluster") && !sets("workspace")
+    }
 }
 
 /// A test.

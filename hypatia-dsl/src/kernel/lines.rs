@@ -5,7 +5,7 @@
 //! and strides are run-time arguments; equal operands give bitwise equal results on every run, as
 //! no result depends on the order of threads.
 
-use crate::builtin::Joining;
+use crate::builtin::ScatterReduction;
 use crate::dtype::DType;
 
 /// The number of elements that one block sorts in shared memory. Longer lines are sorted in tiles
@@ -104,5 +104,5 @@ pub struct ScatterKernel {
     /// Element type of the indices.
     pub index: DType,
     /// How rows are combined.
-    pub how: Joining,
+    pub reduction: ScatterReduction,
 }

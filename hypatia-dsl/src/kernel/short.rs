@@ -311,7 +311,7 @@ impl<'a> Matcher<'a> {
         if !self.matches(side, at, true, &mut bound) {
             return None;
         }
-        let facts = OfTerm { matcher: self, bound: &bound };
+        let facts = TermFacts { matcher: self, bound: &bound };
         let holds = |g| eval_guard(g, &Bindings::default(), &facts) == Some(true);
         rule.requires.iter().chain(&rule.prefer).all(holds).then_some(bound)
     }
@@ -357,12 +357,12 @@ impl<'a> Matcher<'a> {
 }
 
 /// Facts of the terms that a rule's variables are bound to.
-struct OfTerm<'m> {
+struct TermFacts<'m> {
     matcher: &'m Matcher<'m>,
     bound: &'m Bound,
 }
 
-impl Facts for OfTerm<'_> {
+impl Facts for TermFacts<'_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
         let elements = self.matcher.elements[self.bound.of(var)?.0 as usize]?;
         (fact == Fact::Numel).then(|| AttrValue::Dim(Dim::from(elements)))

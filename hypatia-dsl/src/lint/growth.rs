@@ -93,7 +93,7 @@ impl Search<'_> {
                         continue;
                     }
                     let path = [path.as_slice(), &[by]].concat();
-                    if holds_more(&start.lhs[0], &made) {
+                    if grows_from(&start.lhs[0], &made) {
                         return Some(path);
                     }
                     next.push((made, path));
@@ -147,7 +147,7 @@ impl Search<'_> {
 
 /// Whether the pattern matches some part such that a variable stands for more than a variable or a
 /// number.
-fn holds_more(lhs: &Pat, build: &Build) -> bool {
+fn grows_from(lhs: &Pat, build: &Build) -> bool {
     let mut found = false;
     parts(
         build,

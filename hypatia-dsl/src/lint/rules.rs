@@ -32,7 +32,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
             unmatchable(p, r, l, &reachable, out);
         }
     }
-    said_twice(&written, &trusted, out);
+    duplicates(&written, &trusted, out);
 }
 
 /// Unused variables: those that occur once and are used nowhere.
@@ -188,7 +188,7 @@ fn literals(r: &Rule, some: bool) -> Vec<u64> {
 }
 
 /// Rules that another rule makes redundant.
-fn said_twice(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
+fn duplicates(rules: &[&Rule], trusted: &[bool], out: &mut Vec<Diagnostic>) {
     let numbers: Vec<_> = rules.iter().map(|r| (literals(r, false), literals(r, true))).collect();
     let mut by_head: HashMap<Option<Head>, Vec<usize>> = HashMap::new();
     for (i, r) in rules.iter().enumerate() {

@@ -12,7 +12,7 @@ use crate::source::Span;
 
 use super::args::Argument;
 use super::code;
-use super::context::{Callee, Cx, Pos};
+use super::context::{Callee, Cx, ValueSort};
 use super::patterns::scalar_node;
 use super::types::single;
 
@@ -27,19 +27,19 @@ impl<'a> Cx<'a> {
         optional: bool,
         types: &'a [Name],
         args: &'a [Arg],
-        pos: Pos,
+        sort: ValueSort,
     ) -> Option<Pat> {
         if !optional {
-            return self.pattern_node(e, callee, types, args, pos, None, false);
+            return self.pattern_node(e, callee, types, args, sort, None, false);
         }
         // `cast?(x)` matches the node or its first operand.
         let before = self.bound_params();
-        let with = self.pattern_node(e, callee, types, args, pos, None, true);
+        let with = self.pattern_node(e, callee, types, args, sort, None, true);
         self.restore_params(&before);
         let Some(first) = args.first().filter(|a| a.name.is_none()) else {
             return self.error(code::ARITY, format!("`{}?` needs an operand", callee.text()), e.span);
         };
-        let without = self.pattern(&first.value, pos);
+        let without = self.pattern(&first.value, sort);
         let (with, without) = (with?, without?);
         let out = vec![(with, e.span), (without, first.value.span)];
         self.mark_params_bound(&out);
@@ -65,11 +65,11 @@ impl<'a> Cx<'a> {
         Some(Pat::OneOf(pats))
     }
 
-    pub(super) fn pattern_output(&mut self, e: &'a Expr, pos: Pos, output: Option<(u32, Span)>) -> Option<Pat> {
+    pub(super) fn pattern_output(&mut self, e: &'a Expr, sort: ValueSort, output: Option<(u32, Span)>) -> Option<Pat> {
         match &e.kind {
             ExprKind::Call { callee, optional: false, types, args } => {
                 self.enter(e.span)?;
-                let r = self.pattern_node(e, callee, types, args, pos, output, false);
+                let r = self.pattern_node(e, callee, types, args, sort, output, false);
                 self.leave();
                 r
             }
@@ -86,30 +86,30 @@ impl<'a> Cx<'a> {
         callee: &'a Path,
         types: &'a [Name],
         args: &'a [Arg],
-        pos: Pos,
+        sort: ValueSort,
         output: Option<(u32, Span)>,
         loose: bool,
     ) -> Option<Pat> {
-        if pos == Pos::Term
+        if sort == ValueSort::Term
             && let Some(p) = self.term_form(e, callee, types, args)
         {
             return p;
         }
         match self.callee(callee)? {
-            Callee::Pattern(item) => self.inline(item, callee, args, pos, e.span),
+            Callee::Pattern(item) => self.inline(item, callee, args, sort, e.span),
             Callee::Head(Head::Scalar(id)) => {
                 self.plain_call(callee, types, output)?;
                 let args = self.scalar_args(id, args, e.span)?;
-                self.scalar_pattern_id(id, &args, pos)
+                self.scalar_pattern_id(id, &args, sort)
             }
             Callee::Head(Head::Op(id)) => {
-                if pos == Pos::Term {
+                if sort == ValueSort::Term {
                     return self.op_in_term(id, callee);
                 }
                 self.op_pattern(id, e, callee, types, args, output, loose)
             }
             Callee::Head(Head::Region(v)) => {
-                if pos == Pos::Term {
+                if sort == ValueSort::Term {
                     let d = Diagnostic::error(
                         code::REGION,
                         format!(
@@ -122,7 +122,7 @@ impl<'a> Cx<'a> {
                     return self.report(d);
                 }
                 self.region_args(v, e, callee, (types, args))?;
-                let pats: Vec<Option<Pat>> = args.iter().map(|a| self.pattern(&a.value, Pos::Tensor)).collect();
+                let pats: Vec<Option<Pat>> = args.iter().map(|a| self.pattern(&a.value, ValueSort::Tensor)).collect();
                 let args = pats.into_iter().collect::<Option<Vec<_>>>()?;
                 self.info[v.index()].operands = Some(args.len());
                 Some(Pat::Node(NodePat { head: Head::Region(v), args, rest: None, attrs: vec![], output: 0 }))
@@ -180,7 +180,7 @@ impl<'a> Cx<'a> {
             let [arg] = args else {
                 return Some(self.error(code::ARITY, format!("`{}` reads one tensor", name.node), e.span));
             };
-            let inner = self.pattern(&arg.value, Pos::Tensor);
+            let inner = self.pattern(&arg.value, ValueSort::Tensor);
             return Some(inner.map(|p| {
                 Pat::Node(NodePat { head: Head::In(v), args: vec![p], rest: None, attrs: vec![], output: 0 })
             }));
@@ -190,7 +190,7 @@ impl<'a> Cx<'a> {
             Ok(t) => self.dtype_name_pat(t),
             Err(e) => self.attr_pat(e, AttrType::DType),
         };
-        let inner = self.pattern(arg, Pos::Term);
+        let inner = self.pattern(arg, ValueSort::Term);
         Some(match (inner, attr) {
             (Some(p), Some(a)) => {
                 Some(Pat::Node(NodePat { head: Head::TermCast, args: vec![p], rest: None, attrs: vec![a], output: 0 }))
@@ -226,14 +226,20 @@ impl<'a> Cx<'a> {
         Some(AttrPat::Var(self.bind(&t.node, Sort::DType, t.span)?))
     }
 
-    pub(super) fn scalar_pattern(&mut self, s: BuiltinScalar, args: &[&'a Expr], pos: Pos, span: Span) -> Option<Pat> {
+    pub(super) fn scalar_pattern(
+        &mut self,
+        s: BuiltinScalar,
+        args: &[&'a Expr],
+        sort: ValueSort,
+        span: Span,
+    ) -> Option<Pat> {
         let id = self.builtin(s, span)?;
-        self.scalar_pattern_id(id, args, pos)
+        self.scalar_pattern_id(id, args, sort)
     }
 
-    fn scalar_pattern_id(&mut self, id: ScalarId, args: &[&'a Expr], pos: Pos) -> Option<Pat> {
+    fn scalar_pattern_id(&mut self, id: ScalarId, args: &[&'a Expr], sort: ValueSort) -> Option<Pat> {
         let out = self.read_scalar_args(id, args, |cx, arg| {
-            let p = cx.pattern(arg, pos)?;
+            let p = cx.pattern(arg, sort)?;
             let kind = cx.pat_kind(&p);
             Some((p, kind))
         })?;
@@ -331,8 +337,8 @@ impl<'a> Cx<'a> {
                     None => good = false,
                 },
                 (kind, Argument::One(e)) => {
-                    let pos = if matches!(kind, ParamKind::Term) { Pos::Term } else { Pos::Tensor };
-                    let a = self.pattern(e, pos);
+                    let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };
+                    let a = self.pattern(e, sort);
                     good &= a.is_some();
                     operands.extend(a);
                 }
@@ -390,7 +396,7 @@ impl<'a> Cx<'a> {
                 self.info[v.index()].optional = true;
                 Some(Pat::Optional(v))
             }
-            _ => self.pattern(e, Pos::Tensor),
+            _ => self.pattern(e, ValueSort::Tensor),
         }
     }
 
@@ -422,7 +428,7 @@ impl<'a> Cx<'a> {
                     good &= v.is_some();
                     rest = v;
                 }
-                _ => match self.pattern(e, Pos::Tensor) {
+                _ => match self.pattern(e, ValueSort::Tensor) {
                     Some(p) => fixed.push(p),
                     None => good = false,
                 },

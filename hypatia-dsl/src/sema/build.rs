@@ -16,7 +16,7 @@ use crate::spell::closest;
 
 use super::args::Argument;
 use super::code;
-use super::context::{Callee, Cx, Definition, Pos};
+use super::context::{Callee, Cx, Definition, ValueSort};
 use super::patterns::{literal, operator};
 use super::types::{element_type_hint, single};
 
@@ -24,17 +24,17 @@ const FROZEN: &str = "build";
 
 impl<'a> Cx<'a> {
     /// A right side.
-    pub(super) fn build(&mut self, e: &'a Expr, pos: Pos) -> Option<Build> {
+    pub(super) fn build(&mut self, e: &'a Expr, sort: ValueSort) -> Option<Build> {
         self.enter(e.span)?;
-        let r = self.build_inner(e, pos);
+        let r = self.build_inner(e, sort);
         self.leave();
-        if let (Some(b @ Build::Node(_)), Pos::Tensor) = (&r, pos) {
+        if let (Some(b @ Build::Node(_)), ValueSort::Tensor) = (&r, sort) {
             self.nodes.push((b.clone(), e.span));
         }
         r
     }
 
-    fn build_inner(&mut self, e: &'a Expr, pos: Pos) -> Option<Build> {
+    fn build_inner(&mut self, e: &'a Expr, sort: ValueSort) -> Option<Build> {
         if let Some(v) = literal(e) {
             return Some(Build::Number(AExpr::Value(AttrValue::Float(v))));
         }
@@ -42,31 +42,31 @@ impl<'a> Cx<'a> {
             return Some(Build::Number(self.aexpr(e)?));
         }
         match &e.kind {
-            ExprKind::Path(p) => self.build_path(p, pos),
+            ExprKind::Path(p) => self.build_path(p, sort),
             ExprKind::Call { callee, optional: false, types, args } => {
-                self.build_call(e, callee, types, args, pos, None)
+                self.build_call(e, callee, types, args, sort, None)
             }
             ExprKind::Result(inner, n) => match &self.written_out(inner).kind {
                 ExprKind::Call { callee, optional: false, types, args } => {
-                    self.build_call(inner, callee, types, args, pos, Some((*n, e.span)))
+                    self.build_call(inner, callee, types, args, sort, Some((*n, e.span)))
                 }
                 _ => self.misplaced(inner, "in front of a result number"),
             },
-            ExprKind::Unary(UnaryOp::Neg, a) => self.scalar_build(BuiltinScalar::Neg, &[a], pos, e.span),
-            ExprKind::Unary(UnaryOp::Not, a) => self.scalar_build(BuiltinScalar::Not, &[a], pos, e.span),
+            ExprKind::Unary(UnaryOp::Neg, a) => self.scalar_build(BuiltinScalar::Neg, &[a], sort, e.span),
+            ExprKind::Unary(UnaryOp::Not, a) => self.scalar_build(BuiltinScalar::Not, &[a], sort, e.span),
             ExprKind::Binary(BinaryOp::Ne, a, b) => {
-                let eq = self.scalar_build(BuiltinScalar::Eq, &[a, b], pos, e.span)?;
+                let eq = self.scalar_build(BuiltinScalar::Eq, &[a, b], sort, e.span)?;
                 let not = self.builtin(BuiltinScalar::Not, e.span)?;
                 Some(node(Head::Scalar(not), vec![eq]))
             }
             ExprKind::Binary(op, a, b) => match operator(*op) {
-                Some((s, false)) => self.scalar_build(s, &[a, b], pos, e.span),
-                Some((s, true)) => self.scalar_build(s, &[b, a], pos, e.span),
+                Some((s, false)) => self.scalar_build(s, &[a, b], sort, e.span),
+                Some((s, true)) => self.scalar_build(s, &[b, a], sort, e.span),
                 None => self.misplaced(e, "on a right side"),
             },
-            ExprKind::Else(a, b) => self.build_else(a, b, pos),
+            ExprKind::Else(a, b) => self.build_else(a, b, sort),
             ExprKind::If(c, a, b) => {
-                let (c, a, b) = (self.guard(c), self.build(a, pos), self.build(b, pos));
+                let (c, a, b) = (self.guard(c), self.build(a, sort), self.build(b, sort));
                 Some(Build::If(Box::new(c?), Box::new(a?), Box::new(b?)))
             }
             _ => self.misplaced(e, "on a right side"),
@@ -156,33 +156,33 @@ impl<'a> Cx<'a> {
     pub(super) fn build_result(&mut self, e: &'a Expr, n: u32) -> Option<Build> {
         match &e.kind {
             ExprKind::Call { callee, types, args, .. } => {
-                self.build_call(e, callee, types, args, Pos::Tensor, Some((n, e.span)))
+                self.build_call(e, callee, types, args, ValueSort::Tensor, Some((n, e.span)))
             }
-            _ => self.build(e, Pos::Tensor),
+            _ => self.build(e, ValueSort::Tensor),
         }
     }
 
-    fn build_path(&mut self, p: &'a Path, pos: Pos) -> Option<Build> {
+    fn build_path(&mut self, p: &'a Path, sort: ValueSort) -> Option<Build> {
         let [one] = p.parts.as_slice() else {
             self.callee(p)?;
             return self.needs_arguments(p);
         };
         let name = one.node.as_str();
-        if pos == Pos::Term && name == "acc" {
+        if sort == ValueSort::Term && name == "acc" {
             return Some(node(Head::Acc, vec![]));
         }
         let v = match self.definition(name).cloned() {
             Some(Definition::Var(v)) => v,
             Some(Definition::Param { expr, scope, .. }) => {
                 let here = std::mem::replace(&mut self.scope, scope);
-                let r = self.build(expr, pos);
+                let r = self.build(expr, sort);
                 self.scope = here;
                 return r;
             }
             None => return self.unbound(one, p),
         };
-        match (self.sort(v), pos) {
-            (Sort::Tensor, Pos::Tensor) if self.info[v.index()].optional => {
+        match (self.sort(v), sort) {
+            (Sort::Tensor, ValueSort::Tensor) if self.info[v.index()].optional => {
                 let mut d = Diagnostic::error(code::OPTIONAL, format!("`{name}` may be absent"), p.span)
                     .label("needs a default for when it is absent")
                     .hint(format!("write `({name} else 0)`"));
@@ -191,9 +191,9 @@ impl<'a> Cx<'a> {
                 }
                 self.report(d)
             }
-            (Sort::Tensor, Pos::Tensor) | (Sort::Term, Pos::Term) => Some(Build::Var(v)),
+            (Sort::Tensor, ValueSort::Tensor) | (Sort::Term, ValueSort::Term) => Some(Build::Var(v)),
             (Sort::Attr, _) => Some(Build::Number(AExpr::Var(v))),
-            _ => self.wrong_sort(name, v, pos.sort(), p.span),
+            _ => self.wrong_sort(name, v, sort.into(), p.span),
         }
     }
 
@@ -223,7 +223,7 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    fn build_else(&mut self, a: &'a Expr, b: &'a Expr, pos: Pos) -> Option<Build> {
+    fn build_else(&mut self, a: &'a Expr, b: &'a Expr, sort: ValueSort) -> Option<Build> {
         if let Some(name) = single(a)
             && let Some(Definition::Var(v)) = self.definition(&name.node).cloned()
         {
@@ -236,7 +236,7 @@ impl<'a> Cx<'a> {
                 return self
                     .report(d.hint(format!("write `{}` without `else`, or make it optional with `?`", name.node)));
             }
-            let other = self.build(b, pos)?;
+            let other = self.build(b, sort)?;
             return Some(Build::Else(v, Box::new(other)));
         }
         let d = Diagnostic::error(code::OPTIONAL, "`else` must follow an optional operand", a.span)
@@ -250,19 +250,19 @@ impl<'a> Cx<'a> {
         callee: &'a Path,
         types: &'a [Name],
         args: &'a [Arg],
-        pos: Pos,
+        sort: ValueSort,
         output: Option<(u32, Span)>,
     ) -> Option<Build> {
         if callee.text() == FROZEN {
             let [arg] = args else {
                 return self.error(code::ARITY, "`build` takes one expression", e.span);
             };
-            if pos == Pos::Term {
+            if sort == ValueSort::Term {
                 return self.misplaced(e, "in an epilogue term");
             }
-            return Some(Build::Frozen(Box::new(self.build(&arg.value, pos)?)));
+            return Some(Build::Frozen(Box::new(self.build(&arg.value, sort)?)));
         }
-        if pos == Pos::Term
+        if sort == ValueSort::Term
             && let Some(b) = self.term_build(e, callee, types, args)
         {
             return b;
@@ -280,14 +280,14 @@ impl<'a> Cx<'a> {
             Callee::Head(Head::Scalar(id)) => {
                 self.plain_call(callee, types, output)?;
                 let args = self.scalar_args(id, args, e.span)?;
-                self.scalar_build_id(id, &args, pos)
+                self.scalar_build_id(id, &args, sort)
             }
             Callee::Head(Head::Region(v)) => {
                 self.region_args(v, e, callee, (types, args))?;
-                let built: Vec<Option<Build>> = args.iter().map(|a| self.build(&a.value, pos)).collect();
+                let built: Vec<Option<Build>> = args.iter().map(|a| self.build(&a.value, sort)).collect();
                 Some(node(Head::Region(v), built.into_iter().collect::<Option<_>>()?))
             }
-            Callee::Head(Head::Op(id)) if pos == Pos::Term => self.op_in_term(id, callee),
+            Callee::Head(Head::Op(id)) if sort == ValueSort::Term => self.op_in_term(id, callee),
             Callee::Head(Head::Op(id)) => self.op_build(id, e, callee, types, args, output),
             Callee::Head(_) => None,
         }
@@ -306,14 +306,14 @@ impl<'a> Cx<'a> {
             let [arg] = args else {
                 return Some(self.error(code::ARITY, format!("`{}` reads one tensor", name.node), e.span));
             };
-            return Some(self.build(&arg.value, Pos::Tensor).map(|b| node(Head::In(v), vec![b])));
+            return Some(self.build(&arg.value, ValueSort::Tensor).map(|b| node(Head::In(v), vec![b])));
         }
         let (arg, ty) = self.term_cast(&name.node, types, args)?;
         let attr = match ty {
             Ok(t) => self.dtype_name_build(t),
             Err(e) => self.aexpr(e).and_then(|x| self.attr_value(x, AttrType::DType, e.span)),
         };
-        let inner = self.build(arg, Pos::Term);
+        let inner = self.build(arg, ValueSort::Term);
         Some(match (inner, attr) {
             (Some(b), Some(a)) => Some(Build::Node(BuildNode {
                 head: Head::TermCast,
@@ -339,14 +339,14 @@ impl<'a> Cx<'a> {
         }
     }
 
-    fn scalar_build(&mut self, s: BuiltinScalar, args: &[&'a Expr], pos: Pos, span: Span) -> Option<Build> {
+    fn scalar_build(&mut self, s: BuiltinScalar, args: &[&'a Expr], sort: ValueSort, span: Span) -> Option<Build> {
         let id = self.builtin(s, span)?;
-        self.scalar_build_id(id, args, pos)
+        self.scalar_build_id(id, args, sort)
     }
 
-    fn scalar_build_id(&mut self, id: ScalarId, args: &[&'a Expr], pos: Pos) -> Option<Build> {
+    fn scalar_build_id(&mut self, id: ScalarId, args: &[&'a Expr], sort: ValueSort) -> Option<Build> {
         let out = self.read_scalar_args(id, args, |cx, arg| {
-            let b = cx.build(arg, pos)?;
+            let b = cx.build(arg, sort)?;
             let kind = cx.build_kind(&b);
             Some((b, kind))
         })?;
@@ -409,8 +409,8 @@ impl<'a> Cx<'a> {
                     operands.extend(self.integer_literal(id, ty, e).map(BuildArg::One));
                 }
                 (kind, Argument::One(e)) => {
-                    let pos = if matches!(kind, ParamKind::Term) { Pos::Term } else { Pos::Tensor };
-                    let a = self.build(e, pos);
+                    let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };
+                    let a = self.build(e, sort);
                     good &= a.is_some();
                     operands.extend(a.map(BuildArg::One));
                 }
@@ -461,7 +461,7 @@ impl<'a> Cx<'a> {
         if let Some(v) = self.optional_var(e) {
             return Some(Build::Var(v));
         }
-        self.build(e, Pos::Tensor)
+        self.build(e, ValueSort::Tensor)
     }
 
     fn optional_var(&self, e: &Expr) -> Option<VarId> {
@@ -492,7 +492,7 @@ impl<'a> Cx<'a> {
                 let item = self.fresh(name.node.clone(), Sort::Tensor, Some(name.span));
                 let scope = self.scope;
                 let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(item));
-                let element = self.build(element, Pos::Tensor);
+                let element = self.build(element, ValueSort::Tensor);
                 match hidden {
                     Some(before) => self.scopes[scope].names.insert(name.node.clone(), before),
                     None => self.scopes[scope].names.remove(&name.node),
@@ -507,9 +507,9 @@ impl<'a> Cx<'a> {
                 {
                     return self.wrong_sort(&name.node, v, Sort::Tensor, e.span);
                 }
-                Some(BuildArg::One(self.build(e, Pos::Tensor)?))
+                Some(BuildArg::One(self.build(e, ValueSort::Tensor)?))
             }
-            _ => Some(BuildArg::One(self.build(e, Pos::Tensor)?)),
+            _ => Some(BuildArg::One(self.build(e, ValueSort::Tensor)?)),
         }
     }
 

@@ -46,18 +46,18 @@ pub(super) enum AttrContext {
 
 /// Whether an expression stands for tensors or for epilogue terms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Pos {
+pub(super) enum ValueSort {
     /// A tensor.
     Tensor,
     /// A scalar term.
     Term,
 }
 
-impl Pos {
-    pub(super) fn sort(self) -> Sort {
-        match self {
-            Pos::Tensor => Sort::Tensor,
-            Pos::Term => Sort::Term,
+impl From<ValueSort> for Sort {
+    fn from(sort: ValueSort) -> Sort {
+        match sort {
+            ValueSort::Tensor => Sort::Tensor,
+            ValueSort::Term => Sort::Term,
         }
     }
 }

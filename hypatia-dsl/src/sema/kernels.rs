@@ -7,9 +7,9 @@ use crate::ast::{self, ExprKind};
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
 use crate::spell::closest;
-use hypatia_target::cublaslt::{FORMS, Form};
+use hypatia_target::cublaslt::{EPILOGUES, Epilogue};
 
-use super::context::{AttrContext, Cx, Pos};
+use super::context::{AttrContext, Cx, ValueSort};
 use super::walk::pat_vars;
 use super::{code, rules, tiled};
 
@@ -19,7 +19,7 @@ const MAX_CHOICES: usize = 64;
 pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Option<Kernel> {
     cx.context = AttrContext::Pattern;
     cx.kernel_root = Some(k.pattern.span);
-    let pattern = cx.pattern(&k.pattern, Pos::Tensor);
+    let pattern = cx.pattern(&k.pattern, ValueSort::Tensor);
     let settled = cx.settle_deferred();
     let backend = backend(cx, k);
     let claims = rules::claims(cx, &k.classes);
@@ -157,10 +157,10 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
 
 /// A cuBLASLt call, if the library has an epilogue of that name.
 fn cublaslt(cx: &mut Cx<'_>, name: &ast::Name) -> Option<Backend> {
-    if Form::named(&name.node).is_some() {
+    if Epilogue::named(&name.node).is_some() {
         return Some(Backend::Cublaslt(name.node.clone()));
     }
-    let names: Vec<&str> = FORMS.iter().map(|f| f.name).collect();
+    let names: Vec<&str> = EPILOGUES.iter().map(|f| f.name).collect();
     let mut d = Diagnostic::error(code::BACKEND, format!("cuBLASLt has no epilogue `{}`", name.node), name.span)
         .label("unknown epilogue")
         .note(format!("the epilogues are {}", names.join(", ")));

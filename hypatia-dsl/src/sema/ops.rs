@@ -15,7 +15,7 @@ use crate::ir::{
 use crate::spell::closest;
 
 use super::code;
-use super::context::{AttrContext, Cx, Pos};
+use super::context::{AttrContext, Cx, ValueSort};
 use super::guards::coerce;
 use super::types::TypeMode;
 use crate::typing::attr_type_words;
@@ -354,7 +354,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
         .also(op.results[0].ty.span, "declared here");
         return cx.report(d);
     }
-    let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, Pos::Tensor)).collect();
+    let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
     built.into_iter().collect()
 }
 

@@ -15,20 +15,20 @@ use crate::resolve::{ItemRef, Space};
 use crate::source::Span;
 
 use super::code;
-use super::context::{Cx, Definition, Pos, Scope};
+use super::context::{Cx, Definition, Scope, ValueSort};
 use super::types::{TypeMode, single};
 use super::walk::{pat_vars, visit_pat};
 
 impl<'a> Cx<'a> {
     /// A pattern.
-    pub(super) fn pattern(&mut self, e: &'a Expr, pos: Pos) -> Option<Pat> {
+    pub(super) fn pattern(&mut self, e: &'a Expr, sort: ValueSort) -> Option<Pat> {
         self.enter(e.span)?;
-        let r = self.pattern_inner(e, pos);
+        let r = self.pattern_inner(e, sort);
         self.leave();
         r
     }
 
-    fn pattern_inner(&mut self, e: &'a Expr, pos: Pos) -> Option<Pat> {
+    fn pattern_inner(&mut self, e: &'a Expr, sort: ValueSort) -> Option<Pat> {
         match &e.kind {
             ExprKind::Hole => Some(Pat::Any),
             ExprKind::Number { .. } => Some(Pat::Lit { value: literal(e)?, near: None }),
@@ -36,39 +36,39 @@ impl<'a> Cx<'a> {
                 Some(Pat::Lit { value: literal(e)?, near: None })
             }
             ExprKind::Near(value, tolerance) => self.near(value, tolerance),
-            ExprKind::Path(p) => self.pattern_path(p, pos),
+            ExprKind::Path(p) => self.pattern_path(p, sort),
             ExprKind::Bind(name, inner) => {
-                let v = self.bind(&name.node, pos.sort(), name.span);
-                let inner = self.pattern(inner, pos);
+                let v = self.bind(&name.node, sort.into(), name.span);
+                let inner = self.pattern(inner, sort);
                 Some(Pat::Bind(v?, Box::new(inner?)))
             }
             ExprKind::Typed(inner, ty) => {
-                if pos == Pos::Term {
+                if sort == ValueSort::Term {
                     return self.misplaced(e, "in an epilogue term");
                 }
-                let inner = self.pattern(inner, pos);
+                let inner = self.pattern(inner, sort);
                 let ty = self.type_pat(ty, TypeMode::Bind);
                 Some(Pat::Typed(Box::new(inner?), ty?))
             }
-            ExprKind::Alternatives(list) => self.one_of(list, pos, e.span),
-            ExprKind::Optional(name) => self.maybe_bound(name, pos),
+            ExprKind::Alternatives(list) => self.one_of(list, sort, e.span),
+            ExprKind::Optional(name) => self.maybe_bound(name, sort),
             ExprKind::Call { callee, optional, types, args } => {
-                self.pattern_call(e, callee, *optional, types, args, pos)
+                self.pattern_call(e, callee, *optional, types, args, sort)
             }
             ExprKind::Result(inner, n) => {
-                let p = self.pattern_output(inner, pos, Some((*n, e.span)))?;
+                let p = self.pattern_output(inner, sort, Some((*n, e.span)))?;
                 Some(p)
             }
-            ExprKind::Unary(UnaryOp::Neg, a) => self.scalar_pattern(BuiltinScalar::Neg, &[a], pos, e.span),
-            ExprKind::Unary(UnaryOp::Not, a) => self.scalar_pattern(BuiltinScalar::Not, &[a], pos, e.span),
+            ExprKind::Unary(UnaryOp::Neg, a) => self.scalar_pattern(BuiltinScalar::Neg, &[a], sort, e.span),
+            ExprKind::Unary(UnaryOp::Not, a) => self.scalar_pattern(BuiltinScalar::Not, &[a], sort, e.span),
             ExprKind::Binary(BinaryOp::Ne, a, b) => {
-                let eq = self.scalar_pattern(BuiltinScalar::Eq, &[a, b], pos, e.span)?;
+                let eq = self.scalar_pattern(BuiltinScalar::Eq, &[a, b], sort, e.span)?;
                 let not = self.builtin(BuiltinScalar::Not, e.span)?;
                 Some(scalar_node(not, vec![eq]))
             }
             ExprKind::Binary(op, a, b) => match operator(*op) {
-                Some((s, false)) => self.scalar_pattern(s, &[a, b], pos, e.span),
-                Some((s, true)) => self.scalar_pattern(s, &[b, a], pos, e.span),
+                Some((s, false)) => self.scalar_pattern(s, &[a, b], sort, e.span),
+                Some((s, true)) => self.scalar_pattern(s, &[b, a], sort, e.span),
                 None => self.misplaced(e, "in a pattern"),
             },
             _ => self.misplaced(e, "in a pattern"),
@@ -76,18 +76,18 @@ impl<'a> Cx<'a> {
     }
 
     /// `name?`: bound if this alternative matches, absent otherwise.
-    fn maybe_bound(&mut self, name: &'a Name, pos: Pos) -> Option<Pat> {
+    fn maybe_bound(&mut self, name: &'a Name, sort: ValueSort) -> Option<Pat> {
         if let Some(Definition::Param { expr, scope, .. }) = self.definition(&name.node).cloned() {
             // A parameter of a named pattern: use the name of its argument.
             let Some(given) = single(expr) else {
                 return self.error(code::MISPLACED, "only a name can be optional", expr.span);
             };
             let here = std::mem::replace(&mut self.scope, scope);
-            let made = self.maybe_bound(given, pos);
+            let made = self.maybe_bound(given, sort);
             self.scope = here;
             return made;
         }
-        let v = self.bind(&name.node, pos.sort(), name.span)?;
+        let v = self.bind(&name.node, sort.into(), name.span)?;
         self.info[v.index()].optional = true;
         Some(Pat::Optional(v))
     }
@@ -106,14 +106,14 @@ impl<'a> Cx<'a> {
         Some(Pat::Lit { value: v, near: Some(t) })
     }
 
-    fn pattern_path(&mut self, p: &'a Path, pos: Pos) -> Option<Pat> {
+    fn pattern_path(&mut self, p: &'a Path, sort: ValueSort) -> Option<Pat> {
         let [one] = p.parts.as_slice() else {
             // This reports an unknown name. A known name must be applied.
             self.callee(p)?;
             return self.not_applied(p);
         };
         let name = one.node.as_str();
-        if pos == Pos::Term && name == "acc" {
+        if sort == ValueSort::Term && name == "acc" {
             return Some(Pat::Node(NodePat { head: Head::Acc, args: vec![], rest: None, attrs: vec![], output: 0 }));
         }
         if self.binders.contains_key(name) {
@@ -124,9 +124,9 @@ impl<'a> Cx<'a> {
         }
         match self.definition(name).cloned() {
             Some(Definition::Param { expr, scope, var, bound }) => {
-                self.pattern_param(name, expr, scope, var, bound, pos)
+                self.pattern_param(name, expr, scope, var, bound, sort)
             }
-            _ => Some(Pat::Var(self.bind(name, pos.sort(), one.span)?)),
+            _ => Some(Pat::Var(self.bind(name, sort.into(), one.span)?)),
         }
     }
 
@@ -146,13 +146,13 @@ impl<'a> Cx<'a> {
         scope: usize,
         var: Option<VarId>,
         bound: bool,
-        pos: Pos,
+        sort: ValueSort,
     ) -> Option<Pat> {
         if let (true, Some(v)) = (bound, var) {
             return Some(Pat::Var(v));
         }
         let here = std::mem::replace(&mut self.scope, scope);
-        let inner = self.pattern(expr, pos);
+        let inner = self.pattern(expr, sort);
         self.scope = here;
         let inner = inner?;
         if let Pat::Var(_) = inner {
@@ -160,22 +160,22 @@ impl<'a> Cx<'a> {
         }
         let v = match var {
             Some(v) => v,
-            None => self.fresh(format!("_{name}"), pos.sort(), Some(expr.span)),
+            None => self.fresh(format!("_{name}"), sort.into(), Some(expr.span)),
         };
-        if self.sort(v) != pos.sort() {
-            return self.wrong_sort(name, v, pos.sort(), expr.span);
+        if self.sort(v) != sort.into() {
+            return self.wrong_sort(name, v, sort.into(), expr.span);
         }
         self.scopes[here].names.insert(name.to_string(), Definition::Param { expr, scope, var: Some(v), bound: true });
         Some(Pat::Bind(v, Box::new(inner)))
     }
 
     /// Alternatives: each starts from the same state, and all bind the same names.
-    fn one_of(&mut self, list: &'a [Expr], pos: Pos, span: Span) -> Option<Pat> {
+    fn one_of(&mut self, list: &'a [Expr], sort: ValueSort, span: Span) -> Option<Pat> {
         let mut out = Vec::new();
         let mut good = true;
         for e in list {
             let before = self.bound_params();
-            match self.pattern(e, pos) {
+            match self.pattern(e, sort) {
                 Some(Pat::OneOf(inner)) => out.extend(inner.into_iter().map(|p| (p, e.span))),
                 Some(p) => out.push((p, e.span)),
                 None => good = false,
@@ -281,7 +281,7 @@ impl<'a> Cx<'a> {
         item: ItemRef,
         callee: &Path,
         args: &'a [Arg],
-        pos: Pos,
+        sort: ValueSort,
         span: Span,
     ) -> Option<Pat> {
         if self.s.poisoned_items.contains(&item) {
@@ -313,14 +313,14 @@ impl<'a> Cx<'a> {
             for (p, a) in def.params.iter().zip(args) {
                 let needed = !matches!(a.value.kind, ExprKind::Path(_));
                 if needed && mentions_as_operand(&def.body, &p.node) {
-                    let v = self.fresh(format!("_{}", p.node), pos.sort(), Some(a.value.span));
+                    let v = self.fresh(format!("_{}", p.node), sort.into(), Some(a.value.span));
                     let definition = Definition::Param { expr: &a.value, scope: here, var: Some(v), bound: false };
                     let scope = self.scope;
                     self.scopes[scope].names.insert(p.node.clone(), definition);
                 }
             }
         }
-        let r = self.pattern(&def.body, pos);
+        let r = self.pattern(&def.body, sort);
         self.scope = here;
         r
     }

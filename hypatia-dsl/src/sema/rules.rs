@@ -11,7 +11,7 @@ use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, 
 use crate::resolve::Space;
 use crate::spell::closest;
 
-use super::context::{AttrContext, Callee, Cx, Pos};
+use super::context::{AttrContext, Callee, Cx, ValueSort};
 use super::walk::pat_vars;
 use super::{Sema, check, code, hygiene};
 use crate::source::Span;
@@ -371,7 +371,7 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     let (left, right) = if back { (&r.rhs, &r.lhs) } else { (&r.lhs, &r.rhs) };
     cx.context = AttrContext::Pattern;
     let lhs_exprs = roots(left);
-    let lhs: Vec<Option<Pat>> = lhs_exprs.iter().map(|e| cx.pattern(e, Pos::Tensor)).collect();
+    let lhs: Vec<Option<Pat>> = lhs_exprs.iter().map(|e| cx.pattern(e, ValueSort::Tensor)).collect();
     let lhs: Option<Vec<Pat>> = lhs.into_iter().collect();
     let settled = cx.settle_deferred();
     // After an error on the left, all names on the right would seem unbound.
@@ -402,7 +402,7 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
         if cx.is_tensor(e) {
             // Inlined wherever its name occurs; equal nodes are one node of the graph.
             let before = cx.nodes.len();
-            let built = if has_results(cx, e) { cx.build_result(e, 0) } else { cx.build(e, Pos::Tensor) };
+            let built = if has_results(cx, e) { cx.build_result(e, 0) } else { cx.build(e, ValueSort::Tensor) };
             good &= built.is_some();
             cx.nodes.truncate(before);
             let (scope, definition) =
@@ -528,7 +528,7 @@ fn right_side<'a>(cx: &mut Cx<'a>, right: &'a Expr, count: usize, left: &'a Expr
         });
         return cx.report(d);
     }
-    let built: Vec<Option<Build>> = exprs.iter().map(|e| cx.build(e, Pos::Tensor)).collect();
+    let built: Vec<Option<Build>> = exprs.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
     built.into_iter().collect()
 }
 

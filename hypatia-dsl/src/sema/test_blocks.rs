@@ -13,7 +13,7 @@ use crate::typing::TensorType;
 use hypatia_target::device::Device;
 
 use super::code;
-use super::context::{AttrContext, Callee, Cx, Pos};
+use super::context::{AttrContext, Callee, Cx, ValueSort};
 use super::types::element_type_hint;
 
 /// Maximum number of elements of a written value.
@@ -93,7 +93,7 @@ fn given<'a>(cx: &mut Cx<'a>, t: &'a ast::Test, inputs: &[TestInput], expects_er
         let TestStatement::Given(list) = st else { continue };
         for e in list {
             cx.nodes.clear();
-            let built = cx.build(e, Pos::Tensor);
+            let built = cx.build(e, ValueSort::Tensor);
             if let Some(b) = &built {
                 typed(cx, b, e, inputs);
             }
@@ -276,7 +276,7 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
                 return cx.report(d);
             }
             cx.nodes.clear();
-            let b = cx.build(p, Pos::Tensor)?;
+            let b = cx.build(p, ValueSort::Tensor)?;
             typed(cx, &b, p, inputs);
             out.push(b);
         }

@@ -6,7 +6,7 @@
 //! applicable. Whether a slice or a window lies inside its operand is checked again once the
 //! symbols have values.
 
-use crate::builtin::{BuiltinOp, JOININGS, Joining, joining};
+use crate::builtin::{BuiltinOp, SCATTER_REDUCTIONS, ScatterReduction, scatter_reduction};
 use crate::dtype::DType;
 use crate::ir::AttrValue;
 use crate::shape::{self, Dim, show_shape};
@@ -390,19 +390,19 @@ fn scatter(call: &Call) -> Types {
         return Err(call.error(codes::SIZE, text).about(2));
     }
     let how = match call.attr(0)? {
-        AttrValue::Str(name) => joining(name),
+        AttrValue::Str(name) => scatter_reduction(name),
         _ => None,
     };
     match how {
         None => {
-            let names: Vec<String> = JOININGS.iter().map(|(n, _)| format!("\"{n}\"")).collect();
+            let names: Vec<String> = SCATTER_REDUCTIONS.iter().map(|(n, _)| format!("\"{n}\"")).collect();
             Err(call.bad_attr(0, &format!("must be one of {}", names.join(", "))))
         }
-        Some(Joining::By(_)) => {
+        Some(ScatterReduction::Combine(_)) => {
             call.needs_numbers(0)?;
             one(x.dtype, x.shape.clone())
         }
-        Some(Joining::Set) => one(x.dtype, x.shape.clone()),
+        Some(ScatterReduction::Replace) => one(x.dtype, x.shape.clone()),
     }
 }
 

@@ -33,7 +33,7 @@ pub fn apply_op(
     operands: &[Option<TensorType>],
 ) -> Result<Vec<TensorType>, TypeError> {
     let def = program.op(op);
-    let slots = assign(def, operands)?;
+    let ranges = assign(def, operands)?;
     let rank = operands.iter().flatten().next().map(|t| t.shape.len());
     let given: Vec<Option<AttrValue>> = attrs.iter().cloned().map(Some).collect();
     let attrs = normalise_attrs(def, &given, rank)?;
@@ -42,7 +42,7 @@ pub fn apply_op(
             let types: Vec<TensorType> = operands.iter().flatten().cloned().collect();
             builtin::apply(&Call { name: &def.name, params: &def.params, attrs: &attrs, operands: &types }, b)?
         }
-        OpBody::Defined(_) => defined(def, &attrs, operands, &slots)?,
+        OpBody::Defined(_) => defined(def, &attrs, operands, &ranges)?,
     };
     for result in &results {
         if let Some(d) = result.shape.iter().find(|d| d.known_le(&Dim::from(-1)) == Some(true)) {
@@ -54,12 +54,12 @@ pub fn apply_op(
 }
 
 /// For each tensor parameter, its index in `params` and the range of its operands.
-type Slots<'a> = Vec<(usize, &'a Param, std::ops::Range<usize>)>;
+type OperandRanges<'a> = Vec<(usize, &'a Param, std::ops::Range<usize>)>;
 
 /// Assigns operands to parameters.
-fn assign<'a>(def: &'a OpDef, operands: &[Option<TensorType>]) -> Result<Slots<'a>, TypeError> {
+fn assign<'a>(def: &'a OpDef, operands: &[Option<TensorType>]) -> Result<OperandRanges<'a>, TypeError> {
     let has_term = def.params.iter().any(|p| p.kind == ParamKind::Term);
-    let mut slots: Slots = Vec::new();
+    let mut ranges: OperandRanges = Vec::new();
     let mut next = 0;
     let (mut fewest, mut any_number) = (0, has_term);
     for (i, param) in def.params.iter().enumerate() {
@@ -72,13 +72,13 @@ fn assign<'a>(def: &'a OpDef, operands: &[Option<TensorType>]) -> Result<Slots<'
                 return Err(wrong_count(def, operands, fewest, any_number));
             }
         }
-        slots.push((i, param, next..end.min(operands.len()).max(next)));
+        ranges.push((i, param, next..end.min(operands.len()).max(next)));
         next = end;
     }
     if operands.len() > next && !has_term {
         return Err(wrong_count(def, operands, fewest, any_number));
     }
-    Ok(slots)
+    Ok(ranges)
 }
 
 fn wrong_count(def: &OpDef, operands: &[Option<TensorType>], fewest: usize, any_number: bool) -> TypeError {
@@ -108,18 +108,18 @@ fn wrong_count(def: &OpDef, operands: &[Option<TensorType>], fewest: usize, any_
 /// Facts that follow from the operands' types.
 struct OperandFacts<'a> {
     operands: &'a [Option<TensorType>],
-    slots: &'a Slots<'a>,
+    ranges: &'a OperandRanges<'a>,
 }
 
 impl OperandFacts<'_> {
-    fn slot(&self, var: VarId) -> Option<&std::ops::Range<usize>> {
-        self.slots.iter().find(|(i, ..)| *i == var.index()).map(|(_, _, range)| range)
+    fn range_of(&self, var: VarId) -> Option<&std::ops::Range<usize>> {
+        self.ranges.iter().find(|(i, ..)| *i == var.index()).map(|(_, _, range)| range)
     }
 }
 
 impl Facts for OperandFacts<'_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
-        let range = self.slot(var)?;
+        let range = self.range_of(var)?;
         if fact == Fact::Count {
             return Some(AttrValue::Dim(Dim::from(range.len() as i64)));
         }
@@ -161,10 +161,10 @@ fn defined(
     def: &OpDef,
     attrs: &[AttrValue],
     operands: &[Option<TensorType>],
-    slots: &Slots,
+    ranges: &OperandRanges,
 ) -> Result<Vec<TensorType>, TypeError> {
-    let bindings = bind(def, attrs, operands, slots)?;
-    let facts = OperandFacts { operands, slots };
+    let bindings = bind(def, attrs, operands, ranges)?;
+    let facts = OperandFacts { operands, ranges };
     def.results.iter().map(|pat| result_type(def, pat, &bindings, &facts)).collect()
 }
 
@@ -172,17 +172,17 @@ fn bind(
     def: &OpDef,
     attrs: &[AttrValue],
     operands: &[Option<TensorType>],
-    slots: &Slots,
+    ranges: &OperandRanges,
 ) -> Result<Bindings, TypeError> {
     let mut bindings = Bindings::default();
     bindings.values.extend(def.attrs().zip(attrs).map(|((i, _), value)| (VarId(i as u32), value.clone())));
     let mut unsure: Vec<(usize, &Param)> = Vec::new();
-    for (_, param, range) in slots {
+    for (_, param, range) in ranges {
         for k in range.clone() {
             if let Some(Some(ty)) = operands.get(k) {
                 match match_operand(param, ty, &mut bindings) {
                     Ok(()) => {}
-                    Err(why) if why.surely() => return Err(misfit(def, param, k, ty, &why, &bindings)),
+                    Err(why) if why.is_certain() => return Err(operand_error(def, param, k, ty, &why, &bindings)),
                     // A later operand may bind a variable that this operand's formula needs.
                     Err(_) => unsure.push((k, param)),
                 }
@@ -193,11 +193,11 @@ fn bind(
         if let Some(Some(ty)) = operands.get(k)
             && let Err(why) = match_operand(param, ty, &mut bindings)
         {
-            return Err(misfit(def, param, k, ty, &why, &bindings));
+            return Err(operand_error(def, param, k, ty, &why, &bindings));
         }
     }
     check_bounds(def, &bindings)?;
-    let facts = OperandFacts { operands, slots };
+    let facts = OperandFacts { operands, ranges };
     check_requires(def, &bindings, &facts)?;
     Ok(bindings)
 }
@@ -213,13 +213,20 @@ fn match_operand(param: &Param, ty: &TensorType, bindings: &mut Bindings) -> Res
 }
 
 /// The error for an operand that does not match its parameter's type.
-fn misfit(def: &OpDef, param: &Param, operand: usize, ty: &TensorType, why: &Mismatch, known: &Bindings) -> TypeError {
+fn operand_error(
+    def: &OpDef,
+    param: &Param,
+    operand: usize,
+    ty: &TensorType,
+    why: &Mismatch,
+    known: &Bindings,
+) -> TypeError {
     let ParamKind::Tensor { ty: pat, .. } = &param.kind else {
         return TypeError::new(codes::OPERANDS, format!("{}: `{}` is not a tensor", def.name, param.name));
     };
     let (op, name) = (&def.name, &param.name);
     let expected = format!("{}{}", show_type_pat(&def.vars, pat), legend(&def.vars, pat, known));
-    let maybe = |surely: bool| if surely { "is" } else { "may be" };
+    let maybe = |certain: bool| if certain { "is" } else { "may be" };
     let (code, why) = match why {
         Mismatch::Rank => (
             codes::RANK,
@@ -230,15 +237,15 @@ fn misfit(def: &OpDef, param: &Param, operand: usize, ty: &TensorType, why: &Mis
         ),
         Mismatch::DType(Some(d)) => (codes::DTYPE, format!("its elements are {}, not {d}", ty.dtype)),
         Mismatch::DType(None) => (codes::DTYPE, format!("its elements are {}", ty.dtype)),
-        Mismatch::Size { axis, wanted: Some(w), surely } => {
-            (codes::SIZE, format!("axis {axis} {} {}, not {w}", maybe(*surely), ty.shape[*axis]))
+        Mismatch::Size { axis, wanted: Some(w), certain } => {
+            (codes::SIZE, format!("axis {axis} {} {}, not {w}", maybe(*certain), ty.shape[*axis]))
         }
-        Mismatch::Size { axis, wanted: None, surely } => {
-            let cannot = if *surely { "cannot be" } else { "cannot be shown to be" };
+        Mismatch::Size { axis, wanted: None, certain } => {
+            let cannot = if *certain { "cannot be" } else { "cannot be shown to be" };
             (codes::SIZE, format!("axis {axis} = {} {cannot} of that form", ty.shape[*axis]))
         }
-        Mismatch::Rest { wanted: Some(w), surely } => {
-            let differ = if *surely { "differ" } else { "may differ" };
+        Mismatch::Rest { wanted: Some(w), certain } => {
+            let differ = if *certain { "differ" } else { "may differ" };
             (codes::SIZE, format!("the sizes {differ} from {}", show_shape(w)))
         }
         Mismatch::Rest { wanted: None, .. } => (codes::SIZE, "its sizes cannot be compared".to_string()),

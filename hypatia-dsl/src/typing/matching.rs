@@ -25,23 +25,23 @@ pub enum Mismatch {
         /// The wanted size, if it is known.
         wanted: Option<Dim>,
         /// True if it certainly differs, false if that depends on symbols.
-        surely: bool,
+        certain: bool,
     },
     /// The sizes of the rest differ, or may differ.
     Rest {
         /// The wanted sizes, if they are known.
         wanted: Option<Vec<Dim>>,
         /// True if they certainly differ.
-        surely: bool,
+        certain: bool,
     },
 }
 
 impl Mismatch {
     /// True if it mismatches for all values of the symbols.
-    pub fn surely(&self) -> bool {
+    pub fn is_certain(&self) -> bool {
         match self {
             Mismatch::Rank | Mismatch::DType(_) => true,
-            Mismatch::Size { surely, .. } | Mismatch::Rest { surely, .. } => *surely,
+            Mismatch::Size { certain, .. } | Mismatch::Rest { certain, .. } => *certain,
         }
     }
 }
@@ -52,7 +52,7 @@ impl Mismatch {
 pub fn match_type(pat: &TypePat, ty: &TensorType, bindings: &mut Bindings) -> Option<bool> {
     match match_type_or_why(pat, ty, bindings) {
         Ok(()) => Some(true),
-        Err(why) if why.surely() => Some(false),
+        Err(why) if why.is_certain() => Some(false),
         Err(_) => None,
     }
 }
@@ -93,7 +93,7 @@ pub fn match_dims(pat: &TypePat, shape: &[Dim], bindings: &mut Bindings) -> Resu
     // Bind plain variables first, so that a formula before them finds them bound.
     let mut unsure = None;
     let mut note = |why: Mismatch| {
-        if why.surely() {
+        if why.is_certain() {
             return Err(why);
         }
         unsure.get_or_insert(why);
@@ -116,7 +116,7 @@ pub fn match_dims(pat: &TypePat, shape: &[Dim], bindings: &mut Bindings) -> Resu
             let size = &shape[*axis];
             match eval(e, bindings, &NoFacts) {
                 Some(AttrValue::Dim(d)) => compare(*axis, Some(&d), size).or_else(&mut note)?,
-                Some(_) => return Err(Mismatch::Size { axis: *axis, wanted: None, surely: true }),
+                Some(_) => return Err(Mismatch::Size { axis: *axis, wanted: None, certain: true }),
                 None => solve(e, *axis, size, bindings).or_else(&mut note)?,
             }
         }
@@ -127,13 +127,13 @@ pub fn match_dims(pat: &TypePat, shape: &[Dim], bindings: &mut Bindings) -> Resu
 fn compare(axis: usize, wanted: Option<&Dim>, size: &Dim) -> Result<(), Mismatch> {
     match wanted.map(|w| w.known_eq(size)) {
         Some(Some(true)) => Ok(()),
-        Some(known) => Err(Mismatch::Size { axis, wanted: wanted.cloned(), surely: known == Some(false) }),
-        None => Err(Mismatch::Size { axis, wanted: None, surely: true }),
+        Some(known) => Err(Mismatch::Size { axis, wanted: wanted.cloned(), certain: known == Some(false) }),
+        None => Err(Mismatch::Size { axis, wanted: None, certain: true }),
     }
 }
 
 fn match_rest(pat: &TypePat, sizes: &[Dim], bindings: &mut Bindings) -> Result<(), Mismatch> {
-    let unknown = Mismatch::Rest { wanted: None, surely: false };
+    let unknown = Mismatch::Rest { wanted: None, certain: false };
     let wanted = match &pat.rest {
         None | Some(RestPat::Any) => return Ok(()),
         Some(RestPat::Var(v)) => match bindings.values.get(v) {
@@ -154,14 +154,14 @@ fn match_rest(pat: &TypePat, sizes: &[Dim], bindings: &mut Bindings) -> Result<(
                 AttrValue::List(items) => as_dims(items),
                 _ => None,
             };
-            Err(Mismatch::Rest { wanted, surely: known == Some(false) })
+            Err(Mismatch::Rest { wanted, certain: known == Some(false) })
         }
     }
 }
 
 /// Solves `expr == size` for the single unbound variable of `expr`, if the equation is linear.
 fn solve(expr: &AExpr, axis: usize, size: &Dim, bindings: &mut Bindings) -> Result<(), Mismatch> {
-    let unsolved = || Mismatch::Size { axis, wanted: None, surely: false };
+    let unsolved = || Mismatch::Size { axis, wanted: None, certain: false };
     let mut free = Vec::new();
     free_vars(expr, bindings, &mut free);
     let [var] = free[..] else { return Err(unsolved()) };
@@ -174,7 +174,7 @@ fn solve(expr: &AExpr, axis: usize, size: &Dim, bindings: &mut Bindings) -> Resu
         }
         // Numbers that do not divide have no solution; with symbols it depends on their values.
         None if !slope || size.as_const().is_none() => Err(unsolved()),
-        _ => Err(Mismatch::Size { axis, wanted: None, surely: true }),
+        _ => Err(Mismatch::Size { axis, wanted: None, certain: true }),
     }
 }
 

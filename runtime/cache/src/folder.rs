@@ -62,7 +62,7 @@ pub fn private_folder(folder: &Path) -> Result<(), String> {
     if !meta.is_dir() {
         return refuse("it is not a folder".into());
     }
-    match stranger(&meta) {
+    match untrusted(&meta) {
         Some(why) => refuse(format!(
             "{why}; take ownership of it and run chmod 700, or set HYPATIA_CACHE to another \
             folder"
@@ -73,7 +73,7 @@ pub fn private_folder(folder: &Path) -> Result<(), String> {
 
 /// Who other than the user could have written this, if anyone.
 #[cfg(unix)]
-pub(super) fn stranger(meta: &Metadata) -> Option<String> {
+pub(super) fn untrusted(meta: &Metadata) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
     // Gets the user's id without a call that needs `unsafe`.
     let me = match std::fs::metadata("/proc/self") {
@@ -87,6 +87,6 @@ pub(super) fn stranger(meta: &Metadata) -> Option<String> {
 }
 
 #[cfg(not(unix))]
-pub(super) fn stranger(_: &Metadata) -> Option<String> {
+pub(super) fn untrusted(_: &Metadata) -> Option<String> {
     None
 }

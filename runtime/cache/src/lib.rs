@@ -1,4 +1,4 @@
-//! The persistent cache: machine code, measured choices, verdicts on plans.
+//! The persistent cache: machine code, measured choices, verdicts on plans and on kernels.
 //!
 //! In: a [`Key`] and bytes. Out: the same bytes at a later start, by any process of the user.
 //! Invariant: the cache knows nothing about devices; bytes come back exactly as stored (checked by
@@ -33,6 +33,8 @@ pub struct Cache {
     pub choices: Arc<Store>,
     /// Results of comparing a plan with the unfused one.
     pub verdicts: Arc<Store>,
+    /// Results of trying kernels of the user's own.
+    pub trials: Arc<Store>,
 }
 
 impl Cache {
@@ -59,12 +61,13 @@ impl Cache {
             cubins: store(Kind::Cubin),
             choices: store(Kind::Choice),
             verdicts: store(Kind::Verdict),
+            trials: store(Kind::Trial),
         }
     }
 
     /// Its stores.
-    pub fn stores(&self) -> [&Arc<Store>; 3] {
-        [&self.cubins, &self.choices, &self.verdicts]
+    pub fn stores(&self) -> [&Arc<Store>; 4] {
+        [&self.cubins, &self.choices, &self.verdicts, &self.trials]
     }
 
     /// Folders of CUDA headers that NVRTC wrote, and their leftovers.

@@ -16,7 +16,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-use super::folder::{children, private_folder, stranger};
+use super::folder::{children, private_folder, untrusted};
 
 /// First bytes of a file: a name and the version of the format.
 const MAGIC: &[u8; 16] = b"hypatia-cache-2\n";
@@ -80,6 +80,8 @@ pub enum Kind {
     Choice,
     /// A verdict on a plan.
     Verdict,
+    /// A verdict on a kernel of the user's own.
+    Trial,
 }
 
 impl Kind {
@@ -89,6 +91,7 @@ impl Kind {
             Kind::Cubin => "cubin",
             Kind::Choice => "choice",
             Kind::Verdict => "verdict",
+            Kind::Trial => "trial",
         }
     }
 }
@@ -369,7 +372,7 @@ fn plain(meta: &Metadata) -> Result<(), String> {
     if meta.len() > LARGEST {
         return Err(format!("{} bytes are too many", meta.len()));
     }
-    stranger(meta).map_or(Ok(()), Err)
+    untrusted(meta).map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

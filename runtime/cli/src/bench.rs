@@ -363,7 +363,7 @@ impl Timed<'_> {
         let _ = writeln!(text, "model      {model}");
         let _ = writeln!(text, "inputs     {}", self.source);
         if let Some(variant) = variants.first() {
-            let _ = writeln!(text, "device     {}", variant.executor.place());
+            let _ = writeln!(text, "device     {}", variant.executor.device_name());
         }
         let _ = writeln!(
             text,
@@ -392,9 +392,9 @@ impl Timed<'_> {
             |(name, t): &(String, Tensor)| json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape()});
         let variant = |name: &str| variants.iter().find(|s| s.name == name).map(Variant::to_json);
         json!({
-            "about": variants.first().map(|s| measured::about(Some(&s.executor.place()), on_gpu(s.executor))),
+            "about": variants.first().map(|s| measured::about(Some(&s.executor.device_name()), on_gpu(s.executor))),
             "model": model,
-            "device": variants.first().map(|s| s.executor.place()),
+            "device": variants.first().map(|s| s.executor.device_name()),
             "inputs": self.inputs.iter().map(tensor).collect::<Vec<_>>(),
             "inputs_source": self.source,
             "warmup": warmup,

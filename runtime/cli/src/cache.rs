@@ -58,7 +58,7 @@ enum Meaning {
 impl Entry {
     fn of(store: &Store, mut seen: StoredFile) -> Entry {
         let mut meaning = Meaning::None;
-        if seen.state == State::Good && store.kind() != Kind::Cubin {
+        if seen.state == State::Good && !matches!(store.kind(), Kind::Cubin | Kind::Trial) {
             let content = store.content(&seen.path);
             let content = content.as_deref();
             let found = match store.kind() {
@@ -256,6 +256,7 @@ fn title(kind: Kind) -> &'static str {
         Kind::Cubin => "machine code",
         Kind::Choice => "choices",
         Kind::Verdict => "verdicts",
+        Kind::Trial => "trials",
     }
 }
 
@@ -271,7 +272,8 @@ fn entries(kept: &Kept) -> Result<Vec<Entry>> {
 /// Files that remain in the folder; for a folder of entries, its content.
 fn left(folder: &Path) -> Vec<PathBuf> {
     let children = |folder: &Path| hypatia_cache::children(folder, "");
-    let store = |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict].iter().any(|k| p.ends_with(k.name()));
+    let store =
+        |p: &PathBuf| [Kind::Cubin, Kind::Choice, Kind::Verdict, Kind::Trial].iter().any(|k| p.ends_with(k.name()));
     let inside = |p: PathBuf| if store(&p) { children(&p) } else { vec![p] };
     children(folder).into_iter().flat_map(inside).collect()
 }

@@ -162,7 +162,7 @@ impl DeviceOptions {
                 if let Some(file) = file {
                     let machine = machine(&gpu);
                     let fits = format!("{}: {} choices for this GPU", file.path.display(), file.fitting(&machine));
-                    notes.push(file.misfit(&machine).unwrap_or(fits));
+                    notes.push(file.mismatch(&machine).unwrap_or(fits));
                     tuner = tuner.with_file(file);
                 }
                 Ok((options.on(gpu, tuner), notes))
@@ -190,6 +190,7 @@ pub fn notes_after_run(gpu: Option<&OnGpu>) -> Vec<String> {
             was chosen"
             )
         }));
+        notes.extend(tuner.trials().notes());
         let guessed = tuner.counts().guessed;
         if guessed > 0 {
             notes.push(format!(

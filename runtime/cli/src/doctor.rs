@@ -62,7 +62,7 @@ impl Doctor {
                 Err(m) => {
                     println!("{LACKING}missing{LACKING:#} {}: {}; without it, {}", l.what, m.reason, l.without);
                     let shown = if self.verbose { m.tried.len() } else { m.tried.len().min(4) };
-                    m.tried[..shown].iter().for_each(|t| println!("          {}: {}", t.place, t.reason));
+                    m.tried[..shown].iter().for_each(|t| println!("          {}: {}", t.location, t.reason));
                     if shown < m.tried.len() {
                         println!("          and {} more places (--verbose lists them)", m.tried.len() - shown);
                     }
@@ -96,7 +96,7 @@ fn json(lines: &[Line], threads: usize) -> serde_json::Value {
                 "found": false,
                 "reason": m.reason,
                 "without": l.without,
-                "tried": m.tried.iter().map(|t| serde_json::json!({ "place": t.place, "reason": t.reason
+                "tried": m.tried.iter().map(|t| serde_json::json!({ "place": t.location, "reason": t.reason
                  })).collect::<Vec<_>>(),
             }),
         };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anstream::eprintln;
 use clap::{Args, ValueEnum};
-use hypatia_cuda::generate::{ChoiceEntry, OfPlan, Request, Scope, of_plan, of_program, write};
+use hypatia_cuda::generate::{ChoiceEntry, PlanKernels, Request, Scope, of_plan, of_program, write};
 use hypatia_cuda::nvrtc::Nvrtc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -138,8 +138,8 @@ impl Gen {
         };
         let kernels = self.emit.is_empty() || self.emit.iter().any(|e| *e != Emit::Rust);
         let mut choices = Vec::new();
-        let OfPlan { instances, skipped, steps } = match &self.model {
-            _ if !kernels => OfPlan::default(),
+        let PlanKernels { instances, skipped, steps } = match &self.model {
+            _ if !kernels => PlanKernels::default(),
             Some(model) => {
                 let (plan, open) = self.plan(model, &program, global.quiet)?;
                 choices = open;
@@ -147,7 +147,7 @@ impl Gen {
             }
             None => {
                 let (instances, skipped) = of_program(&program, &scope, &dtypes);
-                OfPlan { instances, skipped, steps: Vec::new() }
+                PlanKernels { instances, skipped, steps: Vec::new() }
             }
         };
         let nvrtc = if kernels { self.compiler(global)? } else { None };

@@ -32,6 +32,7 @@ mod opt;
 mod output;
 mod run;
 mod test;
+mod try_kernel;
 mod tune;
 mod verify;
 
@@ -130,6 +131,10 @@ enum Command {
     Cache(cache::Cache),
     /// Print shell completions.
     Completions(completions::Completions),
+    /// Launch a template's kernel for the first time, as the folder says: the child process of a
+    /// trial.
+    #[command(hide = true)]
+    TryKernel(try_kernel::TryKernel),
 }
 
 /// When the process started.
@@ -174,7 +179,9 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(c) => c.json,
         Command::Doctor(c) => c.json,
         Command::Cache(c) => c.json,
-        Command::Check(_) | Command::Fmt(_) | Command::Gen(_) | Command::Completions(_) => false,
+        Command::Check(_) | Command::Fmt(_) | Command::Gen(_) | Command::Completions(_) | Command::TryKernel(_) => {
+            false
+        }
     }
 }
 
@@ -194,5 +201,6 @@ fn run(cli: &Cli) -> hypatia_tensor::error::Result<Exit> {
         Command::Doctor(c) => c.run(global),
         Command::Cache(c) => c.run(global),
         Command::Completions(c) => c.run(global, &mut Cli::command()),
+        Command::TryKernel(c) => c.run(),
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, Tolerance};
+use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, loosened};
 use hypatia_cuda::nvtx;
 use hypatia_cuda::tuner::Effort;
 use hypatia_graph::NodeKind;
@@ -267,7 +267,7 @@ impl Run {
         // A tolerance given by the caller is never loosened.
         let loosened = match self.rtol {
             Some(_) => vec![None; checks.len()],
-            None => Tolerance::loosened(model.graph()),
+            None => loosened(model.graph()),
         };
         let timed = nvtx::range("with rules");
         let (after, runs) = median(|| compiled.executor.run(&ordered))?;
@@ -324,7 +324,7 @@ impl Run {
         }
         let fused = o.compiled.executor.plan();
         line("launches", arrow(o.unfused_launches, fused.launches(), self.no_rules));
-        let (place, runs) = (o.compiled.executor.place(), o.runs);
+        let (place, runs) = (o.compiled.executor.device_name(), o.runs);
         let ms = |d: Duration| format!("{:.3} ms", d.as_secs_f64() * 1e3);
         let time = if self.no_rules { ms(o.after) } else { format!("{} -> {}", ms(o.before), ms(o.after)) };
         line("time", format!("{time} (median of {runs} runs, {place})"));
@@ -368,7 +368,7 @@ impl Run {
         let fused = o.compiled.executor.plan();
         let mut value = json!({
             "model": self.model.display().to_string(),
-            "device": o.compiled.executor.place(),
+            "device": o.compiled.executor.device_name(),
             "inputs": o.inputs.iter().map(tensor).collect::<Vec<_>>(),
             "inputs_source": o.source,
             "precision": o.precision,

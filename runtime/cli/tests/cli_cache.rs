@@ -50,7 +50,7 @@ fn fails(cache: &Path, args: &[&str], messages: &[&str]) {
 }
 
 /// A folder with a cache, the digits model and its inputs.
-fn place() -> (tempfile::TempDir, PathBuf, String, String) {
+fn setup() -> (tempfile::TempDir, PathBuf, String, String) {
     let folder = tempfile::tempdir().unwrap();
     let digits = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/models/digits");
     for entry in std::fs::read_dir(&digits).unwrap().flatten().filter(|e| e.path().is_file()) {
@@ -82,7 +82,7 @@ fn entries(cache: &Path, kind: &str) -> Vec<Value> {
 
 #[test]
 fn verdicts_are_kept_told_and_forgotten() {
-    let (folder, cache, model, inputs) = place();
+    let (folder, cache, model, inputs) = setup();
     let run = ["run", &model, "--inputs", &inputs, "--device", "cpu", "--json"];
     let (first, second) = (ok(&cache, &run), ok(&cache, &run));
     let [first, second] = [first, second].map(|text| serde_json::from_str::<Value>(&text).unwrap());
@@ -116,7 +116,7 @@ fn verdicts_are_kept_told_and_forgotten() {
 #[test]
 fn a_cache_that_cannot_be_trusted_is_told_and_the_model_runs() {
     use std::os::unix::fs::PermissionsExt;
-    let (_folder, cache, model, inputs) = place();
+    let (_folder, cache, model, inputs) = setup();
     std::fs::create_dir(&cache).unwrap();
     std::fs::set_permissions(&cache, std::fs::Permissions::from_mode(0o777)).unwrap();
     let run = ["run", &model, "--inputs", &inputs, "--device", "cpu"];
@@ -135,7 +135,7 @@ fn a_cache_that_cannot_be_trusted_is_told_and_the_model_runs() {
 
 #[test]
 fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
-    let (_folder, folder, ..) = place();
+    let (_folder, folder, ..) = setup();
     let cache = Cache::at(&folder).unwrap();
     let [a, b, c]: [Key; 3] = [[1; 32], [2; 32], [3; 32]];
     for key in [a, b, c] {
@@ -181,7 +181,7 @@ fn verify_names_bad_entries_and_clear_leaves_what_is_not_the_caches() {
 
 #[test]
 fn tune_says_that_it_needs_a_gpu_and_writes_nothing() {
-    let (folder, cache, model, _) = place();
+    let (folder, cache, model, _) = setup();
     fails(&cache, &["tune", &model], &["`hypatia tune` needs an NVIDIA GPU, its driver and cuBLASLt"]);
     assert!(!folder.path().join("hypatia.tune").exists());
     fails(&cache, &["tune", "missing.onnx"], &["missing.onnx"]);
@@ -194,7 +194,7 @@ fn tune_says_that_it_needs_a_gpu_and_writes_nothing() {
 
 #[test]
 fn tuning_files_are_read_told_and_refused_where_they_are_damaged() {
-    let (folder, cache, model, inputs) = place();
+    let (folder, cache, model, inputs) = setup();
     let beside = folder.path().join("hypatia.tune");
     let mut file = TuningFile::empty(&beside);
     file.insert(choice("GPU A (sm_90)"));

@@ -10,7 +10,7 @@ use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
 use super::im2col::{Geometry, Segment, Windows};
-use super::interp::{BLOCK, Code, Dst, Feed, read};
+use super::interp::{BLOCK, Code, Dst, Loader, read};
 use super::memory::Bytes;
 use super::pointwise::{Input, gather};
 use super::simd::dispatch;
@@ -83,7 +83,7 @@ impl DirectCode {
 
     /// True if there is enough work for several threads.
     pub fn is_shared(&self) -> bool {
-        self.planes() * self.windows.places() * (self.windows.terms() + 1) > 2 * GRAIN
+        self.planes() * self.windows.positions() * (self.windows.terms() + 1) > 2 * GRAIN
     }
 
     /// Runs the convolution. `operands` are whole buffers, `inputs` the whole buffers of the
@@ -96,9 +96,9 @@ impl DirectCode {
         inputs: &[&[u8]],
         out: &mut [u8],
     ) -> Result<()> {
-        let places = self.windows.places();
-        if out.len() != self.planes() * places * self.out.size() {
-            return Err(Error::Internal(format!("{} planes of {places} into {} bytes", self.planes(), out.len())));
+        let positions = self.windows.positions();
+        if out.len() != self.planes() * positions * self.out.size() {
+            return Err(Error::Internal(format!("{} planes of {positions} into {} bytes", self.planes(), out.len())));
         }
         let inputs = inputs.iter().zip(reads).zip(&self.strides).map(|((bytes, v), strides)| Input {
             bytes,
@@ -107,25 +107,31 @@ impl DirectCode {
             strides,
         });
         let inputs: SmallVec<[Input<'_>; 8]> = inputs.collect();
-        let grain = GRAIN.div_ceil((places * (self.windows.terms() + 1)).max(1));
+        let grain = GRAIN.div_ceil((positions * (self.windows.terms() + 1)).max(1));
         let failed = std::sync::Mutex::new(None);
-        workers.chunks(&mut [out], &[places * self.out.size()], self.planes(), grain, |first, count, outs, local| {
-            if let Some(code) = &self.code {
-                code.start(&mut local.registers);
-            }
-            // Small planes are computed together, as many as fill a block.
-            let together = (BLOCK / places.max(1)).max(1);
-            for i in (0..count).step_by(together) {
-                let planes = first + i..first + count.min(i + together);
-                let size = places * self.out.size();
-                let out = &mut outs[0][i * size..(i + planes.len()) * size];
-                if let Err(e) = self.some(planes, operands, &inputs, out, local)
-                    && let Ok(mut failed) = failed.lock()
-                {
-                    *failed = Some(e);
+        workers.chunks(
+            &mut [out],
+            &[positions * self.out.size()],
+            self.planes(),
+            grain,
+            |first, count, outs, local| {
+                if let Some(code) = &self.code {
+                    code.start(&mut local.registers);
                 }
-            }
-        });
+                // Small planes are computed together, as many as fill a block.
+                let together = (BLOCK / positions.max(1)).max(1);
+                for i in (0..count).step_by(together) {
+                    let planes = first + i..first + count.min(i + together);
+                    let size = positions * self.out.size();
+                    let out = &mut outs[0][i * size..(i + planes.len()) * size];
+                    if let Err(e) = self.some(planes, operands, &inputs, out, local)
+                        && let Ok(mut failed) = failed.lock()
+                    {
+                        *failed = Some(e);
+                    }
+                }
+            },
+        );
         failed.into_inner().ok().flatten().map_or(Ok(()), Err)
     }
 
@@ -139,10 +145,10 @@ impl DirectCode {
         local: &mut Local,
     ) -> Result<()> {
         let Local { registers, a, b, c, .. } = local;
-        let places = self.windows.places();
-        let len = planes.len() * places;
+        let positions = self.windows.positions();
+        let len = planes.len() * positions;
         let sums = c.at_least(len * self.acc.size())?;
-        for (index, sums) in planes.clone().zip(sums.chunks_exact_mut((places * self.acc.size()).max(1))) {
+        for (index, sums) in planes.clone().zip(sums.chunks_exact_mut((positions * self.acc.size()).max(1))) {
             match self.acc {
                 DType::F64 => {
                     let (x, w) = self.values::<f64>(index, operands, [&mut *a, &mut *b])?;
@@ -160,8 +166,8 @@ impl DirectCode {
         };
         for at in (0..len).step_by(BLOCK) {
             let count = BLOCK.min(len - at);
-            let feed = PlaneFeed { code: self, inputs, sums, first: planes.start * places };
-            code.run(registers, &feed, at, count);
+            let loader = PlaneLoader { code: self, inputs, sums, first: planes.start * positions };
+            code.run(registers, &loader, at, count);
             code.store(registers, 0, out, at, count);
         }
         Ok(())
@@ -190,14 +196,14 @@ impl DirectCode {
 }
 
 /// Elements of a plane of results: element 0 is element `first` of all results.
-struct PlaneFeed<'a, 'b> {
+struct PlaneLoader<'a, 'b> {
     code: &'a DirectCode,
     inputs: &'a [Input<'b>],
     sums: &'a [u8],
     first: usize,
 }
 
-impl Feed for PlaneFeed<'_, '_> {
+impl Loader for PlaneLoader<'_, '_> {
     fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
         let sums = source == Source::Acc && self.code.acc == DType::F32;
         if sums { bytemuck::cast_slice(self.sums).get(start..start + len) } else { None }

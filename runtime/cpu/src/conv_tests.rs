@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, JOININGS};
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, SCATTER_REDUCTIONS};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, InView};
 use hypatia_dsl::scalar::{Term, TermNode};
@@ -309,7 +309,7 @@ fn windows_sorting_and_scattering_agree_with_the_reference() {
                 let (rows, count) = (shape[0] as i64, n.pick(0, 5));
                 let at = n.values(DType::I64, &[count], |rng| rng.random_range(-rows..rows) as f64);
                 let updates = n.values(dtype, &[count, shape[1], shape[2]], special);
-                let how = JOININGS[n.pick(0, JOININGS.len() - 1)].0.to_string();
+                let how = SCATTER_REDUCTIONS[n.pick(0, SCATTER_REDUCTIONS.len() - 1)].0.to_string();
                 n.graph.builtin(BuiltinOp::Scatter, &[x, at, updates], vec![AttrValue::Str(how)]).unwrap()
             }
         };

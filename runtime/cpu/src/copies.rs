@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use bytemuck::Pod;
-use hypatia_dsl::builtin::Joining;
+use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 use smallvec::SmallVec;
 
@@ -334,16 +334,22 @@ pub fn gather_nd(workers: &Workers<'_>, x: Operand<'_>, ids: Operand<'_>, batch:
 
 /// Joins rows of `out`, which has that shape, with those of `updates`. Both operands are
 /// contiguous.
-pub fn scatter(ids: Operand<'_>, updates: Operand<'_>, how: Joining, shape: &[usize], out: &mut [u8]) -> Result<()> {
+pub fn scatter(
+    ids: Operand<'_>,
+    updates: Operand<'_>,
+    reduction: ScatterReduction,
+    shape: &[usize],
+    out: &mut [u8],
+) -> Result<()> {
     let (rows, dtype) = (shape[0], updates.view.dtype);
     let (width, size) = (shape[1..].iter().product::<usize>(), dtype.size());
     for i in 0..ids.view.len() {
         let row = resolve(index_at(ids, i), rows)?;
         let from = updates.view.offset + i * width;
         let old = &mut out[row * width * size..(row + 1) * width * size];
-        match how {
-            Joining::Set => old.copy_from_slice(&updates.bytes[from * size..(from + width) * size]),
-            Joining::By(f) => {
+        match reduction {
+            ScatterReduction::Replace => old.copy_from_slice(&updates.bytes[from * size..(from + width) * size]),
+            ScatterReduction::Combine(f) => {
                 for (column, old) in old.chunks_exact_mut(size).enumerate() {
                     let view = View { offset: 0, shape: Vec::new(), strides: Vec::new(), ..updates.view.clone() };
                     let a = Operand { bytes: old, view: &view }.element(0);

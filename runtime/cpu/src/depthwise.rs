@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use super::gemm::{Filters, Packed, packed_filters};
 use super::im2col::Patches;
-use super::interp::{BLOCK, Code, Dst, Feed, read};
+use super::interp::{BLOCK, Code, Dst, Loader, read};
 use super::pointwise::{Input, gather};
 use super::simd::dispatch;
 use super::threads::{Local, Workers};
@@ -92,7 +92,7 @@ impl DepthwiseCode {
         let (rows, channels) = (self.patches.rows(), self.patches.channels());
         let operand = x.len() / self.acc.size();
         if out.len() != rows * channels * self.out.size() || self.offset + self.patches.elements() > operand {
-            return Err(Error::Internal(format!("{rows} places of {channels} into {} bytes", out.len())));
+            return Err(Error::Internal(format!("{rows} positions of {channels} into {} bytes", out.len())));
         }
         let inputs = inputs.iter().zip(reads).zip(&self.strides).map(|((bytes, v), strides)| Input {
             bytes,
@@ -110,8 +110,8 @@ impl DepthwiseCode {
             // Positions are computed together, as many as fill a block.
             let together = (BLOCK / channels.max(1)).max(1);
             for i in (0..count).step_by(together) {
-                let places = i..count.min(i + together);
-                let out = &mut outs[0][places.start * size..places.end * size];
+                let positions = i..count.min(i + together);
+                let out = &mut outs[0][positions.start * size..positions.end * size];
                 if let Err(e) = self.some(first + i, x, &inputs, out, local)
                     && let Ok(mut failed) = failed.lock()
                 {
@@ -151,8 +151,8 @@ impl DepthwiseCode {
         };
         for at in (0..len).step_by(BLOCK) {
             let count = BLOCK.min(len - at);
-            let feed = PlaceFeed { code: self, inputs, sums, first: first * self.patches.channels() };
-            code.run(registers, &feed, at, count);
+            let loader = PositionLoader { code: self, inputs, sums, first: first * self.patches.channels() };
+            code.run(registers, &loader, at, count);
             code.store(registers, 0, out, at, count);
         }
         Ok(())
@@ -163,7 +163,7 @@ impl DepthwiseCode {
 fn meet_padding<T: Widen>(p: &Patches, w: &[T], first: usize, out: &mut [T]) {
     let ([ay, ax], channels) = (p.axes(), p.channels());
     for (i, out) in out.chunks_exact_mut(channels).enumerate() {
-        let (_, [oy, ox]) = p.place(first + i);
+        let (_, [oy, ox]) = p.position(first + i);
         let (lines, taps) = (ay.taps(oy), ax.taps(ox));
         for (tap, weights) in w.chunks_exact(channels).enumerate().take(p.taps()) {
             if lines.contains(&(tap / ax.window.size)) && taps.contains(&(tap % ax.window.size)) {
@@ -179,14 +179,14 @@ fn meet_padding<T: Widen>(p: &Patches, w: &[T], first: usize, out: &mut [T]) {
 }
 
 /// Elements of a range of positions: element 0 is element `first` of all results.
-struct PlaceFeed<'a, 'b> {
+struct PositionLoader<'a, 'b> {
     code: &'a DepthwiseCode,
     inputs: &'a [Input<'b>],
     sums: &'a [u8],
     first: usize,
 }
 
-impl Feed for PlaceFeed<'_, '_> {
+impl Loader for PositionLoader<'_, '_> {
     fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
         let sums = source == Source::Acc && self.code.acc == DType::F32;
         if sums { bytemuck::cast_slice(self.sums).get(start..start + len) } else { None }
@@ -234,7 +234,7 @@ macro_rules! depthwise {
                 let x_steps = [ay.window.dilation * ax.input * channels, ax.window.dilation * channels];
                 let w_steps = [ax.window.size * channels, channels];
                 for (i, out) in out.chunks_exact_mut(channels).enumerate() {
-                    let (image, [oy, ox]) = p.place(first + i);
+                    let (image, [oy, ox]) = p.position(first + i);
                     let (lines, taps) = (ay.taps(oy), ax.taps(ox));
                     if lines.is_empty() || taps.is_empty() {
                         out.fill(0.0);

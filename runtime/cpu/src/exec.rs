@@ -317,10 +317,10 @@ impl Executor {
                 }
                 code.run(&workers, &own, &mut outs, r.rows);
             }
-            (Action::Scatter(how), PreparedStep::Copies(copies)) => {
+            (Action::Scatter(reduction), PreparedStep::Copies(copies)) => {
                 copies.iter().for_each(|w| w.run(&workers, reads[0], outs[0]));
                 let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
-                copies::scatter(source(1), source(2), *how, shape, outs[0])?;
+                copies::scatter(source(1), source(2), *reduction, shape, outs[0])?;
             }
             (Action::Argsort(axis, descending), _) => reduce::argsort(source(0), *axis, *descending, outs[0]),
             (_, PreparedStep::Copies(copies)) => {

@@ -68,7 +68,7 @@ impl Geometry {
 
 impl Windows {
     /// Results per image and filter.
-    pub fn places(&self) -> usize {
+    pub fn positions(&self) -> usize {
         self.output.iter().product()
     }
 
@@ -101,7 +101,7 @@ impl Windows {
     /// The elements of a plane that a tap reads.
     pub fn segments(&self, tap: usize) -> Vec<Segment> {
         let (mut all, mut done): (Vec<Segment>, usize) = (Vec::new(), 0);
-        self.lines(tap, 0, self.places(), |at| {
+        self.lines(tap, 0, self.positions(), |at| {
             let to = done + at.skip;
             done += at.count;
             if at.read == 0 {
@@ -326,7 +326,7 @@ impl Patches {
 
     /// Image of a result, and its index along both axes.
     #[inline(always)]
-    pub fn place(&self, row: usize) -> (usize, [usize; 2]) {
+    pub fn position(&self, row: usize) -> (usize, [usize; 2]) {
         let [y, x] = &self.axes;
         let (line, column) = (row / x.output, row % x.output);
         (line / y.output, [line % y.output, column])
@@ -347,7 +347,7 @@ impl Patches {
         // Taps of a line that are contiguous in memory are copied at once.
         let (line, together) = (x.window.size * self.channels, x.window.dilation == 1);
         for (row, to) in rows.zip(to.chunks_mut(stride)) {
-            let (image, [oy, ox]) = self.place(row);
+            let (image, [oy, ox]) = self.position(row);
             let (lines, taps) = (y.taps(oy), x.taps(ox));
             for tap in ks.start / line..ks.end.div_ceil(line) {
                 let own = ks.start.max(tap * line)..ks.end.min((tap + 1) * line);

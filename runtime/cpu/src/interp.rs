@@ -84,11 +84,11 @@ pub enum Dst<'a> {
 }
 
 /// Where a term's operands come from.
-pub trait Feed {
+pub trait Loader {
     /// Fills `dst` with the elements of the index space from `start` on.
     fn load(&self, source: Source, start: usize, dst: Dst<'_>);
 
-    /// The elements that [`Feed::load`] would give, if they are contiguous f32 in memory.
+    /// The elements that [`Loader::load`] would give, if they are contiguous f32 in memory.
     fn direct(&self, _source: Source, _start: usize, _len: usize) -> Option<&[f32]> {
         None
     }
@@ -152,14 +152,14 @@ impl Code {
     }
 
     /// Runs on `len` elements from `start` on.
-    pub fn run(&self, registers: &mut Registers, feed: &dyn Feed, start: usize, len: usize) {
-        run(&self.instrs, registers, feed, start, len);
+    pub fn run(&self, registers: &mut Registers, loader: &dyn Loader, start: usize, len: usize) {
+        run(&self.instrs, registers, loader, start, len);
     }
 
     /// Runs the instructions of result `index` that did not run for the results before it.
-    pub fn run_root(&self, registers: &mut Registers, feed: &dyn Feed, index: usize, start: usize, len: usize) {
+    pub fn run_root(&self, registers: &mut Registers, loader: &dyn Loader, index: usize, start: usize, len: usize) {
         let from = if index == 0 { 0 } else { self.ends[index - 1] };
-        run(&self.instrs[from..self.ends[index]], registers, feed, start, len);
+        run(&self.instrs[from..self.ends[index]], registers, loader, start, len);
     }
 
     /// Passes the first `len` elements of result `index` of the last run to `f` as f64.
@@ -379,19 +379,19 @@ fn held<'a>(registers: &'a Registers, directs: &Directs<'a>, register: usize) ->
 
 dispatch! {
     /// Runs instructions on `len` elements from `start` on.
-    fn run(instrs: &[Instr], registers: &mut Registers, feed: &dyn Feed, start: usize, len: usize) {
+    fn run(instrs: &[Instr], registers: &mut Registers, loader: &dyn Loader, start: usize, len: usize) {
         let mut directs: Directs<'_> = [None; DIRECT];
         for i in instrs {
             match bank(i.lane) {
                 0 => {
                     if let (TypedOp::Load(source), true) = (i.op, i.direct)
-                        && let Some(memory) = feed.direct(source, start, len)
+                        && let Some(memory) = loader.direct(source, start, len)
                     {
                         directs[i.dst] = Some(memory);
                         continue;
                     }
                     let mut out = std::mem::take(&mut registers.f32s[i.dst]);
-                    i.run_f32(registers, &directs, feed, start, &mut out[..len]);
+                    i.run_f32(registers, &directs, loader, start, &mut out[..len]);
                     registers.f32s[i.dst] = out;
                     if let Some(direct) = directs.get_mut(i.dst) {
                         *direct = None;
@@ -399,17 +399,17 @@ dispatch! {
                 }
                 1 => {
                     let mut out = std::mem::take(&mut registers.f64s[i.dst]);
-                    i.run_f64(registers, feed, start, &mut out[..len]);
+                    i.run_f64(registers, loader, start, &mut out[..len]);
                     registers.f64s[i.dst] = out;
                 }
                 2 => {
                     let mut out = std::mem::take(&mut registers.ints[i.dst]);
-                    i.run_int(registers, feed, start, &mut out[..len]);
+                    i.run_int(registers, loader, start, &mut out[..len]);
                     registers.ints[i.dst] = out;
                 }
                 _ => {
                     let mut out = std::mem::take(&mut registers.bools[i.dst]);
-                    i.run_bool(registers, feed, start, &mut out[..len]);
+                    i.run_bool(registers, loader, start, &mut out[..len]);
                     registers.bools[i.dst] = out;
                 }
             }
@@ -438,12 +438,19 @@ macro_rules! map {
 
 impl Instr {
     #[inline(always)]
-    fn run_f32(&self, registers: &Registers, directs: &Directs<'_>, feed: &dyn Feed, start: usize, out: &mut [f32]) {
+    fn run_f32(
+        &self,
+        registers: &Registers,
+        directs: &Directs<'_>,
+        loader: &dyn Loader,
+        start: usize,
+        out: &mut [f32],
+    ) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         let op = self.op;
         match op {
-            TypedOp::Load(source) => feed.load(source, start, Dst::F32(out)),
+            TypedOp::Load(source) => loader.load(source, start, Dst::F32(out)),
             TypedOp::Lit(Literal(v)) => out.fill(v as f32),
             TypedOp::Convert(_) => match bank(self.from) {
                 0 => out.copy_from_slice(&registers.f32s[a][..out.len()]),
@@ -498,12 +505,12 @@ impl Instr {
     }
 
     #[inline(always)]
-    fn run_f64(&self, registers: &Registers, feed: &dyn Feed, start: usize, out: &mut [f64]) {
+    fn run_f64(&self, registers: &Registers, loader: &dyn Loader, start: usize, out: &mut [f64]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         let op = self.op;
         match op {
-            TypedOp::Load(source) => feed.load(source, start, Dst::F64(out)),
+            TypedOp::Load(source) => loader.load(source, start, Dst::F64(out)),
             TypedOp::Lit(Literal(v)) => out.fill(v),
             TypedOp::Convert(_) => match bank(self.from) {
                 0 => map!(out, |x: f32| x as f64, registers.f32s[a]),
@@ -538,13 +545,13 @@ impl Instr {
     }
 
     #[inline(always)]
-    fn run_int(&self, registers: &Registers, feed: &dyn Feed, start: usize, out: &mut [i64]) {
+    fn run_int(&self, registers: &Registers, loader: &dyn Loader, start: usize, out: &mut [i64]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         let dtype = self.lane;
         let op = self.op;
         match op {
-            TypedOp::Load(source) => feed.load(source, start, Dst::Int(out)),
+            TypedOp::Load(source) => loader.load(source, start, Dst::Int(out)),
             TypedOp::Lit(Literal(v)) => out.fill(dtype.round(v) as i64),
             TypedOp::Convert(_) => match bank(self.from) {
                 0 => map!(out, |x: f32| convert(Val::F(x as f64), dtype, true).i(), registers.f32s[a]),
@@ -578,7 +585,7 @@ impl Instr {
     }
 
     #[inline(always)]
-    fn run_bool(&self, registers: &Registers, feed: &dyn Feed, start: usize, out: &mut [u8]) {
+    fn run_bool(&self, registers: &Registers, loader: &dyn Loader, start: usize, out: &mut [u8]) {
         use BuiltinScalar::*;
         let [a, b, c] = self.args;
         macro_rules! compare {
@@ -593,7 +600,7 @@ impl Instr {
         }
         let op = self.op;
         match op {
-            TypedOp::Load(source) => feed.load(source, start, Dst::Bool(out)),
+            TypedOp::Load(source) => loader.load(source, start, Dst::Bool(out)),
             TypedOp::Lit(Literal(v)) => out.fill((v != 0.0) as u8),
             TypedOp::Convert(_) => match bank(self.from) {
                 0 => map!(out, |x: f32| (x != 0.0) as u8, registers.f32s[a]),
@@ -636,7 +643,7 @@ impl Instr {
 /// that type.
 pub fn of_numbers(f: BuiltinScalar, dtype: DType, args: [f64; 2]) -> f64 {
     struct Nothing;
-    impl Feed for Nothing {
+    impl Loader for Nothing {
         fn load(&self, _: Source, _: usize, _: Dst<'_>) {}
     }
     let lane = lane(dtype);

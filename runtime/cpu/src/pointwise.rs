@@ -7,7 +7,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
-use super::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
+use super::interp::{BLOCK, Code, Dst, Loader, part, read, repeat};
 use super::threads::Workers;
 
 /// An operand that is read along an index space.
@@ -44,8 +44,8 @@ impl Work<'_> {
             self.code.start(&mut local.registers);
             for at in (0..len).step_by(BLOCK) {
                 let count = BLOCK.min(len - at);
-                let feed = BlockFeed { work: self, outs: &*outs, first };
-                self.code.run(&mut local.registers, &feed, first + at, count);
+                let loader = BlockLoader { work: self, outs: &*outs, first };
+                self.code.run(&mut local.registers, &loader, first + at, count);
                 for (i, out) in outs.iter_mut().enumerate() {
                     self.code.store(&local.registers, i, out, at, count);
                 }
@@ -54,14 +54,14 @@ impl Work<'_> {
     }
 }
 
-struct BlockFeed<'a, 'b, 'c> {
+struct BlockLoader<'a, 'b, 'c> {
     work: &'a Work<'b>,
     outs: &'a [&'c mut [u8]],
     /// Linear index of the outputs' first element.
     first: usize,
 }
 
-impl Feed for BlockFeed<'_, '_, '_> {
+impl Loader for BlockLoader<'_, '_, '_> {
     /// Contiguous operands.
     fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
         let i = match source {

@@ -11,7 +11,7 @@ use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout};
 use hypatia_dsl::scalar::typed::Source;
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::interp::{BLOCK, Code, Dst, Feed, Registers, part, read};
+use super::interp::{BLOCK, Code, Dst, Loader, Registers, part, read};
 use super::math;
 use super::simd::dispatch;
 use super::threads::Workers;
@@ -118,8 +118,8 @@ impl RowCode {
         let (n, len) = (self.n, rows * self.n);
         for (i, kind) in self.reductions.iter().enumerate() {
             let (done, mine) = results.split_at_mut(i * rows);
-            let feed = RowFeed { code: self, inputs, results: done, first, rows, column: 0 };
-            self.whole.run_root(registers, &feed, i, 0, len);
+            let loader = RowLoader { code: self, inputs, results: done, first, rows, column: 0 };
+            self.whole.run_root(registers, &loader, i, 0, len);
             match self.whole.root_f32(registers, i, len) {
                 Some(values) => reduce_rows(*kind, values, n, mine),
                 None => {
@@ -135,9 +135,9 @@ impl RowCode {
             mine[..rows].iter_mut().for_each(|v| *v = self.results[i].round(*v));
         }
         let steps = self.reductions.len();
-        let feed = RowFeed { code: self, inputs, results: &results[..steps * rows], first, rows, column: 0 };
+        let loader = RowLoader { code: self, inputs, results: &results[..steps * rows], first, rows, column: 0 };
         for (i, access) in self.accesses.iter().enumerate() {
-            self.whole.run_root(registers, &feed, steps + i, 0, len);
+            self.whole.run_root(registers, &loader, steps + i, 0, len);
             match access {
                 RowAccess::PerRow => {
                     for row in 0..rows {
@@ -170,14 +170,14 @@ impl RowCode {
         let steps = self.reductions.len();
         for (i, kind) in self.reductions.iter().enumerate() {
             let (done, mine) = results.split_at_mut(i);
-            let mut feed = RowFeed { code: self, inputs, results: done, first: row, rows: 1, column: 0 };
+            let mut loader = RowLoader { code: self, inputs, results: done, first: row, rows: 1, column: 0 };
             let code = &self.pieces[i];
             code.start(registers);
             let mut strands = [identity(*kind); STRANDS];
             for start in (0..self.n).step_by(BLOCK) {
                 let count = BLOCK.min(self.n - start);
-                feed.column = start;
-                code.run(registers, &feed, 0, count);
+                loader.column = start;
+                code.run(registers, &loader, 0, count);
                 match code.root_f32(registers, 0, count) {
                     Some(values) => accumulate(*kind, &mut strands, values),
                     None => {
@@ -191,15 +191,15 @@ impl RowCode {
             }
             mine[0] = self.results[i].round(finished(*kind, total(*kind, &strands), self.n));
         }
-        let mut feed = RowFeed { code: self, inputs, results, first: row, rows: 1, column: 0 };
+        let mut loader = RowLoader { code: self, inputs, results, first: row, rows: 1, column: 0 };
         for (i, access) in self.accesses.iter().enumerate() {
             let code = &self.pieces[steps + i];
             code.start(registers);
             let (base, len) = if *access == RowAccess::PerRow { (at, 1) } else { (at * self.n, self.n) };
             for start in (0..len).step_by(BLOCK) {
                 let count = BLOCK.min(len - start);
-                feed.column = start;
-                code.run(registers, &feed, 0, count);
+                loader.column = start;
+                code.run(registers, &loader, 0, count);
                 match access {
                     RowAccess::Strided => self.scatter((code, 0), registers, outs[i], i, (row, start, 0), count),
                     _ => code.store(registers, 0, outs[i], base + start, count),
@@ -379,7 +379,7 @@ dispatch! {
 }
 
 /// The operands of a range of rows.
-struct RowFeed<'a> {
+struct RowLoader<'a> {
     code: &'a RowCode,
     inputs: &'a [&'a [u8]],
     /// Results of reductions, `rows` values each.
@@ -390,7 +390,7 @@ struct RowFeed<'a> {
     column: usize,
 }
 
-impl Feed for RowFeed<'_> {
+impl Loader for RowLoader<'_> {
     /// Operands whose rows are contiguous in memory.
     fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
         let Source::In(i) = source else { return None };
@@ -437,7 +437,7 @@ impl Feed for RowFeed<'_> {
     }
 }
 
-impl RowFeed<'_> {
+impl RowLoader<'_> {
     /// Loads the elements of a strided row.
     fn load_strided(&self, input: usize, row: usize, mut dst: Dst<'_>) {
         let (bytes, dtype, layout) = (self.inputs[input], self.code.inputs[input].0, &self.code.layout);

@@ -81,20 +81,20 @@ impl Constants {
     }
 }
 
-/// The places that a launch refers to, and whether each is read transposed.
+/// The locations that a launch refers to, and whether each is read transposed.
 fn reads(launch: &Launch) -> Vec<(Storage, bool)> {
-    let places: Vec<Location> = match launch {
-        Launch::Kernel(kernel) => kernel.places().copied().collect(),
+    let locations: Vec<Location> = match launch {
+        Launch::Kernel(kernel) => kernel.locations().copied().collect(),
         Launch::Zeros(at, _) => vec![*at],
         Launch::Product(p) => {
             let others = [&p.bias, &p.aux].into_iter().flatten().copied();
             let transposed = p.transposed_weight();
             let operands = p.calls.iter().flat_map(|call| call.iter().enumerate());
             let given = operands.filter(|(side, _)| transposed.is_none_or(|o| o.side != *side)).map(|(_, at)| *at);
-            let places: Vec<Location> = given.chain(others).collect();
+            let locations: Vec<Location> = given.chain(others).collect();
             let transposed = transposed.map(|other| (Storage::Constant(other.constant), true));
-            return places.into_iter().map(|at| (at.storage, false)).chain(transposed).collect();
+            return locations.into_iter().map(|at| (at.storage, false)).chain(transposed).collect();
         }
     };
-    places.into_iter().map(|at| (at.storage, false)).collect()
+    locations.into_iter().map(|at| (at.storage, false)).collect()
 }

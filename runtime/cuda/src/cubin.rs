@@ -11,7 +11,7 @@ use cudarc::driver::CudaModule;
 use hypatia_templates::cuda::NVRTC_OPTIONS;
 
 use super::device::Gpu;
-use super::nvrtc::Nvrtc;
+use super::nvrtc::{Nvrtc, NvrtcError};
 use hypatia_cache::{Cache, Key, KeyMaker};
 use hypatia_tensor::error::{Error, Result};
 
@@ -78,6 +78,23 @@ pub fn codes(gpu: &Gpu, sources: &[String]) -> Result<Codes> {
         }
     }
     Ok(Codes { keys, found, origins })
+}
+
+/// The machine code of one source, which [`codes`] finds too from now on.
+pub fn code(gpu: &Gpu, source: &str) -> std::result::Result<Vec<u8>, NvrtcError> {
+    let nvrtc = Nvrtc::get()?;
+    let key = key(source, &gpu.arch(), &format!("{}.{}", nvrtc.version().0, nvrtc.version().1));
+    let store = Cache::shared().as_ref().ok().map(|cache| &cache.cubins);
+    if let Some(code) = gpu.code(&key).or_else(|| store.and_then(|s| s.get(&key))) {
+        gpu.keep_code(key, code.clone());
+        return Ok(code);
+    }
+    let code = nvrtc.compile(source, "kernel.cu", &gpu.arch())?.bytes;
+    if let Some(store) = store {
+        store.put(&key, &code);
+    }
+    gpu.keep_code(key, code.clone());
+    Ok(code)
 }
 
 /// Compiles the missing code of these sources for the plans that are prepared next.

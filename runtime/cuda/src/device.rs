@@ -21,6 +21,7 @@ use hypatia_tensor::tensor::Tensor;
 
 /// An open GPU.
 pub struct Gpu {
+    ordinal: usize,
     context: Arc<CudaContext>,
     /// The stream for uploads.
     stream: Arc<CudaStream>,
@@ -118,6 +119,7 @@ impl Gpu {
         let stream = context.new_stream().map_err(|e| failed("cuStreamCreate", e))?;
         let lt = Lt::new()?;
         Ok(Gpu {
+            ordinal,
             context,
             stream,
             name,
@@ -129,6 +131,11 @@ impl Gpu {
             codes: Mutex::default(),
             weights: Mutex::default(),
         })
+    }
+
+    /// Its number according to the driver, from 0.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
     }
 
     /// Its name according to the driver.

@@ -34,7 +34,7 @@ pub(super) fn failed(call: &str, e: DriverError) -> Error {
 pub(super) fn missing(what: &str, tried: &[Tried]) -> Error {
     let mut text = format!("{what} was not found. Tried:");
     for t in tried {
-        text.push_str(&format!("\n  {}: {}", t.place, t.reason));
+        text.push_str(&format!("\n  {}: {}", t.location, t.reason));
     }
     text.push_str("\nName its folder in HYPATIA_CUDA_PATH, or use --device cpu");
     Error::Device(text)

@@ -8,23 +8,23 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, sys};
+use cudarc::driver::{CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 
-use super::address::Bases;
+use super::address::{Bases, Location};
 use super::capture::Graph;
 use super::device::Gpu;
 use super::driver::failed;
 use super::launch::Launch;
 use super::lt::WORKSPACE;
-use super::memory::DeviceMemory;
+use super::memory::{DeviceMemory, bind};
 use super::pointer_arrays;
 use super::submit::{SideStreams, submit};
 use super::tune::{MAX_OPERANDS, Tuner, WARM, footprint, machine, problem, random};
 use crate::tuner::Measured;
 use crate::tuning::Choice;
-use hypatia_plan::{Plan, Step, Storage};
-use hypatia_tensor::error::Result;
+use hypatia_plan::{Plan, Step, Storage, View};
+use hypatia_tensor::error::{Error, Result};
 
 /// The stored form of the choice for the call, in the field of a product's algorithm.
 const CALL: [u64; 8] = [1; 8];
@@ -61,7 +61,8 @@ pub(super) fn faster(
 }
 
 /// Memory in which a step can run in isolation: whole buffers of random numbers.
-struct Scratch {
+pub(crate) struct Scratch {
+    stream: Arc<CudaStream>,
     bases: Bases,
     // Keeps the memory behind `bases` alive.
     _memory: Vec<DeviceMemory>,
@@ -69,7 +70,7 @@ struct Scratch {
 
 impl Scratch {
     /// `None` if the buffers are too large to be allocated a second time.
-    fn of(stream: &Arc<CudaStream>, plan: &Plan, step: &Step) -> Result<Option<Scratch>> {
+    pub(crate) fn of(stream: &Arc<CudaStream>, plan: &Plan, step: &Step) -> Result<Option<Scratch>> {
         let mut sizes: HashMap<Storage, (DType, usize)> = HashMap::new();
         let mut arena = 0;
         for view in step.reads.iter().chain(&step.writes) {
@@ -106,22 +107,80 @@ impl Scratch {
         }
         // Random numbers can stand for their transpose.
         bases.transposed.clone_from(&bases.constants);
-        Ok(Some(Scratch { bases, _memory: memory }))
+        Ok(Some(Scratch { stream: stream.clone(), bases, _memory: memory }))
+    }
+
+    /// The address of the buffer of a view, and its bytes.
+    fn buffer(&self, plan: &Plan, view: &View) -> (u64, usize) {
+        let buffer = &plan.buffers[view.buffer.index()];
+        let at = Location { storage: buffer.storage, bytes: 0 };
+        (self.bases.address(&at), buffer.len * buffer.dtype.size())
+    }
+
+    /// The contents of the buffer of a view that the step reads or writes.
+    pub(crate) fn read(&self, plan: &Plan, view: &View) -> Result<Vec<u8>> {
+        let (address, bytes) = self.buffer(plan, view);
+        let mut out = vec![0; bytes];
+        if bytes > 0 {
+            bind(&self.stream)?;
+            // SAFETY: the buffer is in the scratch and has that many bytes; the host's vector lives
+            // until the synchronisation below.
+            unsafe { result::memcpy_dtoh_async(&mut out, address, self.stream.cu_stream()) }
+                .map_err(|e| failed("cuMemcpyDtoHAsync", e))?;
+        }
+        self.stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
+        Ok(out)
+    }
+
+    /// Replaces the contents of the buffer of a view that the step reads.
+    pub(crate) fn write(&self, plan: &Plan, view: &View, contents: &[u8]) -> Result<()> {
+        let (address, bytes) = self.buffer(plan, view);
+        if contents.len() != bytes {
+            return Err(Error::Internal(format!("{} bytes into a buffer of {bytes}", contents.len())));
+        }
+        if bytes > 0 {
+            bind(&self.stream)?;
+            // SAFETY: the buffer is in the scratch and has that many bytes. Pageable memory is
+            // staged before the call returns.
+            unsafe { result::memcpy_htod_async(address, contents, self.stream.cu_stream()) }
+                .map_err(|e| failed("cuMemcpyHtoDAsync", e))?;
+        }
+        Ok(())
+    }
+
+    /// Runs launches of the step once, to completion.
+    pub(crate) fn run(&mut self, gpu: &Arc<Gpu>, launches: &mut [Launch]) -> Result<()> {
+        guess(gpu, launches.iter_mut())?;
+        let _lists = pointer_arrays::write(&self.stream, launches.iter_mut(), &mut self.bases)?;
+        let sides = SideStreams::new(gpu, launches.iter().map(Launch::calls).max().unwrap_or(1))?;
+        // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the plan
+        // says, and lives until the stream is done, below.
+        let mut submit = |launch: &mut Launch| unsafe { submit(gpu, &self.stream, &sides, launch, &self.bases) };
+        launches.iter_mut().try_for_each(&mut submit)?;
+        self.stream.synchronize().map_err(|e| failed("running a step", e))
     }
 }
 
-/// The median time of each variant in microseconds; `None` if they cannot be timed.
-pub(super) fn time(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, variants: &mut [Vec<Launch>]) -> Result<Option<Vec<f64>>> {
-    let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
-    for launch in variants.iter_mut().flatten() {
+/// Gives products that have no algorithm yet the library's first guess; false if it has none.
+fn guess<'a>(gpu: &Gpu, launches: impl Iterator<Item = &'a mut Launch>) -> Result<bool> {
+    for launch in launches {
         if let Launch::Product(product) = launch
             && product.guessed
         {
             product.algorithms = product.matmul.algorithms(gpu.lt(), 1)?;
             if product.algorithms.is_empty() {
-                return Ok(None);
+                return Ok(false);
             }
         }
+    }
+    Ok(true)
+}
+
+/// The median time of each variant in microseconds; `None` if they cannot be timed.
+pub(super) fn time(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, variants: &mut [Vec<Launch>]) -> Result<Option<Vec<f64>>> {
+    let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+    if !guess(gpu, variants.iter_mut().flatten())? {
+        return Ok(None);
     }
     let Some(mut scratch) = Scratch::of(&stream, plan, step)? else { return Ok(None) };
     let _lists = pointer_arrays::write(&stream, variants.iter_mut().flatten(), &mut scratch.bases)?;

@@ -13,7 +13,7 @@ use hypatia_cache::children;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tried {
     /// A file or folder, or a name passed to the system's loader.
-    pub place: String,
+    pub location: String,
     /// Why it failed.
     pub reason: String,
 }
@@ -22,7 +22,7 @@ pub struct Tried {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchFolder {
     /// The folder.
-    pub folder: PathBuf,
+    pub path: PathBuf,
     /// `HYPATIA_CUDA_PATH`, `toolkit`, ...
     pub origin: &'static str,
 }
@@ -42,7 +42,7 @@ const INSIDE: &[&str] = &[
 ];
 
 /// All existing folders in search order.
-pub fn places() -> Vec<SearchFolder> {
+pub fn search_folders() -> Vec<SearchFolder> {
     let mut roots: Vec<(PathBuf, &'static str)> = Vec::new();
     let mut variable = |name: &'static str| {
         if let Some(v) = std::env::var_os(name).filter(|v| !v.is_empty()) {
@@ -69,9 +69,9 @@ pub fn places() -> Vec<SearchFolder> {
     let mut out = Vec::new();
     for (root, origin) in roots {
         for sub in INSIDE {
-            let folder = if sub.is_empty() { root.clone() } else { root.join(sub) };
-            if folder.is_dir() && seen.insert(folder.canonicalize().unwrap_or_else(|_| folder.clone())) {
-                out.push(SearchFolder { folder, origin });
+            let path = if sub.is_empty() { root.clone() } else { root.join(sub) };
+            if path.is_dir() && seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
+                out.push(SearchFolder { path, origin });
             }
         }
     }
@@ -152,23 +152,25 @@ impl Library {
 pub fn open_first(names: &[&str], before: &[&str], first: &[PathBuf]) -> Result<Library, Vec<Tried>> {
     let mut tried = Vec::new();
     let mut folders: Vec<SearchFolder> = first.iter().flat_map(|f| inside(f, "given")).collect();
-    let all = places();
+    let all = search_folders();
     let (own, others): (Vec<SearchFolder>, Vec<SearchFolder>) =
         all.into_iter().partition(|p| p.origin == "HYPATIA_CUDA_PATH");
     folders.extend(own);
-    for place in &folders {
-        if let Some(found) = open_in(place, names, before, &mut tried) {
+    for folder in &folders {
+        if let Some(found) = open_in(folder, names, before, &mut tried) {
             return Ok(found);
         }
     }
     for name in names {
         match Library::open(Path::new(name), "system loader") {
             Ok(l) => return Ok(l),
-            Err(_) => tried.push(Tried { place: name.to_string(), reason: "not known to the system's loader".into() }),
+            Err(_) => {
+                tried.push(Tried { location: name.to_string(), reason: "not known to the system's loader".into() })
+            }
         }
     }
-    for place in &others {
-        if let Some(found) = open_in(place, names, before, &mut tried) {
+    for folder in &others {
+        if let Some(found) = open_in(folder, names, before, &mut tried) {
             return Ok(found);
         }
     }
@@ -178,32 +180,32 @@ pub fn open_first(names: &[&str], before: &[&str], first: &[PathBuf]) -> Result<
 fn inside(root: &Path, origin: &'static str) -> Vec<SearchFolder> {
     INSIDE
         .iter()
-        .map(|s| SearchFolder { folder: if s.is_empty() { root.to_path_buf() } else { root.join(s) }, origin })
-        .filter(|p| p.folder.is_dir())
+        .map(|s| SearchFolder { path: if s.is_empty() { root.to_path_buf() } else { root.join(s) }, origin })
+        .filter(|p| p.path.is_dir())
         .collect()
 }
 
-fn open_in(place: &SearchFolder, names: &[&str], before: &[&str], tried: &mut Vec<Tried>) -> Option<Library> {
+fn open_in(folder: &SearchFolder, names: &[&str], before: &[&str], tried: &mut Vec<Tried>) -> Option<Library> {
     for name in names {
-        let path = place.folder.join(name);
+        let path = folder.path.join(name);
         if !path.is_file() {
             continue;
         }
         for prefix in before {
-            for file in children(&place.folder, prefix) {
-                if let Err(reason) = Library::open(&file, place.origin) {
-                    tried.push(Tried { place: file.display().to_string(), reason });
+            for file in children(&folder.path, prefix) {
+                if let Err(reason) = Library::open(&file, folder.origin) {
+                    tried.push(Tried { location: file.display().to_string(), reason });
                 }
             }
         }
-        match Library::open(&path, place.origin) {
+        match Library::open(&path, folder.origin) {
             Ok(l) => return Some(l),
-            Err(reason) => tried.push(Tried { place: path.display().to_string(), reason }),
+            Err(reason) => tried.push(Tried { location: path.display().to_string(), reason }),
         }
     }
-    if tried.iter().all(|t| Path::new(&t.place).parent() != Some(&place.folder)) {
-        let reason = format!("no {} in it ({})", names.join(" or "), place.origin);
-        tried.push(Tried { place: place.folder.display().to_string(), reason });
+    if tried.iter().all(|t| Path::new(&t.location).parent() != Some(&folder.path)) {
+        let reason = format!("no {} in it ({})", names.join(" or "), folder.origin);
+        tried.push(Tried { location: folder.path.display().to_string(), reason });
     }
     None
 }
@@ -218,7 +220,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("libnone.so.1"), "no library").unwrap();
         let tried = open_first(&["libnone.so.1"], &[], &[folder.path().to_path_buf()]).unwrap_err();
-        assert!(tried[0].place.ends_with("libnone.so.1") && !tried[0].reason.is_empty(), "{tried:?}");
-        assert!(tried.iter().any(|t| t.place == "libnone.so.1"));
+        assert!(tried[0].location.ends_with("libnone.so.1") && !tried[0].reason.is_empty(), "{tried:?}");
+        assert!(tried.iter().any(|t| t.location == "libnone.so.1"));
     }
 }

@@ -10,5 +10,5 @@ mod write;
 
 pub use hypatia_templates::cuda::{CudaSource, EmitError};
 pub use hypatia_templates::instances::{Body, Instance, Scope, Skipped, instantiate, of_program};
-pub use plan::{OfPlan, of_plan};
+pub use plan::{PlanKernels, of_plan};
 pub use write::{ChoiceEntry, Manifest, Request, StepEntry, Written, write};

@@ -60,6 +60,9 @@ const FEW: usize = 24;
 
 /// The index of the entry point for that work, with grid and block.
 pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32; 3])> {
+    if let Some(declared) = &work.declared {
+        return Ok((0, declared.grid, declared.block));
+    }
     let n = work.n as u64;
     let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
     let columns = source.entries.iter().position(|e| matches!(e.geometry, Geometry::Columns { .. }));
@@ -108,23 +111,25 @@ pub fn arguments(
 }
 
 impl KernelLaunch {
-    /// A launch of an entry point with that geometry over a grid of blocks. If each cluster
-    /// processes several rows, the grid has no more clusters than the device can run at once.
+    /// A launch of an entry point with that geometry over a grid of blocks, each with `shared`
+    /// bytes of dynamic memory. If each cluster processes several rows, the grid has no more
+    /// clusters than the device can run at once.
     pub fn new(
         function: CudaFunction,
         geometry: Geometry,
-        [mut grid, block]: [[u32; 3]; 2],
+        ([mut grid, block], shared): ([[u32; 3]; 2], u32),
         arguments: Vec<Argument>,
     ) -> Result<KernelLaunch> {
-        let shared = geometry.shared();
         let blocks = match geometry {
             Geometry::Clusters { blocks, .. } => Some(blocks),
             Geometry::Tiles { cluster, .. } => Some(cluster),
             _ => None,
         };
-        if let Some(blocks) = blocks.filter(|_| shared > 0) {
+        if shared > 0 {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             function.set_attribute(most, shared as i32).map_err(|e| failed("cuFuncSetAttribute", e))?;
+        }
+        if let Some(blocks) = blocks.filter(|_| shared > 0) {
             let resident = match blocks {
                 // GPUs before Hopper have no clusters.
                 1 => resident_blocks(&function, block[0], shared)?,
@@ -135,8 +140,18 @@ impl KernelLaunch {
         Ok(KernelLaunch { function, grid, block, shared, arguments })
     }
 
+    /// Its grid, its block, and the dynamic shared memory of a block in bytes.
+    pub fn shape(&self) -> ([u32; 3], [u32; 3], u32) {
+        (self.grid, self.block, self.shared)
+    }
+
+    /// Its arguments in order.
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments
+    }
+
     /// The locations that its arguments name.
-    pub fn places(&self) -> impl Iterator<Item = &Location> {
+    pub fn locations(&self) -> impl Iterator<Item = &Location> {
         self.arguments.iter().filter_map(|a| match a {
             Argument::Address(at) | Argument::Map { at, .. } => Some(at),
             Argument::Own(_) | Argument::Size(_) | Argument::Sizes(_) => None,

@@ -31,6 +31,7 @@ mod tensor_map;
 mod tests;
 mod tiled;
 mod transpose;
+pub mod trial;
 pub mod tune;
 pub mod tuner;
 pub mod tuning;

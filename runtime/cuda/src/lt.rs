@@ -94,7 +94,7 @@ pub struct Product {
 
 impl Product {
     /// True if operands are passed as lists of addresses.
-    pub fn by_addresses(&self) -> bool {
+    pub fn uses_pointer_arrays(&self) -> bool {
         self.outer > 1
     }
 
@@ -256,7 +256,7 @@ impl Matrix {
         let raw = result::create_matrix_layout(data_type(dtype)?, rows as u64, columns as u64, side.ld)
             .map_err(|e| failed("cublasLtMatrixLayoutCreate", e))?;
         let matrix = Matrix(raw);
-        if p.by_addresses() {
+        if p.uses_pointer_arrays() {
             matrix.set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (p.outer * p.batch) as i32)?;
             matrix.set(CUBLASLT_MATRIX_LAYOUT_BATCH_MODE, CUBLASLT_BATCH_MODE_POINTER_ARRAY as u32)?;
         } else if p.batch > 1 {
@@ -395,7 +395,7 @@ impl Algorithm {
     }
 
     /// True if it runs on parts of the sum, one launch after another.
-    pub fn parted(&self) -> bool {
+    pub fn is_split(&self) -> bool {
         self.parted
     }
 
@@ -542,7 +542,7 @@ impl Matmul {
         // The library rejects a second matrix, sums or address lists with either status.
         let epilogue = self.product.epilogue;
         let refused = status == sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE
-            && (epilogue.has_aux() || epilogue.stores_sums() || self.product.by_addresses());
+            && (epilogue.has_aux() || epilogue.stores_sums() || self.product.uses_pointer_arrays());
         if status == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED || refused {
             return Ok(Vec::new());
         }

@@ -60,7 +60,7 @@ impl fmt::Display for NvrtcError {
             NvrtcError::NotFound(tried) => {
                 writeln!(f, "NVRTC (libnvrtc.so.13 or .12) was not found. Tried:")?;
                 for t in tried {
-                    writeln!(f, "  {}: {}", t.place, t.reason)?;
+                    writeln!(f, "  {}: {}", t.location, t.reason)?;
                 }
                 write!(
                     f,
@@ -365,10 +365,10 @@ impl Drop for Handle<'_> {
 /// The folder with the headers of the library's toolkit, or of any other toolkit.
 fn toolkit_headers(library: &Path) -> Option<PathBuf> {
     let mut folders: Vec<PathBuf> = library.ancestors().skip(1).take(4).map(|a| a.join("include")).collect();
-    for place in super::find::places() {
-        folders.extend(place.folder.ancestors().take(4).map(|a| a.join("include")));
+    for folder in super::find::search_folders() {
+        folders.extend(folder.path.ancestors().take(4).map(|a| a.join("include")));
         // Python wheels keep the headers in a separate package.
-        folders.extend(place.folder.ancestors().nth(2).map(|a| a.join("cuda_runtime/include")));
+        folders.extend(folder.path.ancestors().nth(2).map(|a| a.join("cuda_runtime/include")));
     }
     folders.into_iter().find(|f| f.join("cuda_fp16.h").is_file() && f.join("cuda_bf16.h").is_file())
 }

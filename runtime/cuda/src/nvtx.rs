@@ -30,11 +30,11 @@ pub fn enable() -> Result<()> {
         return Ok(());
     }
     let library = open_first(&NAMES, &[], &[]).map_err(|tried| {
-        let places: Vec<String> = tried.iter().map(|t| format!("{}: {}", t.place, t.reason)).collect();
+        let locations: Vec<String> = tried.iter().map(|t| format!("{}: {}", t.location, t.reason)).collect();
         Error::Device(format!(
             "NVTX ({}) was not found; it comes with the CUDA toolkit and the Python package nvidia-nvtx. Tried:\n  {}",
             NAMES.join(" or "),
-            places.join("\n  ")
+            locations.join("\n  ")
         ))
     })?;
     let wrong = |reason| Error::Device(format!("{}: {reason}", library.path.display()));

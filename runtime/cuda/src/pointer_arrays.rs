@@ -23,7 +23,7 @@ pub(super) fn write<'a>(
     for launch in launches {
         let Launch::Product(product) = launch else { continue };
         let what = *product.matmul.product();
-        if let (true, Some(first)) = (what.by_addresses(), product.calls.first()) {
+        if let (true, Some(first)) = (what.uses_pointer_arrays(), product.calls.first()) {
             product.lists = (all.len() * size_of::<u64>()) as u64;
             all.extend(what.addresses([0, 1, 2].map(|side| bases.address(&first[side]))));
         }

@@ -37,7 +37,7 @@ fn missing(reason: impl Into<String>) -> Missing {
     Missing { reason: reason.into(), tried: Vec::new() }
 }
 
-fn nowhere(what: &str, tried: Vec<Tried>) -> Missing {
+fn not_found(what: &str, tried: Vec<Tried>) -> Missing {
     Missing { reason: format!("{what} was not found"), tried }
 }
 
@@ -47,7 +47,7 @@ pub fn driver() -> Probe {
     type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
     type Name = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
     type Attribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
-    let lib = open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| nowhere("NVIDIA's driver (libcuda.so.1)", t))?;
+    let lib = open_first(&["libcuda.so.1"], &[], &[]).map_err(|t| not_found("NVIDIA's driver (libcuda.so.1)", t))?;
     // SAFETY: the types are those of cuda.h for these names.
     let (init, version, count, name, attribute) = unsafe {
         (
@@ -96,7 +96,7 @@ pub fn driver() -> Probe {
 pub fn cublaslt() -> Probe {
     type Version = unsafe extern "C" fn() -> usize;
     let names = ["libcublasLt.so.13", "libcublasLt.so.12"];
-    let lib = open_first(&names, &["libcublas.so."], &[]).map_err(|t| nowhere("cuBLASLt", t))?;
+    let lib = open_first(&names, &["libcublas.so."], &[]).map_err(|t| not_found("cuBLASLt", t))?;
     // SAFETY: the type is that of cublasLt.h.
     let version = unsafe { lib.function::<Version>("cublasLtGetVersion").map_err(missing)?() };
     // 130100 is 13.1.0; version 12 used the same scheme.
@@ -109,7 +109,7 @@ pub fn nvrtc() -> Probe {
     use super::nvrtc::NvrtcError;
     let n = match Nvrtc::get() {
         Ok(n) => n,
-        Err(NvrtcError::NotFound(tried)) => return Err(nowhere("NVRTC", tried)),
+        Err(NvrtcError::NotFound(tried)) => return Err(not_found("NVRTC", tried)),
         Err(e) => return Err(missing(e.to_string())),
     };
     let (path, origin) = n.library();

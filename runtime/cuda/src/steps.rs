@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
-use hypatia_dsl::ir::{Backend, Program};
+use hypatia_dsl::ir::{Backend, Kernel, Program};
 use hypatia_dsl::parallel::side_by_side;
 use hypatia_templates::cuda::{self, Arg, ArgRole, CudaSource, Entry, PointTarget, RowTarget};
 
@@ -21,7 +21,7 @@ use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
 use super::memory::DeviceMemory;
 use super::tiled::{self, Tilings};
 use super::tune::{self, Tuner, footprint};
-use super::{fallback, gemm, weight_layout};
+use super::{fallback, gemm, trial, weight_layout};
 use crate::lowering::{Work, step_kernels};
 use crate::tuner::Effort;
 use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View};
@@ -52,13 +52,13 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     // The host compiles kernels while the device times algorithms.
     let (codes, products) = std::thread::scope(|scope| {
         let compiling = scope.spawn(|| cubin::codes(gpu, &sources));
-        ask_ahead(gpu, plan, &pending, tuner.effort());
+        query_ahead(gpu, plan, &pending, tuner.effort());
         let mut out = Vec::new();
         let mut add = |(_, d): &(usize, PendingLaunch<'_>)| products(gpu, plan, d, (tuner, false), &mut out);
         let products = pending.iter().try_for_each(&mut add).and_then(|()| {
             // All products get their algorithms before transposed weights are timed.
             out.iter_mut().flatten().try_for_each(|launch| match launch {
-                Launch::Product(product) => weight_layout::settle(gpu, plan, product, tuner),
+                Launch::Product(product) => weight_layout::choose(gpu, plan, product, tuner),
                 Launch::Kernel(_) | Launch::Zeros(..) => Ok(()),
             })?;
             Ok(out)
@@ -117,7 +117,7 @@ fn pending<'p>(gpu: &Gpu, plan: &'p Plan) -> Result<Vec<(usize, PendingLaunch<'p
 }
 
 /// Asks the library about all products in advance, as [`products`] will. Errors are reported there.
-fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)], effort: Effort) {
+fn query_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)], effort: Effort) {
     fn add(plan: &Plan, launch: &PendingLaunch<'_>, effort: Effort, out: &mut Vec<(lt::Product, bool)>) -> Result<()> {
         match launch {
             PendingLaunch::Kernel { .. } => {}
@@ -142,8 +142,8 @@ fn ask_ahead(gpu: &Arc<Gpu>, plan: &Plan, pending: &[(usize, PendingLaunch<'_>)]
     }
     let mut asked = Vec::new();
     pending.iter().for_each(|(_, launch)| drop(add(plan, launch, effort, &mut asked)));
-    asked.retain(|(p, _)| !p.by_addresses() || gpu.lt().version() >= ADDRESSES_FROM);
-    tune::ask_ahead(gpu, effort, &asked);
+    asked.retain(|(p, _)| !p.uses_pointer_arrays() || gpu.lt().version() >= ADDRESSES_FROM);
+    tune::query_ahead(gpu, effort, &asked);
 }
 
 /// The launches of the products, in the order in which they are finished; `None` for a call that
@@ -219,7 +219,7 @@ fn finish(
                     && product.guessed
                 {
                     choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
-                    weight_layout::settle(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
+                    weight_layout::choose(gpu, plan, product, tuner).map_err(|e| in_step(e, step))?;
                 }
             }
             Ok(chosen)
@@ -236,15 +236,23 @@ fn finish_tiled(
     tuner: &mut Tuner,
 ) -> Result<Vec<Launch>> {
     let lost = || Error::Internal("a module was lost".into());
-    let mut variants: Vec<Vec<Launch>> = Vec::new();
+    let mut tilings = tilings;
+    let mut loaded = Vec::new();
     for (_, source, work) in tilings.iter().flat_map(|t| &t.variants) {
         let module = finished.modules.next().ok_or_else(lost)?;
-        variants.push(vec![kernel_launch(gpu, plan, step, &module, (source, work))?]);
+        loaded.push(kernel_launch(gpu, plan, step, &module, (source, work)));
     }
     let mut launches = Vec::new();
     for launch in pending {
         launches.extend(finish(gpu, plan, launch, finished, tuner)?);
     }
+    let template = tiled::kernel(plan, step).filter(|k| tiled::is_template(k));
+    let mut variants: Vec<Vec<Launch>> = match (template, &mut tilings) {
+        (Some(kernel), Some(tilings)) => {
+            tried(gpu, plan, (step, kernel), (tilings, loaded), &mut launches, tuner).map_err(|e| in_step(e, step))?
+        }
+        _ => loaded.into_iter().map(|launch| Ok(vec![launch?])).collect::<Result<_>>()?,
+    };
     variants.push(launches);
     let chosen = match &tilings {
         Some(tilings) => tilings.choose(gpu, tuner, || fallback::time(gpu, plan, step, &mut variants)),
@@ -254,14 +262,46 @@ fn finish_tiled(
     Ok(variants.swap_remove(at))
 }
 
+/// The launches of a user's template that passed their trial. If one failed, the kernel is in
+/// quarantine, and there are none.
+fn tried(
+    gpu: &Arc<Gpu>,
+    plan: &Plan,
+    (step, kernel): (&Step, &Kernel),
+    (tilings, loaded): (&mut Tilings, Vec<Result<Launch>>),
+    fallback: &mut [Launch],
+    tuner: &mut Tuner,
+) -> Result<Vec<Vec<Launch>>> {
+    let Action::Call(call) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
+    let mut variants = Vec::new();
+    for (variant, launch) in std::mem::take(&mut tilings.variants).into_iter().zip(loaded) {
+        let launch = match launch {
+            Ok(launch) => launch,
+            Err(e) => {
+                tuner.trials_mut().fail(kernel, gpu.name(), format!("cannot be loaded: {e}"));
+                break;
+            }
+        };
+        let trials = tuner.trials_mut();
+        if trial::passes(gpu, plan, (step, call, kernel), (&variant.1, &launch), fallback, trials)? {
+            variants.push(vec![launch]);
+            tilings.variants.push(variant);
+        }
+    }
+    if tuner.trials_mut().quarantined(kernel, gpu.name()).is_some() {
+        tilings.variants.clear();
+        variants.clear();
+    }
+    Ok(variants)
+}
+
 /// Finds the tilings of a tiled product that are compiled.
-fn tilings(gpu: &Gpu, plan: &Plan, launch: &mut PendingLaunch<'_>, tuner: &Tuner) -> Result<()> {
-    if let PendingLaunch::Tiled(step, tilings, _) = launch
-        && let (Action::Call(call), Some(kernel)) = (&step.action, tiled::kernel(plan, step))
-    {
+fn tilings(gpu: &Gpu, plan: &Plan, launch: &mut PendingLaunch<'_>, tuner: &mut Tuner) -> Result<()> {
+    let PendingLaunch::Tiled(step, tilings, fallback) = launch else { return Ok(()) };
+    if let (Action::Call(call), Some(kernel)) = (&step.action, tiled::kernel(plan, step)) {
         *tilings = Tilings::of(gpu, plan, (step, call, kernel), tuner).map_err(|error| in_step(error, step))?;
     }
-    Ok(())
+    fallback.iter_mut().try_for_each(|launch| self::tilings(gpu, plan, launch, tuner))
 }
 
 fn kernel_launch(
@@ -276,7 +316,8 @@ fn kernel_launch(
     let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
     let pointer = |arg: &Arg| operand(step, work, arg).map(|v| Location::of(plan, v));
     let arguments = arguments(source, work, &uploaded(gpu, work)?, &pointer)?;
-    Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, [grid, block], arguments)?))
+    let shared = work.declared.as_ref().map_or(geometry.shared(), |d| d.shared);
+    Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, ([grid, block], shared), arguments)?))
 }
 
 /// Memory of the device with the integers that a launch reads.
@@ -416,7 +457,7 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
         matmul: Matmul::new(calls.product)?.scaled(scale),
         algorithms: Vec::new(),
         guessed: true,
-        calls: places(plan, step, &calls.offsets),
+        calls: locations(plan, step, &calls.offsets),
         lists: 0,
         bias: step.reads.get(2).map(|v| Location::of(plan, v)),
         aux: None,
@@ -460,7 +501,7 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tune
     let (epilogue, named) = (calls.product.epilogue, step.kernel.is_some());
     let (reads, writes) = (&step.reads[..e.reads], &step.writes[..e.writes]);
     let stored = &writes[1..];
-    let lists = calls.product.by_addresses();
+    let lists = calls.product.uses_pointer_arrays();
     if lists && gpu.lt().version() < ADDRESSES_FROM {
         return Ok(None);
     }
@@ -481,18 +522,18 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tune
     let bias = if epilogue.stores_sums() { stored } else { read.filter(|_| epilogue.has_bias()) };
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
     let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
-    let calls = places(plan, step, &calls.offsets);
+    let calls = locations(plan, step, &calls.offsets);
     let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, transposed: None };
     Ok(Some(Launch::Product(Box::new(product))))
 }
 
 /// The locations of each call's operands.
-fn places(plan: &Plan, step: &Step, offsets: &[[isize; 3]]) -> Vec<[Location; 3]> {
-    let place = |v: &View, elements: isize| {
+fn locations(plan: &Plan, step: &Step, offsets: &[[isize; 3]]) -> Vec<[Location; 3]> {
+    let location = |v: &View, elements: isize| {
         let mut at = Location::of(plan, v);
         at.bytes = (at.bytes as isize + elements * v.dtype.size() as isize) as usize;
         at
     };
     let (a, b, d) = (&step.reads[0], &step.reads[1], &step.writes[0]);
-    offsets.iter().map(|[i, j, o]| [place(a, *i), place(b, *j), place(d, *o)]).collect()
+    offsets.iter().map(|[i, j, o]| [location(a, *i), location(b, *j), location(d, *o)]).collect()
 }

@@ -84,7 +84,7 @@ pub(super) unsafe fn submit(
                     0 => stream,
                     side => &sides.streams[side - 1],
                 };
-                let mut operands = match what.by_addresses() {
+                let mut operands = match what.uses_pointer_arrays() {
                     true => [0, 1, 2].map(|side| bases.lists + *lists + side * list),
                     false => [a, b, d].map(|side| bases.address(side)),
                 };

@@ -8,14 +8,17 @@
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};
 use hypatia_dsl::kernel::attention::AttentionTiling;
-use hypatia_templates::cuda::CudaSource;
+use hypatia_templates::cuda::{CudaSource, EmitError};
 
+use super::cubin;
 use super::device::Gpu;
 use super::fallback::FALLBACK;
+use super::nvrtc::NvrtcError;
 use super::tune::{Tuner, WARM, footprint, machine};
 use crate::lowering::Work;
 use crate::lowering::attention::TiledAttention;
 use crate::lowering::own_product::{OwnProduct, Words};
+use crate::lowering::template;
 use crate::tuner::{Effort, Measured, Source};
 use crate::tuning::Choice;
 use hypatia_plan::{CallStep, Called, Plan, Step};
@@ -27,21 +30,26 @@ const FIRST: usize = 3;
 const MORE: usize = 8;
 const MOST: usize = 24;
 
-/// What a step computes in tiles.
+/// What a step computes in one launch.
 enum Tiled {
     Product(OwnProduct),
     Attention(TiledAttention),
+    /// By a user's template: each launch that it declares.
+    Template(Vec<(Body, Work)>),
 }
 
 impl Tiled {
-    /// `None` if no template reads the operands in place.
-    fn of(plan: &Plan, step: &Step, call: &CallStep) -> Option<Tiled> {
-        let [out] = &step.writes[..call.writes] else { return None };
+    /// `None` if no template of the library reads the operands in place.
+    fn of(plan: &Plan, (step, call, kernel): (&Step, &CallStep, &Kernel)) -> Option<Tiled> {
+        let out = step.writes.first()?;
         let reads = &step.reads[..call.reads];
         match &call.called {
             Called::Product(g) if g.k == 0 => None,
             Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(Tiled::Product),
             Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Tiled::Attention),
+            Called::Template(t) => {
+                Some(Tiled::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
+            }
         }
     }
 
@@ -53,6 +61,7 @@ impl Tiled {
                 let all = a.plausible(&AttentionTiling::all(&kernel.tune), multiprocessors);
                 all.iter().map(AttentionTiling::words).collect()
             }
+            Tiled::Template(variants) => (0..variants.len() as u64).map(|i| [TEMPLATE, i, 0, 0, 0, 0, 0, 0]).collect(),
         }
     }
 
@@ -60,11 +69,12 @@ impl Tiled {
         match self {
             Tiled::Product(p) => p.tiled(words),
             Tiled::Attention(a) => a.tiled(AttentionTiling::of_words(words)?),
+            Tiled::Template(variants) => variants.get(usize::try_from(words[1]).ok()?).cloned(),
         }
     }
 
     /// What is computed, for people.
-    fn name(&self) -> String {
+    fn name(&self, kernel: &Kernel) -> String {
         match self {
             Tiled::Product(p) => {
                 let [batches, m, n, k] = p.sizes();
@@ -74,9 +84,13 @@ impl Tiled {
                 let [heads, queries, keys, head] = a.sizes();
                 format!("attention {queries}x{keys}x{head} heads {heads}")
             }
+            Tiled::Template(_) => format!("template {}", kernel.name),
         }
     }
 }
+
+/// The first word of a template's launch.
+const TEMPLATE: u64 = 3;
 
 /// The tilings of a step that are compiled, the best predicted one first.
 pub(super) struct Tilings {
@@ -86,10 +100,15 @@ pub(super) struct Tilings {
     pub variants: Vec<(Words, CudaSource, Work)>,
 }
 
-/// The kernel of a step, if it is tiled.
+/// The kernel of a step, if it is one that is timed beside its fallback.
 pub(super) fn kernel<'p>(plan: &'p Plan, step: &Step) -> Option<&'p Kernel> {
     let kernel = &plan.program.kernels[step.kernel?.index()];
-    (kernel.backend == Backend::Tiled).then_some(kernel)
+    kernel.backend.is_timed().then_some(kernel)
+}
+
+/// Whether a kernel is from a user's template.
+pub(super) fn is_template(kernel: &Kernel) -> bool {
+    matches!(kernel.backend, Backend::Template(_))
 }
 
 impl Tilings {
@@ -99,17 +118,47 @@ impl Tilings {
         gpu: &Gpu,
         plan: &Plan,
         (step, call, kernel): (&Step, &CallStep, &Kernel),
+        tuner: &mut Tuner,
+    ) -> Result<Option<Tilings>> {
+        if is_template(kernel) && tuner.trials_mut().quarantined(kernel, gpu.name()).is_some() {
+            return Ok(None);
+        }
+        let Some(work) = Tiled::of(plan, (step, call, kernel)) else { return Ok(None) };
+        match Tilings::wanted(gpu, plan, (step, call, kernel), &work, tuner) {
+            // Somebody else's source may not compile, which must not keep the plan from running.
+            Err(Error::Input(why)) if is_template(kernel) => {
+                tuner.trials_mut().fail(kernel, gpu.name(), format!("cannot be compiled: {why}"));
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    fn wanted(
+        gpu: &Gpu,
+        plan: &Plan,
+        (step, call, kernel): (&Step, &CallStep, &Kernel),
+        work: &Tiled,
         tuner: &Tuner,
     ) -> Result<Option<Tilings>> {
-        let Some(work) = Tiled::of(plan, step, call) else { return Ok(None) };
         let all = work.plausible(kernel, gpu.multiprocessors());
         let source = |words: &Words| -> Result<Option<(Words, CudaSource, Work)>> {
             let Some((body, work)) = work.tiled(words) else { return Ok(None) };
-            let source = body.emit(&plan.program).map_err(|e| Error::Device(format!("no CUDA kernel: {e}")))?;
+            let source = match body.emit(&plan.program) {
+                Ok(source) => source,
+                Err(EmitError::Template(why)) => return Err(Error::Input(why)),
+                Err(e) => return Err(Error::Device(format!("no CUDA kernel: {e}"))),
+            };
+            if is_template(kernel)
+                && let Err(e) = cubin::code(gpu, &source.text)
+            {
+                let of_user = matches!(e, NvrtcError::Compile { .. });
+                return Err(if of_user { Error::Input(e.to_string()) } else { e.into() });
+            }
             Ok(Some((*words, source, work)))
         };
         let Some(first) = all.first().map(source).transpose()?.flatten() else { return Ok(None) };
-        let problem = problem(plan, step, call, &work.name(), &first.1.text);
+        let problem = problem(plan, step, call, &work.name(kernel), &first.1.text);
         let known = tuner.known(&machine(gpu), &problem).filter(|c| accepted(&all, c));
         let chosen = |c: &Choice| if c.algorithm == FALLBACK { Vec::new() } else { vec![c.algorithm] };
         let wanted: Vec<Words> = match (known, tuner.effort()) {

@@ -86,7 +86,7 @@ pub(super) fn footprint(plan: &Plan) -> usize {
 
 /// Asks the library for the algorithms of the products that are chosen next, on several threads.
 /// Each answer takes milliseconds and is cached. Errors are reported to the later caller.
-pub(super) fn ask_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)]) {
+pub(super) fn query_ahead(gpu: &Gpu, effort: Effort, products: &[(Product, bool)]) {
     let mut seen = HashSet::new();
     let distinct: Vec<_> = products.iter().filter(|p| seen.insert(**p)).collect();
     side_by_side(&distinct, 1, None, |(product, other_order)| {
@@ -171,7 +171,7 @@ fn compare(
 /// The key of a choice: the product, and whether its operands are cold.
 pub(super) fn problem(p: &Product, cold: bool) -> String {
     let side = |l: &super::lt::Layout| {
-        let outer = if p.by_addresses() { format!("+{}", l.outer_stride) } else { String::new() };
+        let outer = if p.uses_pointer_arrays() { format!("+{}", l.outer_stride) } else { String::new() };
         format!("{}{}{outer}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
     };
     format!(
@@ -179,7 +179,7 @@ pub(super) fn problem(p: &Product, cold: bool) -> String {
         p.m,
         p.n,
         p.k,
-        if p.by_addresses() { format!("{}x", p.outer) } else { String::new() },
+        if p.uses_pointer_arrays() { format!("{}x", p.outer) } else { String::new() },
         p.batch,
         p.dtype,
         if p.tf32 { " as tf32" } else { "" },
@@ -268,7 +268,7 @@ impl Operands {
         let [a, b, d] = spans(p);
         let (a, b, d) = (take(p.dtype, a)?, take(p.dtype, b)?, take(p.out, d)?);
         let mut lists = Vec::new();
-        for ((a, b), d) in a.iter().zip(&b).zip(&d).filter(|_| p.by_addresses()) {
+        for ((a, b), d) in a.iter().zip(&b).zip(&d).filter(|_| p.uses_pointer_arrays()) {
             let list = p.addresses([a, b, d].map(DeviceMemory::address));
             let memory = DeviceMemory::new(stream, list.len() * size_of::<u64>())?;
             memory.upload(bytemuck::cast_slice(&list))?;

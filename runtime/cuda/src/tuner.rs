@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::trial::Trials;
 use crate::tuning::{Choice, Machine, TuningFile};
 use hypatia_cache::{Cache, Store};
 use hypatia_tensor::error::Result;
@@ -76,22 +77,23 @@ pub struct Tuner {
     counts: Counts,
     /// Products whose stored algorithm is no longer accepted, and where it was stored.
     rejected: Vec<String>,
+    trials: Trials,
 }
 
 impl Tuner {
     /// A tuner with the user's cache, which also stores new results.
     pub fn of_user(budget: Duration, effort: Effort) -> Tuner {
         let store = Cache::shared().as_ref().ok().map(|cache| cache.choices.clone());
-        Tuner { store, effort, ..Tuner::forgetful(budget) }
+        Tuner { store, effort, trials: Trials::of_user(), ..Tuner::without_cache(budget) }
     }
 
     /// A tuner with that store.
     pub fn with_store(store: Arc<Store>, budget: Duration, effort: Effort) -> Tuner {
-        Tuner { store: Some(store), effort, ..Tuner::forgetful(budget) }
+        Tuner { store: Some(store), effort, ..Tuner::without_cache(budget) }
     }
 
     /// A tuner that keeps results only in this process.
-    pub fn forgetful(budget: Duration) -> Tuner {
+    pub fn without_cache(budget: Duration) -> Tuner {
         Tuner {
             file: TuningFile::default(),
             store: None,
@@ -100,7 +102,23 @@ impl Tuner {
             effort: Effort::Unknown,
             counts: Counts::default(),
             rejected: Vec::new(),
+            trials: Trials::default(),
         }
+    }
+
+    /// The same with these verdicts on templates' kernels.
+    pub fn with_trials(self, trials: Trials) -> Tuner {
+        Tuner { trials, ..self }
+    }
+
+    /// What is known of kernels from users' templates.
+    pub fn trials(&self) -> &Trials {
+        &self.trials
+    }
+
+    /// The same, to add to.
+    pub(crate) fn trials_mut(&mut self) -> &mut Trials {
+        &mut self.trials
     }
 
     /// Adds the choices of a tuning file, which take precedence over those of the cache.

@@ -293,7 +293,7 @@ impl TuningFile {
     }
 
     /// The message for a file that has no choices for this machine.
-    pub fn misfit(&self, machine: &Machine) -> Option<String> {
+    pub fn mismatch(&self, machine: &Machine) -> Option<String> {
         if self.fitting(machine) > 0 {
             return None;
         }
@@ -392,7 +392,7 @@ mod tests {
         let here = machine("NVIDIA H200 (sm_90)", 13_000);
         let problem = "64x64x64 batch 1 f32->f32, warm";
         assert_eq!(file.find(&here, problem).unwrap().us, Some(2.3125));
-        assert_eq!((file.fitting(&here), file.misfit(&here)), (2, None));
+        assert_eq!((file.fitting(&here), file.mismatch(&here)), (2, None));
         assert!(file.find(&here, "64x64x64 batch 1 f32->f32, cold").is_none());
         for other in [
             machine("NVIDIA H100 (sm_90)", 13_000),
@@ -402,7 +402,7 @@ mod tests {
         ] {
             assert!(file.find(&other, problem).is_none());
             assert_ne!(Choice::key(&other, problem), Choice::key(&here, problem));
-            let why = file.misfit(&other).unwrap();
+            let why = file.mismatch(&other).unwrap();
             assert!(
                 why.contains("m/hypatia.tune") && why.contains("A100") && why.contains(&other.to_string()),
                 "{why}"

@@ -28,7 +28,7 @@ pub(super) fn transposed(plan: &Plan, step: &Step, calls: &Calls, scale: f64) ->
 
 /// The operand of a product that is a weight, the constant, and the product over its transpose.
 pub(super) fn weight(plan: &Plan, step: &Step, calls: &Calls) -> Option<(usize, usize, Call)> {
-    if calls.offsets.len() != 1 || calls.product.by_addresses() {
+    if calls.offsets.len() != 1 || calls.product.uses_pointer_arrays() {
         return None;
     }
     // If both operands are constants, the right one counts: models multiply by weights from the
@@ -57,7 +57,7 @@ fn over_transpose(p: &Call, side: usize, shape: &[usize]) -> Option<Call> {
 }
 
 /// Uses the transposed weight if that is measured to be faster.
-pub(super) fn settle(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner) -> Result<()> {
+pub(super) fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner) -> Result<()> {
     let Product { matmul, algorithms, transposed: Some(other), .. } = product else { return Ok(()) };
     let Some(best) = algorithms.first().filter(|_| !other.taken) else { return Ok(()) };
     if let Some(faster) = tune::faster_than(tuner, gpu, &mut other.matmul, (matmul, best), footprint(plan))? {

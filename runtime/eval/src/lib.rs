@@ -208,7 +208,7 @@ impl Evaluator<'_> {
             Prim::Cumsum(how) => reduce::cumsum(arg(0)?, *how, mode)?,
             Prim::Argmax { axis, last } => reduce::argmax(arg(0)?, *axis, *last, shape)?,
             Prim::Argsort(axis, descending) => reduce::argsort(arg(0)?, *axis, *descending)?,
-            Prim::Scatter(how) => views::scatter(arg(0)?, arg(1)?, arg(2)?, *how, mode)?,
+            Prim::Scatter(reduction) => views::scatter(arg(0)?, arg(1)?, arg(2)?, *reduction, mode)?,
             Prim::Iota(axis) => ops::iota(*dtype, shape, *axis, mode)?,
             Prim::Full(value) => ops::full(*dtype, shape, *value)?,
             Prim::Size(value) => {

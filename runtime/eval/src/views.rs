@@ -1,6 +1,6 @@
 //! Ops that move elements and compute nothing.
 
-use hypatia_dsl::builtin::Joining;
+use hypatia_dsl::builtin::ScatterReduction;
 
 use super::ops::Walk;
 use super::value::{Data, RefTensor, Val, convert};
@@ -181,7 +181,7 @@ pub(super) fn scatter(
     x: &RefTensor,
     at: &RefTensor,
     updates: &RefTensor,
-    how: Joining,
+    reduction: ScatterReduction,
     mode: Mode,
 ) -> Result<RefTensor> {
     let mut out = x.clone();
@@ -191,9 +191,11 @@ pub(super) fn scatter(
         let row = index(*row, rows)?;
         for column in 0..width {
             let (to, new) = (row * width + column, updates.at(i * width + column));
-            let joined = match how {
-                Joining::Set => new,
-                Joining::By(f) => convert(scalars::join(f, x.dtype, out.at(to), new), x.dtype, mode == Mode::Rounded),
+            let joined = match reduction {
+                ScatterReduction::Replace => new,
+                ScatterReduction::Combine(f) => {
+                    convert(scalars::join(f, x.dtype, out.at(to), new), x.dtype, mode == Mode::Rounded)
+                }
             };
             out.set(to, joined);
         }

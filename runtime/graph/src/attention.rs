@@ -114,7 +114,7 @@ impl<'a> Scores<'a> {
     fn term(&mut self, value: Value, depth: usize) -> Option<TermId> {
         let node = self.graph.node(value.node);
         match &node.kind {
-            NodeKind::Scalar(scalar) if self.leads_to_product(value, depth) => {
+            NodeKind::Scalar(scalar) if self.is_computed_from_product(value, depth) => {
                 self.region.push(value.node);
                 let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
                 let args = operands.iter().map(|v| self.value(*v, depth + 1)).collect::<Option<Vec<TermId>>>()?;
@@ -141,7 +141,7 @@ impl<'a> Scores<'a> {
     }
 
     /// Whether scalar functions lead from a product to a value.
-    fn leads_to_product(&mut self, value: Value, depth: usize) -> bool {
+    fn is_computed_from_product(&mut self, value: Value, depth: usize) -> bool {
         if let Some(known) = self.leads.get(&value.node) {
             return *known;
         }
@@ -149,7 +149,7 @@ impl<'a> Scores<'a> {
         let node = graph.node(value.node);
         let leads = match node.kind {
             NodeKind::Scalar(_) if depth < MAX_DEPTH => {
-                node.operands.iter().flatten().any(|v| self.leads_to_product(*v, depth + 1))
+                node.operands.iter().flatten().any(|v| self.is_computed_from_product(*v, depth + 1))
             }
             NodeKind::Scalar(_) => false,
             _ => product(graph, value).is_some(),

@@ -33,7 +33,9 @@ pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use env::{BoundTerm, Env};
 pub use facts::{GraphFacts, splat};
 
-pub use graph::kernels::{Candidate, CandidateFacts, Kernels, Known, Matched, Product, Split, Way, device_fact, scale};
+pub use graph::kernels::{
+    Candidate, CandidateFacts, Kernels, Known, Matched, Product, Split, Strategy, device_fact, scale,
+};
 pub use graph::{Graph, Node, NodeId, NodeKind, Value};
 pub use instantiate::Instantiator;
 pub use kinds::{builtin, is_pointwise, is_view};

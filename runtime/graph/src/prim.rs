@@ -5,7 +5,7 @@
 //! on the order in which `core.hyp` declares them. Invariant: axes are in range and sizes are not
 //! negative.
 
-use hypatia_dsl::builtin::{BuiltinOp, Joining, joining};
+use hypatia_dsl::builtin::{BuiltinOp, ScatterReduction, scatter_reduction};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::Reduction;
@@ -92,7 +92,7 @@ pub enum Prim {
         last: bool,
     },
     /// Combines rows with updates, one after the other.
-    Scatter(Joining),
+    Scatter(ScatterReduction),
     /// Sort order (indices) along this axis: descending if true, else ascending.
     Argsort(usize, bool),
     /// The index along this axis.
@@ -281,7 +281,7 @@ impl Prim {
             BuiltinOp::Argmax => Ok(Prim::Argmax { axis: a.axis(0, rank)?, last: a.int(2)? != 0 }),
             BuiltinOp::Argsort => Ok(Prim::Argsort(a.axis(0, rank)?, a.int(1)? != 0)),
             BuiltinOp::Scatter => match values.first() {
-                Some(AttrValue::Str(name)) => joining(name).map(Prim::Scatter).ok_or_else(|| a.bad(0)),
+                Some(AttrValue::Str(name)) => scatter_reduction(name).map(Prim::Scatter).ok_or_else(|| a.bad(0)),
                 _ => Err(a.bad(0)),
             },
             BuiltinOp::Iota => Ok(Prim::Iota(a.axis(1, result.len())?)),

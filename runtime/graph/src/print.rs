@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::typing::TensorType;
 
-use super::{Graph, Node, NodeId, NodeKind, Value, Way, facts::splat, show_term};
+use super::{Graph, Node, NodeId, NodeKind, Strategy, Value, facts::splat, show_term};
 
 impl std::fmt::Display for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -63,8 +63,8 @@ impl Graph {
     pub fn parts_to_text(&self) -> String {
         let mut bodies: Vec<(&Arc<Graph>, Vec<String>)> = Vec::new();
         for (i, node) in self.nodes.iter().enumerate() {
-            let mut parts = node.kernels.list.iter().filter_map(|c| match &c.way {
-                Way::Parts(parts) => Some(parts),
+            let mut parts = node.kernels.list.iter().filter_map(|c| match &c.strategy {
+                Strategy::Parts(parts) => Some(parts),
                 _ => None,
             });
             // All candidates of a node that run its body run the same one.

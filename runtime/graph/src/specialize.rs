@@ -12,7 +12,7 @@ use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, Shape, Symbol, show_shape};
 use hypatia_dsl::typing::TensorType;
 
-use super::{Graph, Kernels, NodeId, NodeKind, Value, Way};
+use super::{Graph, Kernels, NodeId, NodeKind, Strategy, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -164,7 +164,7 @@ impl Kernels {
     fn specialized(&self, symbols: &Symbols, lookup: &dyn Fn(&str) -> Option<Dim>) -> Result<Kernels> {
         let mut kernels = self.clone();
         for candidate in &mut kernels.list {
-            if let Way::Parts(part) = &mut candidate.way {
+            if let Strategy::Parts(part) = &mut candidate.strategy {
                 *part = Arc::new(part.specialize(symbols)?);
             }
             if let Some(matched) = &mut candidate.matched {

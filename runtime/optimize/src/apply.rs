@@ -90,11 +90,11 @@ pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match,
         }
     }
     for (var, expr) in &rule.lets {
-        let facts = MatchFacts { egraph, slots: &m.slots, device: None, candidate };
+        let facts = MatchFacts { egraph, bindings: &m.bindings, device: None, candidate };
         let value = typing::eval(expr, &m.values, &facts).ok_or(Reject::Let(*var))?;
         m.values.values.insert(*var, value);
     }
-    let facts = MatchFacts { egraph, slots: &m.slots, device: None, candidate };
+    let facts = MatchFacts { egraph, bindings: &m.bindings, device: None, candidate };
     let holds = |g: &AExpr| typing::eval(g, &m.values, &facts) == Some(AttrValue::Bool(true));
     if let Some(i) = rule.requires.iter().position(|g| !holds(g)) {
         return Err(Reject::Requires(i));
@@ -114,7 +114,7 @@ pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Re
         let sum = chain(egraph, virtual_sum.head, &virtual_sum.parts, None, limit)?;
         match virtual_sum.target {
             Target::Variable(v) => {
-                if let Some(binding) = m.slots.get_mut(v.index()) {
+                if let Some(binding) = m.bindings.get_mut(v.index()) {
                     *binding = Binding::Class(sum);
                 }
             }
@@ -127,7 +127,7 @@ pub fn settle(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Re
                 egraph.union(*root, whole);
                 *root = sum;
                 for v in named {
-                    if let Some(binding) = m.slots.get_mut(v.index()) {
+                    if let Some(binding) = m.bindings.get_mut(v.index()) {
                         *binding = Binding::Class(sum);
                     }
                 }

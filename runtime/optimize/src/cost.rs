@@ -12,8 +12,7 @@ use egg::{EClass, Id};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrValue, Backend, Head, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, ScalarBody,
-    ScalarId, VarId,
+    AExpr, AttrValue, Backend, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Program, ScalarBody, ScalarId, VarId,
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
@@ -25,7 +24,7 @@ use super::candidate::Candidate;
 use super::facts::is_view;
 use super::kernels::KernelPattern;
 use super::language::{Node, Payload};
-use super::matcher::{Binding, MatchFacts, match_term};
+use super::matcher::{MatchFacts, match_application};
 use super::{Options, kernels};
 use hypatia_graph::CandidateFacts;
 use hypatia_target::device::Device;
@@ -42,22 +41,22 @@ const TRIFLE: Cost = 1;
 /// preferred.
 const EPILOGUE_STEP: Cost = 100;
 /// An additional result of a product: more than the functions of an epilogue, less than any launch.
-const BESIDE: Cost = 100 * EPILOGUE_STEP;
+const EXTRA_RESULT: Cost = 100 * EPILOGUE_STEP;
 /// The cost of a node that cannot run.
 const IMPOSSIBLE: Cost = u64::MAX / 2;
-/// Maximum number of steps to match a kernel's epilogue.
+/// Maximum number of steps to match a kernel's pattern.
 const KERNEL_STEPS: usize = 20_000;
 
-/// A tiled kernel's time above the library's: one part in so many, and half a launch.
-const TILED_SHARE: Cost = 32;
+/// The time of a kernel of ours above the library's: one part in so many, and half a launch.
+const TIMED_SHARE: Cost = 32;
 
 /// The kernel that stores an epilogue's result directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stored {
     /// The library's, or the host's executor.
     Library,
-    /// A tiled kernel.
-    Tiled,
+    /// A kernel that is timed beside its fallback.
+    Timed,
 }
 
 /// The work of one node.
@@ -85,7 +84,7 @@ pub struct CostModel {
     /// Ops whose body runs as several launches.
     composed: Vec<bool>,
     /// For each op with a body, the library calls that compute it.
-    calls: Vec<Vec<KernelId>>,
+    calls: Vec<Vec<(KernelPattern, KernelId)>>,
     /// Ops with an epilogue.
     takes_term: Vec<bool>,
     scalar_steps: Vec<f64>,
@@ -101,15 +100,22 @@ impl CostModel {
         let all = program.kernels.iter().enumerate();
         let epilogues = all.filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
         let epilogues = epilogues.map(|(i, k)| (KernelPattern::of(program, k), KernelId(i as u32))).collect();
+        let call = |id: KernelId| (KernelPattern::of(program, &program.kernels[id.index()]), id);
+        let calls = |op: OpId| kernels::calls(program, op).into_iter().map(call).collect();
         let implemented = |op: OpId| {
-            // A tiled kernel of an op with a body is attention, which has parts.
-            let parts = |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_) | Backend::Tiled);
+            // The parts of an op with such a kernel must not be that op again.
+            let parts =
+                |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_)) || k.backend.is_timed();
             // A kernel that cannot be generated would run as the parts of its body.
             let generated = |k: &Kernel| k.not_generated.is_none();
             // Guards that only ask about the device.
             let asked = CandidateFacts { operands: &[], known: &|_| None, device };
             let refuted = |g: &AExpr| typing::eval_guard(g, &Bindings::default(), &asked) == Some(false);
-            let possible = |k: &Kernel| k.backend != Backend::Tiled || !k.requires.iter().any(refuted);
+            let possible = |k: &Kernel| match k.backend {
+                Backend::Tiled => !k.requires.iter().any(refuted),
+                Backend::Template(_) => !device.is_host() && k.can_be_planned() && !k.requires.iter().any(refuted),
+                _ => true,
+            };
             let kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
             let mut kernels = kernels.filter(|k| possible(k));
             kernels.any(|k| super::apply::implements(&k.pattern, op))
@@ -125,7 +131,7 @@ impl CostModel {
                         .is_empty()
                 })
                 .collect(),
-            calls: (0..program.ops.len()).map(|i| kernels::calls(program, OpId(i as u32))).collect(),
+            calls: (0..program.ops.len()).map(|i| calls(OpId(i as u32))).collect(),
             takes_term: program.ops.iter().map(|op| op.params.iter().any(|p| p.kind == ParamKind::Term)).collect(),
             has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
             scalar_steps: program
@@ -242,13 +248,13 @@ impl CostModel {
         if called {
             // An additional result is not free: an epilogue of several functions is preferred to
             // it.
-            cost = cost.saturating_add(BESIDE);
+            cost = cost.saturating_add(EXTRA_RESULT);
         }
         if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first()) {
-            cost = cost.saturating_add(match self.implements_term(egraph, class, node, op, term) {
+            cost = cost.saturating_add(match self.implements_term(egraph, class, node, term) {
                 Some(Stored::Library) => 0,
                 // Less tuned than the library's kernels.
-                Some(Stored::Tiled) => cost / TILED_SHARE + picoseconds(self.device.launch / 2.0),
+                Some(Stored::Timed) => cost / TIMED_SHARE + picoseconds(self.device.launch / 2.0),
                 // The product stores its accumulator, and a second kernel reads it back.
                 None => {
                     let accumulator = elements(out) * dtype.compute().size() as f64;
@@ -259,31 +265,33 @@ impl CostModel {
         cost
     }
 
-    /// Whether the target's library may have the call for an op: no guard of the kernel is known to
-    /// be false.
+    /// Whether the target's library may have the call for an op.
     fn may_call(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId) -> bool {
         let dtype = class_type(egraph, class).map(|t| t.dtype);
-        !self.device.is_host()
-            && self.calls[op.index()].iter().any(|id| {
-                let kernel = &self.program.kernels[id.index()];
-                let Some(pattern) = kernels::node_pattern(&kernel.pattern) else { return false };
-                let mut slots = vec![Binding::Unbound; kernel.vars.len()];
-                let fits = pattern.args.iter().zip(&node.children).all(|(pat, child)| {
-                    let absent = egraph[*child].data.sort == Sort::Absent;
-                    if let Pat::Var(v) = pat {
-                        slots[v.index()] = Binding::Class(egraph.find(*child));
-                    }
-                    matches!(pat, Pat::Optional(_)) || absent == (*pat == Pat::Absent)
-                });
-                let facts =
-                    MatchFacts { egraph, slots: &slots, device: Some(&self.device), candidate: Candidate::none() };
-                fits && kernels::permits(kernel, dtype, &Bindings::default(), &facts)
-            })
+        let computes = |kernel| self.may_compute(egraph, kernel, (class, node), dtype);
+        !self.device.is_host() && self.calls[op.index()].iter().any(computes)
+    }
+
+    /// Whether a kernel may compute this application: its pattern matches, and no guard is known to
+    /// be false.
+    fn may_compute(
+        &self,
+        egraph: &EGraph,
+        (pattern, id): &(KernelPattern, KernelId),
+        application: (Id, &Node),
+        dtype: Option<DType>,
+    ) -> bool {
+        let kernel = &self.program.kernels[id.index()];
+        match_application(egraph, &pattern.search(), application, KERNEL_STEPS).iter().any(|m| {
+            let device = Some(&self.device);
+            let facts = MatchFacts { egraph, bindings: &m.bindings, device, candidate: Candidate::none() };
+            kernels::permits(kernel, dtype, &m.values, &facts)
+        })
     }
 
     /// Which kernel of the target stores the result of this epilogue directly, if one does; the
     /// library's if there are both.
-    fn implements_term(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId, term: Id) -> Option<Stored> {
+    fn implements_term(&self, egraph: &EGraph, class: Id, node: &Node, term: Id) -> Option<Stored> {
         let is = |id: &Id, what: &dyn Fn(&Payload) -> bool| egraph[*id].nodes.iter().any(|n| what(&n.payload));
         let acc = |p: &Payload| *p == Payload::Acc;
         let number = |p: &Payload| matches!(p, Payload::Lit(bits) if f64::from_bits(*bits) != 0.0);
@@ -300,40 +308,14 @@ impl CostModel {
             return Some(Stored::Library);
         }
         let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
-        let fits = |(prepared, kernel): &(KernelPattern, KernelId)| {
-            let kernel = &self.program.kernels[kernel.index()];
-            let Some(pattern) = kernels::epilogue_pattern(&self.program, kernel) else { return false };
-            if pattern.head != Head::Op(op) {
-                return false;
-            }
-            let mut slots = vec![Binding::Unbound; kernel.vars.len()];
-            let mut term_pat = None;
-            for (pat, child) in pattern.args.iter().zip(&node.children) {
-                match (pat, *child == term) {
-                    (pat, true) => term_pat = Some(pat),
-                    (Pat::Var(v), false) => slots[v.index()] = Binding::Class(egraph.find(*child)),
-                    _ => {}
-                }
-            }
-            let Some(term_pat) = term_pat else { return false };
-            match_term(egraph, &prepared.search(), term_pat, egraph.find(term), class, &slots, KERNEL_STEPS).iter().any(
-                |m| {
-                    let facts = MatchFacts {
-                        egraph,
-                        slots: &m.slots,
-                        device: Some(&self.device),
-                        candidate: Candidate::none(),
-                    };
-                    kernels::permits(kernel, dtype, &m.values, &facts)
-                },
-            )
+        let is_timed = |id: KernelId| self.program.kernels[id.index()].backend.is_timed();
+        let stored = |timed: bool| {
+            let mut kernels = self.epilogues.iter().filter(|(_, id)| is_timed(*id) == timed);
+            kernels.any(|kernel| self.may_compute(egraph, kernel, (class, node), dtype))
         };
-        let tiled = |id: KernelId| self.program.kernels[id.index()].backend == Backend::Tiled;
-        let (open, closed): (Vec<_>, Vec<_>) = self.epilogues.iter().partition(|(_, id)| tiled(*id));
-        let any = |list: &[&(KernelPattern, KernelId)]| list.iter().copied().any(fits);
         match () {
-            () if any(&closed) => Some(Stored::Library),
-            () if any(&open) => Some(Stored::Tiled),
+            () if stored(false) => Some(Stored::Library),
+            () if stored(true) => Some(Stored::Timed),
             () => None,
         }
     }

@@ -328,7 +328,7 @@ impl Explainer<'_, '_> {
             let r = &program.rules[t.rule.index()];
             let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
             if kept && here && (r.name == rule || r.base_name == rule) {
-                let names = self.session.places(&self.names, t);
+                let names = self.session.fired_at(&self.names, t);
                 let place = if names.is_empty() { WRITTEN.to_string() } else { format!("`{}`", names.join("`, `")) };
                 if !places.contains(&place) {
                     places.push(place);
@@ -431,7 +431,7 @@ impl Explainer<'_, '_> {
     /// Facts about the bindings of a match.
     fn facts<'m>(&'m self, m: &'m Match) -> MatchFacts<'m> {
         let candidate = &self.session.search.candidate;
-        MatchFacts { egraph: self.session.egraph(), slots: &m.slots, device: None, candidate }
+        MatchFacts { egraph: self.session.egraph(), bindings: &m.bindings, device: None, candidate }
     }
 
     fn rejected(&self, rule: &Rule, m: &Match, reject: &Reject) -> (Rank, Verdict) {

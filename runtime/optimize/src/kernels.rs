@@ -5,8 +5,9 @@
 //! calls this module too, for nodes of the e-graph. Invariant: a kernel is listed only if its
 //! pattern matches the extracted term (modulo commutativity and association) and no guard of it is
 //! known to be false; unknown guards are left to the planner. The order of kernels in a file
-//! implies no preference. Until measurements decide, a kernel with a fixed epilogue comes before an
-//! open one, which computes any epilogue.
+//! implies no preference. Kernels from users' templates come first: they are timed beside what
+//! follows. Then, until measurements decide, a kernel with a fixed epilogue comes before an open
+//! one, which computes any epilogue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,12 +27,12 @@ use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard};
 use super::apply::implements;
 use super::matcher::applied::{Applied, Epilogue};
 use super::matcher::prepare::Prepared;
-use super::matcher::{Match, Searchable, match_at};
+use super::matcher::{Match, Searchable, application, match_at};
 use super::report::Open;
 use super::{Options, optimize};
 use hypatia_graph::{
     Attention, Candidate, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Replacement,
-    Split, Value, Way, constant_nodes,
+    Split, Strategy, Value, constant_nodes,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
@@ -73,28 +74,16 @@ pub(super) fn of_op(program: &Program, op: OpId, kind: impl Fn(&Backend) -> bool
     own.map(|(i, _)| KernelId(i as u32)).collect()
 }
 
-/// The application at the top of a pattern.
-pub(super) fn node_pattern(mut pat: &Pat) -> Option<&NodePat> {
-    while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
-        pat = inner;
-    }
-    match pat {
-        Pat::Node(n) => Some(n),
-        _ => None,
-    }
-}
-
-/// The pattern of a kernel that stores an epilogue. `None` for kernels made by a user's template:
-/// they are not measured, so their declaration alone is not enough.
+/// The pattern of a kernel that stores an epilogue.
 pub(super) fn epilogue_pattern<'k>(program: &Program, kernel: &'k Kernel) -> Option<&'k NodePat> {
-    let n = node_pattern(&kernel.pattern)?;
+    let n = application(&kernel.pattern)?;
     let Head::Op(op) = n.head else { return None };
-    (stores_epilogues(&kernel.backend) && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
+    (stores_epilogues(kernel) && program.op(op).params.iter().any(|p| p.kind == ParamKind::Term)).then_some(n)
 }
 
-/// Whether kernels of a product with that backend are listed.
-fn stores_epilogues(backend: &Backend) -> bool {
-    matches!(backend, Backend::Cublaslt(_) | Backend::Tiled)
+/// Whether a kernel of a product may be listed.
+fn stores_epilogues(kernel: &Kernel) -> bool {
+    matches!(kernel.backend, Backend::Cublaslt(_) | Backend::Tiled | Backend::Template(_)) && kernel.can_be_planned()
 }
 
 /// True unless a kernel is refuted: by a guard, or because it claims only an approximation for the
@@ -116,7 +105,7 @@ fn is_precise(kernel: &Kernel, dtype: Option<DType>) -> bool {
 pub fn select(graph: &Graph, device: &Device, folder: &'static dyn ConstantFolder) -> Result<Graph> {
     let mut listed = graph.clone();
     attach(&mut listed, device, folder)?;
-    let plain = |n: &Node| matches!(n.kernels.list.as_slice(), [Candidate { way: Way::Body, .. }]);
+    let plain = |n: &Node| matches!(n.kernels.list.as_slice(), [Candidate { strategy: Strategy::Body, .. }]);
     if !listed.nodes.iter().any(plain) {
         return Ok(listed);
     }
@@ -199,8 +188,8 @@ impl Chooser<'_> {
         Some(Known { ty: self.graph.ty(v).clone(), constant: self.constant[v.node.index()] })
     }
 
-    fn candidate(&self, way: Way, matched: Matched) -> Candidate {
-        Candidate { way, matched: Some(matched) }
+    fn candidate(&self, strategy: Strategy, matched: Matched) -> Candidate {
+        Candidate { strategy, matched: Some(matched) }
     }
 
     /// The kernels of a node of a defined op.
@@ -209,19 +198,23 @@ impl Chooser<'_> {
         let application = Application::of_node(self, op, attrs);
         let dtype = self.node.results.first().map(|t| t.dtype);
         let declared = |kernel: KernelId| application.matched(kernel, dtype);
-        let listed = |way: Way, kind: &dyn Fn(&Backend) -> bool| -> Vec<Candidate> {
+        let listed = |strategy: Strategy, kind: &dyn Fn(&Backend) -> bool| -> Vec<Candidate> {
             let kernels = of_op(program, op, kind).into_iter();
-            kernels.filter_map(|k| declared(k).map(|m| self.candidate(way.clone(), m))).collect()
+            kernels.filter_map(|k| declared(k).map(|m| self.candidate(strategy.clone(), m))).collect()
         };
         let mut list = Vec::new();
+        if !self.device.is_host() {
+            list = listed(Strategy::Call, &|b| matches!(b, Backend::Template(_)));
+            list.retain(|c| c.kernel().is_some_and(|k| program.kernels[k.index()].can_be_planned()));
+        }
         if !calls(program, op).is_empty() {
             if !self.device.is_host() {
-                list = listed(Way::Call, &|b| matches!(b, Backend::Cublaslt(_)));
+                list.extend(listed(Strategy::Call, &|b| matches!(b, Backend::Cublaslt(_))));
             }
-            list.push(Candidate { way: Way::Parts(parts(self.node)?), matched: None });
+            list.push(Candidate { strategy: Strategy::Parts(parts(self.node)?), matched: None });
             return Ok(list);
         }
-        let tiled = listed(Way::Call, &|b| *b == Backend::Tiled);
+        let tiled = listed(Strategy::Call, &|b| *b == Backend::Tiled);
         let is_composed = of_op(program, op, |b| *b == Backend::Composed).into_iter().any(|k| declared(k).is_some());
         if is_composed || !tiled.is_empty() {
             let parts = parts(self.node)?;
@@ -229,12 +222,15 @@ impl Chooser<'_> {
                 list.extend(tiled);
             }
             match is_composed {
-                true => list.extend(listed(Way::Parts(parts), &|b| *b == Backend::Composed)),
-                false => list.push(Candidate { way: Way::Parts(parts), matched: None }),
+                true => list.extend(listed(Strategy::Parts(parts), &|b| *b == Backend::Composed)),
+                false => list.push(Candidate { strategy: Strategy::Parts(parts), matched: None }),
             }
         }
-        list.extend(listed(Way::Rowwise, &|b| *b == Backend::Rowwise));
-        list.push(Candidate { way: Way::Body, matched: None });
+        let is_timed = !list.is_empty();
+        list.extend(listed(Strategy::Rowwise, &|b| *b == Backend::Rowwise));
+        // What a template's kernel is timed beside is as fast as we can make it.
+        let last = if is_timed { Strategy::Parts(parts(self.node)?) } else { Strategy::Body };
+        list.push(Candidate { strategy: last, matched: None });
         Ok(list)
     }
 
@@ -274,11 +270,11 @@ struct Products<'a> {
 impl Products<'_> {
     fn list(&self) -> Vec<Candidate> {
         let (program, term) = (&self.of.graph.program, self.product.term);
-        let last = Candidate { way: self.product.without_kernel(program), matched: None };
+        let last = Candidate { strategy: self.product.without_kernel(program), matched: None };
         let mut list = Vec::new();
         if self.product.is_direct() {
-            list.extend(self.kernels(term, self.product.to).into_iter().map(|m| self.of.candidate(Way::Whole, m)));
-            if matches!(last.way, Way::Whole) {
+            list.extend(self.kernels(term, self.product.to).into_iter().map(|m| self.of.candidate(Strategy::Whole, m)));
+            if matches!(last.strategy, Strategy::Whole) {
                 list.push(last);
                 return list;
             }
@@ -295,18 +291,19 @@ impl Products<'_> {
             let mut head = term.clone();
             head.roots = vec![TermId(at as u32)];
             let head = prune(&head);
-            // A tiled kernel computes the whole epilogue or nothing.
-            let library = |m: &Matched| program.kernels[m.kernel.index()].backend != Backend::Tiled;
+            // A kernel that is timed computes the whole epilogue or nothing.
+            let library = |m: &Matched| !program.kernels[m.kernel.index()].backend.is_timed();
             for matched in self.kernels(&head, between).into_iter().filter(library) {
                 let split = Split { head: head.clone(), rest: rest.clone(), between };
-                list.push(self.of.candidate(Way::Split(split), matched));
+                list.push(self.of.candidate(Strategy::Split(split), matched));
             }
         }
         list.push(last);
         list
     }
 
-    /// The kernels that store such a term in that type, those with a fixed epilogue first.
+    /// The kernels that store such a term in that type: users' templates first, since their author
+    /// wants them tried; then those with a fixed epilogue.
     fn kernels(&self, term: &Term, out: DType) -> Vec<Matched> {
         let program = &self.of.graph.program;
         let Some(gemm) = program.builtin_op(BuiltinOp::Gemm) else { return Vec::new() };
@@ -315,7 +312,10 @@ impl Products<'_> {
         let kernels = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
         let matched = |(i, _)| application.matched(KernelId(i as u32), Some(self.product.from));
         let mut found: Vec<Matched> = kernels.filter_map(matched).collect();
-        found.sort_by_key(|m| !program.kernels[m.kernel.index()].closed);
+        found.sort_by_key(|m| {
+            let kernel = &program.kernels[m.kernel.index()];
+            (!matches!(kernel.backend, Backend::Template(_)), !kernel.closed)
+        });
         found
     }
 }
@@ -384,7 +384,7 @@ impl<'a> Application<'a> {
     /// The match in terms of the node, if no guard refutes it.
     fn admitted(&self, id: KernelId, kernel: &Kernel, m: Match) -> Option<Matched> {
         let at = |v: VarId| self.operands.iter().position(|o| Some(*o) == m.class(v));
-        let vars = (0..m.slots.len()).map(|v| VarId(v as u32));
+        let vars = (0..m.bindings.len()).map(|v| VarId(v as u32));
         let operands = vars.filter_map(|v| Some((v, at(v)?))).collect();
         let reads = reads(&self.of.graph.program, kernel);
         let reads = reads.into_iter().filter_map(|(v, view)| Some((at(v)?, view))).collect();
@@ -396,7 +396,7 @@ impl<'a> Application<'a> {
 
 /// The variables that the epilogue of a kernel's pattern reads, and how.
 fn reads(program: &Program, kernel: &Kernel) -> Vec<(VarId, InView)> {
-    let Some(NodePat { head: Head::Op(op), args, .. }) = node_pattern(&kernel.pattern) else { return Vec::new() };
+    let Some(NodePat { head: Head::Op(op), args, .. }) = application(&kernel.pattern) else { return Vec::new() };
     let is_term = |(_, (_, param)): &(&Pat, (usize, &Param))| param.kind == ParamKind::Term;
     let term = args.iter().zip(program.op(*op).operands()).find(is_term);
     let Some((Pat::Node(epilogue), _)) = term else { return Vec::new() };

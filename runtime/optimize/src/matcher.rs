@@ -126,7 +126,7 @@ type Deferred<'r, 'e> = (&'r AExpr, Attribute<'r, 'e>);
 struct Matcher<'r, 'e, 'f, H: Host> {
     host: &'e H,
     what: &'r Searchable<'r>,
-    slots: Vec<Binding>,
+    bindings: Vec<Binding>,
     values: Bindings,
     roots: Vec<Id>,
     nodes: Vec<&'e Node>,
@@ -149,7 +149,7 @@ struct Matcher<'r, 'e, 'f, H: Host> {
 /// The bindings of a match, in the form the matcher holds them.
 struct MatchState<'m> {
     roots: &'m [Id],
-    slots: &'m [Binding],
+    bindings: &'m [Binding],
     values: &'m Bindings,
     nodes: &'m [&'m Node],
     virtual_sums: &'m [VirtualSum],
@@ -160,8 +160,8 @@ impl MatchState<'_> {
         Match {
             roots: self.roots.to_vec(),
             // Variables that only other alternatives bind are absent.
-            slots: self
-                .slots
+            bindings: self
+                .bindings
                 .iter()
                 .map(|s| if *s == Binding::Unbound { Binding::Absent } else { s.clone() })
                 .collect(),
@@ -201,8 +201,8 @@ pub fn search(
         }
         if matches.len() >= limits.matches { ControlFlow::Break(()) } else { ON }
     };
-    let slots = vec![Binding::Unbound; what.rule.vars.len()];
-    let mut matcher = Matcher::new(egraph, what, slots, limits.steps, &mut emit);
+    let bindings = vec![Binding::Unbound; what.rule.vars.len()];
+    let mut matcher = Matcher::new(egraph, what, bindings, limits.steps, &mut emit);
     matcher.probe = probe;
     let mut found = SearchResult::default();
     for i in 0..n {
@@ -219,28 +219,39 @@ pub fn search(
     found
 }
 
-/// All matches of one pattern at a class that stands in the term of the op in class `of`, given the
-/// present bindings.
-pub fn match_term(
+/// All matches of a pattern with one application: this node of that class, whatever else the class
+/// holds.
+pub fn match_application(
     egraph: &EGraph,
     what: &Searchable<'_>,
-    pat: &Pat,
-    class: Id,
-    of: Id,
-    slots: &[Binding],
+    (class, node): (Id, &Node),
     steps: usize,
 ) -> Vec<Match> {
+    let Some(pattern) = what.rule.lhs.first().and_then(application) else { return Vec::new() };
     let view = View::plain(egraph);
     let mut found = Vec::new();
     let mut emit = |m: &MatchState<'_>| {
         found.push(m.to_match());
         ON
     };
-    let mut matcher = Matcher::new(&view, what, slots.to_vec(), steps, &mut emit);
-    matcher.roots = vec![of; what.rule.lhs.len()];
-    let goals = matcher.push(Goal::Class { pat, class, context: Position::Term(Some(of)) }, None);
-    let _ = matcher.solve(goals);
+    let unbound = vec![Binding::Unbound; what.rule.vars.len()];
+    let mut matcher = Matcher::new(&view, what, unbound, steps, &mut emit);
+    matcher.roots = vec![class];
+    if matcher.head_matches(pattern.head, node.payload, Position::Tensor) {
+        let _ = matcher.operands(pattern, node, class, Position::Tensor, None);
+    }
     found
+}
+
+/// The application at the top of a pattern.
+pub fn application(mut pat: &Pat) -> Option<&NodePat> {
+    while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = pat {
+        pat = inner;
+    }
+    match pat {
+        Pat::Node(n) => Some(n),
+        _ => None,
+    }
 }
 
 /// All matches at a value of a rule with one root.
@@ -250,8 +261,8 @@ pub fn match_at<H: Host>(host: &H, what: &Searchable<'_>, value: Id, steps: usiz
         found.push(m.to_match());
         ON
     };
-    let slots = vec![Binding::Unbound; what.rule.vars.len()];
-    let _ = Matcher::new(host, what, slots, steps, &mut emit).root(value);
+    let bindings = vec![Binding::Unbound; what.rule.vars.len()];
+    let _ = Matcher::new(host, what, bindings, steps, &mut emit).root(value);
     found
 }
 
@@ -293,14 +304,14 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
     fn new(
         host: &'e H,
         what: &'r Searchable<'r>,
-        slots: Vec<Binding>,
+        bindings: Vec<Binding>,
         limit: usize,
         emit: &'f mut dyn FnMut(&MatchState<'_>) -> Flow,
     ) -> Matcher<'r, 'e, 'f, H> {
         Matcher {
             host,
             what,
-            slots,
+            bindings,
             values: Bindings::default(),
             roots: Vec::new(),
             nodes: Vec::new(),
@@ -358,7 +369,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
 
     /// Facts about the present bindings.
     fn facts(&self) -> impl Facts {
-        self.host.facts(&self.slots)
+        self.host.facts(&self.bindings)
     }
 
     /// The value of an attribute expression, if the present bindings determine it.
@@ -419,7 +430,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
         (self.emit)(&MatchState {
             roots: &self.roots,
-            slots: &self.slots,
+            bindings: &self.bindings,
             values: &self.values,
             nodes: &self.nodes,
             virtual_sums: &self.virtual_sums,
@@ -499,12 +510,12 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
 
     fn bind(&mut self, var: VarId, slot: Binding, class: Id, next: Goals) -> Flow {
         let i = var.index();
-        match self.slots.get(i) {
+        match self.bindings.get(i) {
             None => ON,
             Some(Binding::Unbound) => {
-                self.slots[i] = slot;
+                self.bindings[i] = slot;
                 let flow = if self.may_be(var) { self.advance(next) } else { ON };
-                self.slots[i] = Binding::Unbound;
+                self.bindings[i] = Binding::Unbound;
                 flow
             }
             Some(bound) if *bound == slot => self.advance(next),

@@ -255,8 +255,8 @@ impl Report {
         let mut by_rule: Vec<(&str, Vec<String>)> = Vec::new();
         for firing in self.firings.iter().filter(|f| f.kept) {
             match by_rule.iter_mut().find(|(r, _)| *r == firing.rule) {
-                Some((_, list)) => list.push(place(firing)),
-                None => by_rule.push((&firing.rule, vec![place(firing)])),
+                Some((_, list)) => list.push(location(firing)),
+                None => by_rule.push((&firing.rule, vec![location(firing)])),
             }
         }
         if by_rule.is_empty() {
@@ -334,7 +334,7 @@ impl Report {
     }
 }
 
-fn place(f: &Firing) -> String {
+fn location(f: &Firing) -> String {
     if f.nodes.is_empty() { WRITTEN.to_string() } else { f.nodes.join(" and ") }
 }
 

@@ -361,7 +361,7 @@ impl<'a> Session<'a> {
             .zip(self.kept())
             .map(|(t, kept)| {
                 let rule = &self.program.rules[t.rule.index()];
-                let nodes = self.places(&names, t);
+                let nodes = self.fired_at(&names, t);
                 Firing { rule: rule.name.clone(), base: rule.base_name.clone(), nodes, kept }
             })
             .collect();
@@ -386,7 +386,7 @@ impl<'a> Session<'a> {
 
     /// Where a rule fired: the values of the given graph that are its roots or, if there are none,
     /// that it matched. Empty inside an epilogue.
-    pub fn places(&self, names: &FxHashMap<Id, String>, trace: &Trace) -> Vec<String> {
+    pub fn fired_at(&self, names: &FxHashMap<Id, String>, trace: &Trace) -> Vec<String> {
         let egraph = &self.inserted.egraph;
         let roots: Vec<String> = trace.roots.iter().filter_map(|r| self.name_of(names, *r).cloned()).collect();
         if trace.terms || !roots.is_empty() {

@@ -79,7 +79,7 @@ fn replaceable(plan: &Plan, step: &Step, at: usize, j: usize, last: &[usize]) ->
 }
 
 /// Places all buffers. `limit` is the maximum number of bytes of the arena and the outputs.
-pub(super) fn place(plan: &mut Plan, limit: usize) -> Result<()> {
+pub(super) fn assign(plan: &mut Plan, limit: usize) -> Result<()> {
     let last = last_uses(plan);
     let bytes = |len: usize, size: usize| {
         len.checked_mul(size).and_then(|b| b.max(1).checked_next_multiple_of(ALIGNMENT)).filter(|b| *b <= limit)

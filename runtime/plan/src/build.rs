@@ -26,11 +26,11 @@ impl Plan {
     fn of(prepared: &prepare::Prepared, options: &Options) -> Result<Plan> {
         let mut plan = lower::lower(prepared, options)?;
         if !plan.device.is_host() {
-            copies::spare(&mut plan);
+            copies::remove(&mut plan);
             copies::join(&mut plan);
             short::shorten(&mut plan);
         }
-        arena::place(&mut plan, options.memory)?;
+        arena::assign(&mut plan, options.memory)?;
         if cfg!(debug_assertions) {
             plan.validate()?;
         }

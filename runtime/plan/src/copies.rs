@@ -13,7 +13,7 @@ use super::view::matrix_layout;
 use super::{ALIGNMENT, Action, Buffer, BufferId, Called, Plan, Step, Storage, View};
 
 /// Merges each product with the copy of its whole result into one step that can omit the copy.
-pub(super) fn spare(plan: &mut Plan) {
+pub(super) fn remove(plan: &mut Plan) {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
     let mut makers: HashMap<BufferId, usize> = HashMap::new();
     for (i, step) in plan.steps.iter().enumerate() {
@@ -62,6 +62,8 @@ fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Ste
         }
         // The kernel stores whole rows of values.
         Called::Attention(_) if *column != 1 => return None,
+        // The kernel's results are row-major.
+        Called::Template(_) => return None,
         Called::Attention(_) => {}
     }
     let kernel = maker.kernel.filter(|_| matches!(called, Called::Attention(_)));

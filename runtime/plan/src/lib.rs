@@ -15,6 +15,7 @@ mod arena;
 mod buffer;
 mod build;
 mod copies;
+mod declared;
 mod lower;
 mod options;
 mod plan;
@@ -33,10 +34,13 @@ mod work;
 mod wrapping;
 
 pub use buffer::{ALIGNMENT, Buffer, BufferId, Storage};
+pub use declared::DeclaredLaunch;
 pub use lower::ScanSplit;
 pub use options::Options;
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
-pub use step::{Action, AttentionStep, CallStep, Called, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step};
+pub use step::{
+    Action, AttentionStep, CallStep, Called, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step, TemplateStep,
+};
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;

@@ -8,14 +8,16 @@
 
 use std::collections::HashMap;
 
-use hypatia_dsl::ir::{KernelId, OpBody};
+use hypatia_dsl::ir::{Backend, KernelId, OpBody};
 use hypatia_dsl::kernel::derive_rowwise_over;
 use hypatia_dsl::typing::TensorType;
 
 use super::Options;
 use super::rows::Rows;
 use hypatia_graph::prim::sizes;
-use hypatia_graph::{Candidate, Constants, Graph, Known, Node, NodeId, NodeKind, Replacement, Way, constant_nodes};
+use hypatia_graph::{
+    Candidate, Constants, Graph, Known, Matched, Node, NodeId, NodeKind, Replacement, Strategy, constant_nodes,
+};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
@@ -36,10 +38,10 @@ pub(super) struct Prepared {
     pub kernels: Kernels,
 }
 
-/// A library call that computes an op.
+/// A launch that computes an op.
 pub(super) struct Call {
-    /// The kernel.
-    pub kernel: KernelId,
+    /// The kernel, and what its variables stand for.
+    pub matched: Matched,
     /// The fallback: the same step by step. The op's operands are its inputs, in order.
     pub fallback: Prepared,
 }
@@ -49,8 +51,8 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     // First replace composed ops by their parts, so that ops without a kernel inside the parts are
     // inlined with the rest.
     let graph = graph.pruned();
-    let parts = graph.replaced(&|_, node| match chosen(&graph, node, device).map(|c| &c.way) {
-        Some(Way::Parts(parts)) => Replacement::Parts(parts.clone()),
+    let parts = graph.replaced(&|_, node| match chosen(&graph, node, device).map(|c| &c.strategy) {
+        Some(Strategy::Parts(parts)) => Replacement::Parts(parts.clone()),
         _ => Replacement::Itself,
     })?;
     let graph = known.fold(inlined(&parts, device)?, options.cluster)?.pruned();
@@ -59,23 +61,42 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     for (i, node) in graph.nodes.iter().enumerate() {
         let id = NodeId(i as u32);
         match chosen(&graph, node, device) {
-            Some(Candidate { way: Way::Rowwise, .. }) => {
+            Some(Candidate { strategy: Strategy::Rowwise, .. }) => {
                 let rows = rowwise(&graph, node).ok_or_else(|| Error::Internal("a row-wise kernel was lost".into()))?;
                 kernels.rowwise.insert(id, rows);
             }
-            Some(Candidate { way: Way::Call, matched: Some(matched) }) => {
-                let parts = node.kernels.list.iter().find_map(|c| match &c.way {
-                    Way::Parts(parts) => Some(parts),
-                    _ => None,
-                });
-                let parts = parts.ok_or_else(|| Error::Internal("a call without its parts".into()))?;
-                let fallback = prepare(parts, options, known)?;
-                kernels.calls.insert(id, Call { kernel: matched.kernel, fallback });
+            Some(Candidate { strategy: Strategy::Call, matched: Some(matched) }) => {
+                let fallback = match graph.program.kernels[matched.kernel.index()].backend {
+                    Backend::Template(_) => prepare(&without(&graph, node, matched.kernel)?, options, known)?,
+                    _ => prepare(optimised_body(node)?, options, known)?,
+                };
+                kernels.calls.insert(id, Call { matched: matched.clone(), fallback });
             }
             _ => {}
         }
     }
     Ok(Prepared { graph, kernels })
+}
+
+/// The optimised body of a node's op.
+fn optimised_body(node: &Node) -> Result<&Graph> {
+    let parts = node.kernels.list.iter().find_map(|c| match &c.strategy {
+        Strategy::Parts(parts) => Some(parts.as_ref()),
+        _ => None,
+    });
+    parts.ok_or_else(|| Error::Internal("a call without its parts".into()))
+}
+
+/// A graph of that node alone, with the candidates behind those of a kernel.
+fn without(graph: &Graph, node: &Node, kernel: KernelId) -> Result<Graph> {
+    let mut alone = graph.alone(node)?;
+    let list = &node.kernels.list;
+    let behind = list.iter().rposition(|c| c.kernel() == Some(kernel)).map_or(0, |at| at + 1);
+    let kernels = hypatia_graph::Kernels { device: node.kernels.device, list: list[behind..].to_vec() };
+    if let Some(last) = alone.nodes.last_mut() {
+        last.kernels = kernels;
+    }
+    Ok(alone)
 }
 
 /// The first candidate of a defined op's node whose guards hold for its sizes; `None` for a builtin
@@ -92,7 +113,7 @@ fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Cand
     };
     node.kernels.list.iter().find(|c| {
         c.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device))
-            && (!matches!(c.way, Way::Rowwise) || rowwise(graph, node).is_some())
+            && (!matches!(c.strategy, Strategy::Rowwise) || rowwise(graph, node).is_some())
     })
 }
 
@@ -101,7 +122,8 @@ fn inlined(graph: &Graph, device: &Device) -> Result<Graph> {
     let constant = constant_nodes(graph);
     graph.replaced(&|i, node| {
         let NodeKind::Op { op, .. } = &node.kind else { return Replacement::Itself };
-        let whole = || matches!(chosen(graph, node, device).map(|c| &c.way), Some(Way::Rowwise | Way::Call));
+        let whole =
+            || matches!(chosen(graph, node, device).map(|c| &c.strategy), Some(Strategy::Rowwise | Strategy::Call));
         match graph.program.op(*op).body {
             OpBody::Defined(_) if constant[i] || !whole() => Replacement::Body,
             _ => Replacement::Itself,

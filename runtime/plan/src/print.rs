@@ -9,7 +9,7 @@ use super::{Action, Called, Plan, Step, Storage, View};
 use hypatia_graph::show_term;
 
 impl Plan {
-    fn place(&self, view: &View) -> String {
+    fn location(&self, view: &View) -> String {
         let name = match self.buffers[view.buffer.index()].storage {
             Storage::Input(i) => self.inputs[i].name.clone(),
             Storage::Constant(i) => format!("const{i}"),
@@ -42,6 +42,10 @@ impl Plan {
                 let read = |first: usize| reads.get(first..e.reads).unwrap_or_default();
                 let what = match &e.called {
                     Called::Attention(a) => format!("attention, score {}", self.term(&a.term, read(3))),
+                    Called::Template(_) => {
+                        let kernel = step.kernel.map(|k| self.program.kernels[k.index()].name.as_str());
+                        format!("template {}", kernel.unwrap_or_default())
+                    }
                     Called::Product(g) if g.is_plain() => format!("gemm with {} results", e.writes),
                     Called::Product(g) => format!("gemm, {}", self.term(&g.term, read(2))),
                 };
@@ -65,7 +69,7 @@ impl Plan {
             Action::Gather(axis) => format!("gather along {axis}"),
             Action::GatherElements(axis) => format!("gather elements along {axis}"),
             Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),
-            Action::Scatter(how) => format!("scatter, {how:?}").to_lowercase(),
+            Action::Scatter(reduction) => format!("scatter, {}", reduction.name()),
             Action::Argsort(axis, _) => format!("argsort along {axis}"),
             Action::Reduce(kind, axes) => format!("{kind:?} over {axes:?}").to_lowercase(),
             Action::Cumsum(how) => format!("cumsum along {}", how.axis),
@@ -92,7 +96,7 @@ impl Plan {
     /// The plan for programs: its steps in order, with their reads and writes, and its executor's
     /// notes.
     pub fn to_json(&self, notes: &[Note]) -> Value {
-        let list = |views: &[View]| views.iter().map(|v| self.place(v)).collect::<Vec<_>>();
+        let list = |views: &[View]| views.iter().map(|v| self.location(v)).collect::<Vec<_>>();
         let steps = self.steps.iter().enumerate().map(|(i, step)| {
             json!({
                 "name": step.name,
@@ -103,7 +107,7 @@ impl Plan {
                 "writes": list(&step.writes),
             })
         });
-        let outputs = self.outputs.iter().map(|(name, view)| json!({"name": name, "at": self.place(view)}));
+        let outputs = self.outputs.iter().map(|(name, view)| json!({"name": name, "at": self.location(view)}));
         json!({
             "device": self.device.name,
             "launches": self.launches(),
@@ -125,14 +129,14 @@ impl fmt::Display for Noted<'_> {
         let device = &plan.device.name;
         writeln!(f, "plan for {device}: {} launches, {} bytes of arena", plan.launches(), plan.arena)?;
         for (i, step) in plan.steps.iter().enumerate() {
-            let list = |views: &[View]| views.iter().map(|v| plan.place(v)).collect::<Vec<_>>().join(", ");
+            let list = |views: &[View]| views.iter().map(|v| plan.location(v)).collect::<Vec<_>>().join(", ");
             let kernel = step.kernel.map_or(String::new(), |k| format!(" by {}", plan.program.kernels[k.index()].name));
             let note = note(self.notes, i).map_or(String::new(), |word| format!(", {word}"));
             writeln!(f, "{i:4} {}{kernel}{note}  # {}", plan.action(step), step.name)?;
             writeln!(f, "       {} -> {}", list(&step.reads), list(&step.writes))?;
         }
         for (name, view) in &plan.outputs {
-            writeln!(f, "     output {name} = {}", plan.place(view))?;
+            writeln!(f, "     output {name} = {}", plan.location(view))?;
         }
         Ok(())
     }

@@ -3,12 +3,13 @@
 //! In: nothing; `lower` makes them. Out: what executors run. Invariant: a step reads only inputs,
 //! constants and results of earlier steps; its results are whole buffers.
 
-use hypatia_dsl::builtin::Joining;
+use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{KernelId, Program};
+use hypatia_dsl::ir::{AttrValue, KernelId, Program};
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
+use super::declared::DeclaredLaunch;
 use super::view::View;
 use hypatia_graph::prim::{Cumsum, Window};
 use hypatia_graph::scale;
@@ -123,6 +124,19 @@ pub struct AttentionStep {
     pub safe: bool,
 }
 
+/// An op by a kernel from a user's template. `reads` are the op's operands as they lie, those that
+/// are absent left out, and `writes` its results. Of a product, `reads` are those of a
+/// [`GemmStep`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct TemplateStep {
+    /// The product with its epilogue, if the op is one.
+    pub product: Option<GemmStep>,
+    /// The op's attributes by name.
+    pub attrs: Vec<(String, AttrValue)>,
+    /// How the kernel can be launched: once for each combination of tuning parameters that fits.
+    pub launches: Vec<DeclaredLaunch>,
+}
+
 /// What a call computes in one launch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Called {
@@ -131,6 +145,8 @@ pub enum Called {
     Product(GemmStep),
     /// Attention, by a tiled kernel.
     Attention(AttentionStep),
+    /// An op, by a kernel from a user's template.
+    Template(TemplateStep),
 }
 
 /// One launch that the device may lack or that may be slower, and its fallback steps. `reads` begin
@@ -156,6 +172,7 @@ impl CallStep {
     pub fn product(&self) -> Option<&GemmStep> {
         match &self.called {
             Called::Product(g) => Some(g),
+            Called::Template(t) => t.product.as_ref(),
             Called::Attention(_) => None,
         }
     }
@@ -166,8 +183,8 @@ impl CallStep {
 pub enum Action {
     /// A matrix product.
     Gemm(GemmStep),
-    /// A product with more than an accumulator to store, or attention; one launch if the device
-    /// supports it and is not slower with it.
+    /// A product with more than an accumulator to store, attention, or a user's template; one
+    /// launch if the device supports it and is not slower with it.
     Call(CallStep),
     /// A convolution.
     Conv(ConvStep),
@@ -189,7 +206,7 @@ pub enum Action {
     GatherNd(usize),
     /// A copy of `reads[0]` in which the rows that `reads[1]` selects are combined with those of
     /// `reads[2]`.
-    Scatter(Joining),
+    Scatter(ScatterReduction),
     /// The permutation that sorts along an axis; descending if true.
     Argsort(usize, bool),
     /// A reduction over these axes, which are ascending.

@@ -220,6 +220,11 @@ impl Plan {
                 match &e.called {
                     Called::Product(g) => own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]),
                     Called::Attention(a) => attention(a, own, stored),
+                    Called::Template(t) => {
+                        let factors =
+                            |g: &GemmStep| own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]);
+                        step.kernel.is_some() && !t.launches.is_empty() && t.product.as_ref().is_none_or(factors)
+                    }
                 }
             }
             Action::Conv(c) => conv(c, reads, writes),

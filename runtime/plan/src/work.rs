@@ -32,6 +32,10 @@ impl Step {
             Action::Gemm(g) | Action::Call(CallStep { called: Called::Product(g), .. }) => {
                 len * (2.0 * g.k as f64 + calls(&g.term))
             }
+            Action::Call(CallStep { called: Called::Template(t), fallback, .. }) => match &t.product {
+                Some(g) => len * (2.0 * g.k as f64 + calls(&g.term)),
+                None => fallback.iter().map(|s| s.work().flops).sum(),
+            },
             Action::Call(CallStep { called: Called::Attention(a), .. }) => {
                 let scores = len / (a.value.max(1) as f64) * a.keys as f64;
                 // Besides the score: the maximum, the exponential, the sum.
@@ -73,6 +77,7 @@ impl Step {
     pub fn kind(&self) -> &'static str {
         match &self.action {
             Action::Call(CallStep { called: Called::Attention(_), .. }) => "tiled attention",
+            Action::Call(CallStep { called: Called::Template(_), .. }) => "template",
             Action::Gemm(_) | Action::Call(_) => "gemm",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",

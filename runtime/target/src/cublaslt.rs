@@ -7,7 +7,7 @@
 
 /// An extra tensor of an epilogue, besides the operands and the result of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
+pub enum ExtraTensor {
     /// A vector: one number per column of the result (for BGRADB, per row).
     Vector,
     /// One number per element of the result.
@@ -18,49 +18,49 @@ pub enum Beside {
 
 /// An epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
+pub struct Epilogue {
     /// The library's name for it.
     pub name: &'static str,
     /// The tensor it reads after the two operands of the product.
-    pub reads: Option<Beside>,
+    pub reads: Option<ExtraTensor>,
     /// The tensor it stores after the result.
-    pub stores: Option<Beside>,
+    pub stores: Option<ExtraTensor>,
 }
 
-const fn form(name: &'static str, reads: Option<Beside>, stores: Option<Beside>) -> Form {
-    Form { name, reads, stores }
+const fn epilogue(name: &'static str, reads: Option<ExtraTensor>, stores: Option<ExtraTensor>) -> Epilogue {
+    Epilogue { name, reads, stores }
 }
 
 /// All of them.
-pub const FORMS: &[Form] = &[
-    form("DEFAULT", None, None),
-    form("BIAS", Some(Beside::Vector), None),
-    form("RELU", None, None),
-    form("RELU_BIAS", Some(Beside::Vector), None),
-    form("RELU_AUX", None, Some(Beside::Bits)),
-    form("RELU_AUX_BIAS", Some(Beside::Vector), Some(Beside::Bits)),
-    form("DRELU", Some(Beside::Bits), None),
-    form("DRELU_BGRAD", Some(Beside::Bits), Some(Beside::Vector)),
-    form("GELU", None, None),
-    form("GELU_BIAS", Some(Beside::Vector), None),
-    form("GELU_AUX", None, Some(Beside::Full)),
-    form("GELU_AUX_BIAS", Some(Beside::Vector), Some(Beside::Full)),
-    form("DGELU", Some(Beside::Full), None),
-    form("DGELU_BGRAD", Some(Beside::Full), Some(Beside::Vector)),
-    form("BGRADA", None, Some(Beside::Vector)),
-    form("BGRADB", None, Some(Beside::Vector)),
+pub const EPILOGUES: &[Epilogue] = &[
+    epilogue("DEFAULT", None, None),
+    epilogue("BIAS", Some(ExtraTensor::Vector), None),
+    epilogue("RELU", None, None),
+    epilogue("RELU_BIAS", Some(ExtraTensor::Vector), None),
+    epilogue("RELU_AUX", None, Some(ExtraTensor::Bits)),
+    epilogue("RELU_AUX_BIAS", Some(ExtraTensor::Vector), Some(ExtraTensor::Bits)),
+    epilogue("DRELU", Some(ExtraTensor::Bits), None),
+    epilogue("DRELU_BGRAD", Some(ExtraTensor::Bits), Some(ExtraTensor::Vector)),
+    epilogue("GELU", None, None),
+    epilogue("GELU_BIAS", Some(ExtraTensor::Vector), None),
+    epilogue("GELU_AUX", None, Some(ExtraTensor::Full)),
+    epilogue("GELU_AUX_BIAS", Some(ExtraTensor::Vector), Some(ExtraTensor::Full)),
+    epilogue("DGELU", Some(ExtraTensor::Full), None),
+    epilogue("DGELU_BGRAD", Some(ExtraTensor::Full), Some(ExtraTensor::Vector)),
+    epilogue("BGRADA", None, Some(ExtraTensor::Vector)),
+    epilogue("BGRADB", None, Some(ExtraTensor::Vector)),
 ];
 
-impl Form {
+impl Epilogue {
     /// The epilogue of that name.
-    pub fn named(name: &str) -> Option<&'static Form> {
-        FORMS.iter().find(|f| f.name == name)
+    pub fn named(name: &str) -> Option<&'static Epilogue> {
+        EPILOGUES.iter().find(|f| f.name == name)
     }
 
     /// True for the epilogues that training needs. The library has them only for some types and
     /// layouts, and they are not always faster than a product and a separate pass, so each is
     /// measured before it is used.
     pub fn is_tried(&self) -> bool {
-        self.stores.is_some() || matches!(self.reads, Some(Beside::Full | Beside::Bits))
+        self.stores.is_some() || matches!(self.reads, Some(ExtraTensor::Full | ExtraTensor::Bits))
     }
 }

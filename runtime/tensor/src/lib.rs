@@ -1,9 +1,10 @@
-//! Host tensors, their file formats, result files, the memory budget, and Hypatia's single error
+//! Host tensors, how near two are, their file formats, result files, the memory budget, and Hypatia's single error
 //! type.
 //!
 //! In: numbers, `.npz` and safetensors files. Out: [`Tensor`]s. Invariant: nothing here depends on
 //! a graph, a rule or a device.
 
+pub mod compare;
 pub mod error;
 pub mod file;
 pub mod memory;

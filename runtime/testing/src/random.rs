@@ -3,7 +3,7 @@
 //! In: a seed. Out: a graph and its inputs: ragged sizes, 0, 1, NaN, infinities, every element
 //! type. Invariant: equal seeds give equal graphs, on every host.
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, JOININGS};
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, SCATTER_REDUCTIONS};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AttrValue, InView};
 use hypatia_dsl::scalar::{Term, TermNode};
@@ -233,7 +233,7 @@ impl Random {
         let most = shape[0] as i64;
         let ids: Vec<i64> = (0..count).map(|_| self.rng.random_range(-most..most)).collect();
         let ids = self.graph.constant(Tensor::from_slice(&[count], &ids).unwrap());
-        let how = JOININGS.choose(&mut self.rng).unwrap().0;
+        let how = SCATTER_REDUCTIONS.choose(&mut self.rng).unwrap().0;
         self.builtin(BuiltinOp::Scatter, &[x, ids, updates], vec![AttrValue::Str(how.into())]);
     }
 

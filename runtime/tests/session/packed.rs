@@ -44,7 +44,7 @@ fn packed_wins(gpu: &Arc<Gpu>, graph: &Graph) -> TuningFile {
     let options = hypatia_optimize::Options { device: gpu.profile(), ..Default::default() };
     let graph = pipeline::optimize(graph, &options).unwrap().graph;
     let plan = Arc::new(pipeline::plan(&graph, &hypatia_plan::Options::new(gpu.profile())).unwrap());
-    let mut tuner = Tuner::forgetful(Duration::from_secs(600));
+    let mut tuner = Tuner::without_cache(Duration::from_secs(600));
     Executor::new(plan, gpu.clone(), &mut tuner).unwrap();
     let mut file = TuningFile::default();
     for choice in tuner.choices() {
@@ -63,7 +63,7 @@ fn a_checked_session_takes_packed_weights_on_a_gpu() {
     let Some(gpu) = gpu(2) else { return };
     for dtype in [DType::BF16, DType::F32] {
         let (graph, inputs) = layer(dtype, [128, 768, 256]);
-        let tuner = Tuner::forgetful(Duration::ZERO).with_file(packed_wins(&gpu, &graph));
+        let tuner = Tuner::without_cache(Duration::ZERO).with_file(packed_wins(&gpu, &graph));
         let options = Options { verdicts: None, ..Options::default().on(gpu.clone(), tuner) };
         let model = Model::new(graph.clone(), options);
         let compiled = model.compile(&inputs).unwrap();

@@ -95,7 +95,7 @@ fn f32_keeps_its_limit_on_a_gpu() {
     let options = Options {
         check: CheckMode::Off,
         memory: Some(usize::MAX),
-        ..Options::default().on(gpu, Tuner::forgetful(Duration::ZERO))
+        ..Options::default().on(gpu, Tuner::without_cache(Duration::ZERO))
     };
     let options = Options { verdicts: None, ..options };
     let mut data = Data::default();

@@ -103,7 +103,7 @@ fn many_threads_share_models_and_plans_on_the_host() {
 fn many_threads_share_models_and_plans_on_a_gpu() {
     let Some(gpu) = gpu(15) else { return };
     for measured in [Duration::ZERO, Duration::from_secs(5)] {
-        let on = Options::default().on(gpu.clone(), Tuner::forgetful(measured));
+        let on = Options::default().on(gpu.clone(), Tuner::without_cache(measured));
         many_threads(&Options { verdicts: None, ..on });
     }
 }

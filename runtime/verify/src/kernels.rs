@@ -14,7 +14,7 @@ use hypatia_dsl::ir::{
     AExpr, AFn, AttrPat, AttrValue, Backend, Build, BuildArg, BuildNode, Fact, Head, InView, Kernel, NodePat, Pat,
     Program, Rule, VarId,
 };
-use hypatia_target::cublaslt::{Beside, Form};
+use hypatia_target::cublaslt::{self, ExtraTensor};
 
 use super::epilogue::over_floats;
 use super::options::Options;
@@ -44,7 +44,7 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
 
 /// `pattern => gemm(a, b, what the library computes)`; one such pair for each result.
 fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, String> {
-    let form = Form::named(epilogue).ok_or_else(|| format!("cuBLASLt has no epilogue {epilogue}"))?;
+    let form = cublaslt::Epilogue::named(epilogue).ok_or_else(|| format!("cuBLASLt has no epilogue {epilogue}"))?;
     let whole = "a cuBLASLt kernel is for `gemm(a, b, epilogue, to = d)` with variables for a, b and d, or for an op \
                  whose operands are variables";
     let (Pat::Node(node), Some(gemm)) = (&kernel.pattern, program.builtin_op(BuiltinOp::Gemm)) else {
@@ -59,7 +59,7 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
             1
         }
         Head::Op(op) => {
-            let view = if form.reads == Some(Beside::Vector) { InView::Row } else { InView::Full };
+            let view = if form.reads == Some(ExtraTensor::Vector) { InView::Row } else { InView::Full };
             let present = rest.iter().filter(|p| **p != Pat::Absent);
             for pat in present {
                 reads.push((variable(pat).ok_or(whole)?, view));

@@ -11,7 +11,7 @@ use super::term::{Functions, Lowered, compute_name, widen};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
 };
-use hypatia_dsl::builtin::{BuiltinScalar, Joining};
+use hypatia_dsl::builtin::{BuiltinScalar, ScatterReduction};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{InView, Program};
 use hypatia_dsl::kernel::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
@@ -316,14 +316,16 @@ pub(super) fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaS
         return Err(malformed(&kernel.name, "indices that are no integers"));
     }
     let mut functions = Functions::new(program);
-    let (statements, value) = match kernel.how {
-        Joining::By(_) if dtype == DType::Bool => return Err(malformed(&kernel.name, "arithmetic of truth values")),
-        Joining::By(f) => joined(&mut functions, program, dtype, f)?,
-        Joining::Set => (Vec::new(), String::new()),
+    let (statements, value) = match kernel.reduction {
+        ScatterReduction::Combine(_) if dtype == DType::Bool => {
+            return Err(malformed(&kernel.name, "arithmetic of truth values"));
+        }
+        ScatterReduction::Combine(f) => joined(&mut functions, program, dtype, f)?,
+        ScatterReduction::Replace => (Vec::new(), String::new()),
     };
-    let what = match kernel.how {
-        Joining::By(f) => format!("row in1[i] of out0 becomes {}(it, in2[i])", f.name()),
-        Joining::Set => "row in1[i] of out0 becomes in2[i]".to_string(),
+    let what = match kernel.reduction {
+        ScatterReduction::Combine(f) => format!("row in1[i] of out0 becomes {}(it, in2[i])", f.name()),
+        ScatterReduction::Replace => "row in1[i] of out0 becomes in2[i]".to_string(),
     };
     let about = About {
         name: &kernel.name,
@@ -346,7 +348,7 @@ pub(super) fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaS
         compute => compute_name(dtype),
         widened_old => widen("old", dtype),
         widened_update => widen("update", dtype),
-        joins => kernel.how != Joining::Set,
+        joins => kernel.reduction != ScatterReduction::Replace,
         statements => statements.into_iter().collect::<Value>(),
         joined => value,
         ..about.base(&functions, &[dtype])

@@ -178,7 +178,10 @@ pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Resul
         return Ok(Err(wrong));
     }
     let mut functions = Functions::new(program);
-    functions.need("axes");
+    // What docs/language.md promises to every template.
+    for helper in ["axes", "quotient", "max_nan_f32", "min_nan_f32", "max_nan_f64", "min_nan_f64"] {
+        functions.need(helper);
+    }
     let args = arguments(filling);
     let (body, formula) = epilogue_function(program, &mut functions, filling)?;
     let entry = Entry { name: identifier("hypatia_", &filling.name), geometry: Geometry::Declared };

@@ -40,6 +40,11 @@ pub struct Filled {
 }
 
 impl Filled {
+    /// The same with a block of that many threads, where the declaration's depends on sizes.
+    pub fn with_block(self, threads: u32) -> Filled {
+        Filled { block: Some(threads), ..self }
+    }
+
     /// Its CUDA C++.
     pub fn emit(&self, program: &Program) -> Result<CudaSource, EmitError> {
         self.filling(|filling| emit(program, filling))
@@ -139,13 +144,12 @@ pub(super) fn sample(
     let operands: Vec<Operand> = inputs.into_iter().map(|access| Operand { dtype, access }).collect();
     let acc = if dtype.is_float() { dtype.compute() } else { dtype };
     let name = format!("{name}_{dtype}");
-    of_gemm(program, kernel, name, &term, &operands, [dtype, dtype, acc, dtype], tune).map_err(|e| e.to_string())
+    of_gemm(kernel, name, &term, &operands, [dtype, dtype, acc, dtype], tune).map_err(|e| e.to_string())
 }
 
 /// A matrix product for one epilogue. `types` are those of a, b, the accumulator and the result;
 /// parameters that `tune` does not name take their first choice.
 pub fn of_gemm(
-    _program: &Program,
     kernel: &Kernel,
     name: String,
     term: &Term,
@@ -183,31 +187,49 @@ pub fn of_gemm(
     })
 }
 
-/// A kernel for a defined op: operands `in0`, `in1`, ..., results `out0`, ...
-fn of_op(program: &Program, kernel: &Kernel, name: &str, dtype: DType, tune: &[(&str, i64)]) -> Result<Filled, String> {
-    let Backend::Template(template) = &kernel.backend else { return Err("it is made from no template".into()) };
-    let variants = op::variants(program, kernel);
-    let variant = variants.first().ok_or("its pattern is no op with plain operands")?;
-    let (operands, results, attrs) = variant.types(program, dtype)?;
-    let tensor = |prefix: &str, i: usize, t: &TensorType| TemplateTensor {
-        name: format!("{prefix}{i}"),
-        dtype: t.dtype,
-        rank: t.shape.len(),
+/// An op with these operands and results. Parameters that `tune` does not name take their first
+/// choice.
+pub fn of_tensors(
+    kernel: &Kernel,
+    name: String,
+    (inputs, outputs): (&[TensorType], &[TensorType]),
+    attrs: Vec<(String, AttrValue)>,
+    tune: &[(&str, i64)],
+) -> Result<Filled, EmitError> {
+    check_tuning(kernel, tune)?;
+    let Backend::Template(template) = &kernel.backend else {
+        return Err(EmitError::Malformed(format!("`{}` is made from no template", kernel.name)));
     };
-    let inputs = operands.iter().flatten().enumerate().map(|(i, t)| tensor("in", i, t)).collect();
+    let tensors = |prefix: &str, types: &[TensorType]| {
+        let tensor = |(i, t): (usize, &TensorType)| TemplateTensor {
+            name: format!("{prefix}{i}"),
+            dtype: t.dtype,
+            rank: t.shape.len(),
+        };
+        types.iter().enumerate().map(tensor).collect()
+    };
     let (mut numbers, launch, block) = settings(kernel, tune);
     numbers.extend(attrs);
     Ok(Filled {
-        name: format!("{name}_{dtype}"),
+        name,
         doc: epilogue::doc(&format!("kernel `{}`", kernel.name), &kernel.doc, &kernel.origin),
         template: template.clone(),
-        inputs,
-        outputs: results.iter().enumerate().map(|(i, t)| tensor("out", i, t)).collect(),
+        inputs: tensors("in", inputs),
+        outputs: tensors("out", outputs),
         epilogue: None,
         numbers,
         launch,
         block,
     })
+}
+
+/// A kernel for a defined op: operands `in0`, `in1`, ..., results `out0`, ...
+fn of_op(program: &Program, kernel: &Kernel, name: &str, dtype: DType, tune: &[(&str, i64)]) -> Result<Filled, String> {
+    let variants = op::variants(program, kernel);
+    let variant = variants.first().ok_or("its pattern is no op with plain operands")?;
+    let (operands, results, attrs) = variant.types(program, dtype)?;
+    let inputs: Vec<TensorType> = operands.into_iter().flatten().collect();
+    of_tensors(kernel, format!("{name}_{dtype}"), (&inputs, &results), attrs, tune).map_err(|e| e.to_string())
 }
 
 /// Tuning parameters with their values, the declared launch in words, and the block where it is a

@@ -154,7 +154,7 @@ fn case(bench: &Bench, program: &Arc<Program>, test: &Test, options: &Options) -
     let sides = bench.time_for(&compiled, &ordered, SECONDS)?;
     let mut row = json!({
         "case": test.name,
-        "device": compiled.executor.place(),
+        "device": compiled.executor.device_name(),
         "ratio": paired_ratio(&sides),
         "warnings": compiled.warnings(),
     });

@@ -142,7 +142,7 @@ impl<T: Float> Tile<'_, T> {
             Right::Plain(b) => b.fits(self.k, self.columns.end),
             Right::Windows(w, (bytes, dtype, offset)) => {
                 self.k == w.terms()
-                    && self.columns.end <= w.places()
+                    && self.columns.end <= w.positions()
                     && offset + w.image() <= bytes.len() / dtype.size()
             }
         };

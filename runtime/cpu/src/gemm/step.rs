@@ -14,7 +14,7 @@ use super::kernel::{Float, Kernels};
 use super::pack::{Filters, Matrix, Packed, packed, packed_filters};
 use super::{Left, Right, Target, Tile};
 use crate::im2col::{Geometry, Patches, Windows};
-use crate::interp::{BLOCK, Code, Dst, Feed, part, read, repeat};
+use crate::interp::{BLOCK, Code, Dst, Loader, part, read, repeat};
 use crate::pointwise::{Input, gather};
 use crate::threads::{Address, Local, Workers};
 use hypatia_plan::{ConvStep, GemmStep, View, collapse};
@@ -154,7 +154,7 @@ impl GemmCode {
     ) -> Result<GemmCode> {
         let [x, w, inputs @ ..] = reads else { return Err(Error::Internal("a convolution of one operand".into())) };
         let Geometry { windows, batch, groups, filters } = geometry;
-        let (terms, image, places) = (windows.terms(), windows.image(), windows.places());
+        let (terms, image, positions) = (windows.terms(), windows.image(), windows.positions());
         let filter = Operand {
             dtype: w.dtype,
             offset: w.offset,
@@ -165,7 +165,7 @@ impl GemmCode {
         let plain = Operand {
             dtype: x.dtype,
             offset: x.offset,
-            row: places as isize,
+            row: positions as isize,
             column: 1,
             batch: vec![(groups * image) as isize, image as isize],
         };
@@ -180,7 +180,7 @@ impl GemmCode {
         let mut g = GemmCode {
             batch: vec![batch, groups],
             m: filters,
-            n: places,
+            n: positions,
             k: terms,
             acc: step.acc,
             sides: [filter, plain],
@@ -407,13 +407,13 @@ impl Run<'_> {
                 let width = BLOCK.min(columns.end - column);
                 let skip = row * target.row + column - columns.start;
                 let base = Address(target.base.0.wrapping_add(skip * g.acc.size()));
-                let feed = Rows {
+                let loader = Rows {
                     run: self,
                     row: first + row,
                     columns: column..column + width,
                     acc: Target { base, ..target },
                 };
-                code.run(registers, &feed, 0, count * width);
+                code.run(registers, &loader, 0, count * width);
                 if width == g.n {
                     let len = count * width * g.out.size();
                     // SAFETY: whole rows of the tile, which the caller promises.
@@ -501,7 +501,7 @@ impl Run<'_> {
     }
 }
 
-impl Feed for Rows<'_, '_> {
+impl Loader for Rows<'_, '_> {
     /// The accumulators of consecutive rows, or of part of a row.
     fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
         let width = self.columns.len();

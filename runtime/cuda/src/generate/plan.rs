@@ -16,7 +16,7 @@ use hypatia_plan::{Action, GemmStep, Plan, Step, View, row_major};
 
 /// The kernels and launches of a plan, for `gen`.
 #[derive(Debug, Default)]
-pub struct OfPlan {
+pub struct PlanKernels {
     /// The kernels, deduplicated.
     pub instances: Vec<Instance>,
     /// Steps without a kernel.
@@ -26,8 +26,8 @@ pub struct OfPlan {
 }
 
 /// The kernels of a plan, and the steps that run them.
-pub fn of_plan(plan: &Plan) -> OfPlan {
-    let mut out = OfPlan::default();
+pub fn of_plan(plan: &Plan) -> PlanKernels {
+    let mut out = PlanKernels::default();
     // For each kernel, the names of the steps that run it.
     let mut named: Vec<Vec<String>> = Vec::new();
     let shortener = Shortener::new(&plan.program, &plan.allowed);

@@ -62,7 +62,7 @@ pub struct KernelEntry {
     /// The arguments of all entry points, in order.
     pub args: Vec<ArgEntry>,
     /// The entry points.
-    pub entries: Vec<EntryEntry>,
+    pub entries: Vec<FunctionEntry>,
     /// Machine code, one entry per architecture.
     pub cubins: Vec<CubinEntry>,
 }
@@ -84,7 +84,7 @@ pub struct ArgEntry {
 
 /// An entry point.
 #[derive(Clone, Debug, Serialize)]
-pub struct EntryEntry {
+pub struct FunctionEntry {
     /// The symbol.
     pub symbol: String,
     /// `flat`, `grid` or `rows`.
@@ -412,7 +412,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
                 Geometry::Declared => ("declared", 0, None, None, None),
             };
-            EntryEntry {
+            FunctionEntry {
                 symbol: e.name.clone(),
                 geometry: geometry.into(),
                 block,

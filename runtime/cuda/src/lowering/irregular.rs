@@ -4,7 +4,7 @@
 //! its work. Invariant: a kernel reads only elements that an earlier kernel wrote, in this step or
 //! an earlier one.
 
-use hypatia_dsl::builtin::Joining;
+use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::kernel::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 
 use hypatia_templates::instances::Body;
@@ -136,7 +136,7 @@ pub(super) fn argsort(step: &Step, axis: usize, descending: bool) -> Kernels {
 
 /// A scatter with a join: a copy, an argsort of the indices, then each row joined with all its
 /// updates.
-pub(super) fn scatter(step: &Step, how: Joining) -> Kernels {
+pub(super) fn scatter(step: &Step, reduction: ScatterReduction) -> Kernels {
     let ([x, ids, updates], Some(out)) = (step.reads.as_slice(), step.writes.first()) else { return None };
     let mut kernels = vec![copy(x)];
     let Some(order) = step.workspace().first() else { return Some(kernels) };
@@ -144,7 +144,7 @@ pub(super) fn scatter(step: &Step, how: Joining) -> Kernels {
     let room = step.workspace().get(1);
     kernels.extend(Sort { of: ids, axis: 0, descending: false, indices: Some(size), to: order, room }.kernels()?);
     let (name, doc) = ("scatter".into(), String::new());
-    let kernel = ScatterKernel { name, doc, dtype: out.dtype, index: ids.dtype, how };
+    let kernel = ScatterKernel { name, doc, dtype: out.dtype, index: ids.dtype, reduction };
     let work = Work::new(ids.len(), updates.shape[1..].iter().product()).sizes("size", &[size]);
     kernels.push((Body::Scatter(kernel), work.view("order", order)));
     Some(kernels)

@@ -6,10 +6,12 @@
 //! and compiled once; arguments have their names from the source.
 
 pub mod attention;
+mod batched;
 mod intervals;
 mod irregular;
 pub mod map_shape;
 pub mod own_product;
+pub mod template;
 pub mod tiled;
 pub mod warp_tiled;
 
@@ -21,7 +23,7 @@ use hypatia_dsl::kernel::{
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::instances::Body;
 
-use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
+use hypatia_plan::{Action, DeclaredLaunch, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
 
 /// The work of a kernel, without its pointers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,6 +43,8 @@ pub struct Work {
     pub maps: Vec<(String, map_shape::MapShape)>,
     /// Integers that the kernel reads from memory, by argument.
     pub data: Vec<(String, Vec<i32>)>,
+    /// The launch, if the kernel declares it itself.
+    pub declared: Option<DeclaredLaunch>,
 }
 
 impl Work {
@@ -78,7 +82,7 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
         Action::Gemm(g) if g.acc.is_int() => irregular::product(step, g),
         Action::Cumsum(how) => irregular::cumsum(step, *how),
         Action::Argsort(axis, descending) => irregular::argsort(step, *axis, *descending),
-        Action::Scatter(how) => irregular::scatter(step, *how),
+        Action::Scatter(reduction) => irregular::scatter(step, *reduction),
         _ => return step_kernel(step).into_iter().collect(),
     };
     many.unwrap_or_default()

@@ -2,16 +2,16 @@
 //!
 //! In: a product with its epilogue, and the views of its operands. Out: for each tiling, the kernel
 //! and its [`Work`]; none if the copy engine cannot read the operands in place. Invariant: no
-//! operand is copied; leading axes become rows if one right operand serves all of them, or one
-//! batch if strides can express it.
+//! operand is copied.
 
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, Tiling};
 use hypatia_dsl::scalar::Term;
 use hypatia_templates::instances::Body;
 
+use super::batched::{Strides, batched};
 use super::map_shape::MapShape;
 use super::{Work, fastest_first};
-use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
+use hypatia_plan::{GemmStep, View, matrix_layout};
 
 /// A product that tiles can compute in place.
 #[derive(Clone, Debug)]
@@ -23,37 +23,13 @@ pub struct TiledProduct {
     strides: Vec<(String, Vec<i64>)>,
 }
 
-/// The strides of an operand along the batch, the rows and the columns.
-type Strides = [isize; 3];
-
 impl TiledProduct {
     /// The product of a step; `None` if an operand would have to be copied.
     pub fn of(step: &GemmStep, reads: &[View], out: &View) -> Option<TiledProduct> {
         let [a, b, beside @ ..] = reads else { return None };
-        let lead = step.batch.len();
         let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
-        let mut batches = 1;
-        let mut m = step.m;
-        // Along the batch, the rows and the columns of each view.
-        let mut strides: Vec<Strides> = all.iter().map(|v| [0, v.strides[lead], v.strides[lead + 1]]).collect();
-        let shared = b.strides[..lead].iter().zip(&step.batch).all(|(s, n)| *s == 0 || *n == 1);
-        let leading = |v: &View, axes: usize| v.strides[..axes].to_vec();
-        if shared && lead > 0 {
-            let rows = [&step.batch[..], &[m]].concat();
-            let others: Vec<usize> = (0..all.len()).filter(|i| *i != 1).collect();
-            let sides: Vec<Vec<isize>> = others.iter().map(|i| leading(all[*i], lead + 1)).collect();
-            let (sizes, collapsed) = collapse(&rows, &sides);
-            let [rows] = sizes.as_slice() else { return None };
-            m = *rows;
-            others.iter().zip(collapsed).for_each(|(i, s)| strides[*i][1] = s[0]);
-        } else if lead > 0 {
-            let sides: Vec<Vec<isize>> = all.iter().map(|v| leading(v, lead)).collect();
-            let (sizes, collapsed) = collapse(&step.batch, &sides);
-            let [size] = sizes.as_slice() else { return None };
-            batches = *size;
-            strides.iter_mut().zip(collapsed).for_each(|(s, c)| s[0] = c[0]);
-        }
-        TiledProduct::of_strides(step, &all, [batches, m, step.n, step.k], &strides)
+        let (sizes, strides) = batched(step, &all)?;
+        TiledProduct::of_strides(step, &all, sizes, &strides)
     }
 
     fn of_strides(step: &GemmStep, all: &[&View], sizes: [usize; 4], strides: &[Strides]) -> Option<TiledProduct> {
@@ -170,7 +146,7 @@ impl TiledProduct {
 }
 
 /// How an operand with these strides is read.
-fn access([batch, row, column]: Strides, [batches, m, n, _]: [usize; 4]) -> Access {
+pub(super) fn access([batch, row, column]: Strides, [batches, m, n, _]: [usize; 4]) -> Access {
     let fixed = |stride: isize, size: usize| stride == 0 || size == 1;
     let along = |stride: isize, size: usize, expected: usize| size == 1 || stride == expected as isize;
     match () {

@@ -40,7 +40,7 @@ fn needed(p: &Product) -> bool {
     let f32 = p.dtype == DType::F32 && p.out == DType::F32 && !p.tf32;
     let results = p.batch.saturating_mul(p.m).saturating_mul(p.n);
     let simple = matches!(p.epilogue, Default | Relu | Bias | ReluBias | Gelu | GeluBias);
-    f32 && simple && !p.by_addresses() && p.k > LONGEST && results >= MANY
+    f32 && simple && !p.uses_pointer_arrays() && p.k > LONGEST && results >= MANY
 }
 
 /// Length of each part except the last, and the number of parts.

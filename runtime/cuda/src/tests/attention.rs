@@ -91,7 +91,7 @@ impl Case {
         self.graph.constant(Tensor::from_f64(dtype, shape, &values).unwrap())
     }
 
-    fn turned(&mut self, v: Value, axes: &[usize]) -> Value {
+    fn transposed(&mut self, v: Value, axes: &[usize]) -> Value {
         self.graph.builtin(BuiltinOp::Transpose, &[v], vec![list(axes)]).unwrap()[0]
     }
 
@@ -104,7 +104,7 @@ impl Case {
                 self.graph.builtin(BuiltinOp::Slice, &[all], vec![int(2), int(from), int(to), int(1)]).unwrap()[0];
             let shape = list(&[b, rows, h, d]);
             let heads = self.graph.builtin(BuiltinOp::Reshape, &[cut], vec![shape]).unwrap()[0];
-            self.turned(heads, &[0, 2, 1, 3])
+            self.transposed(heads, &[0, 2, 1, 3])
         })
     }
 
@@ -114,7 +114,7 @@ impl Case {
             return self.input(&[b, h, rows, d], |_, x| x * 2.0);
         }
         let v = self.input(&[b, rows, h, d], |_, x| x * 2.0);
-        self.turned(v, &[0, 2, 1, 3])
+        self.transposed(v, &[0, 2, 1, 3])
     }
 }
 
@@ -130,7 +130,7 @@ fn case(dtype: DType, [b, h, m, n, d, e]: [usize; 6], apart: bool, scores: &str)
             [q, k, c.heads([b, h, n, e], apart)]
         }
     };
-    let kt = c.turned(k, &[0, 1, 3, 2]);
+    let kt = c.transposed(k, &[0, 1, 3, 2]);
     let product = c.graph.builtin(BuiltinOp::Matmul, &[q, kt], vec![]).unwrap()[0];
     let scale = c.number(1.0 / (d as f64).sqrt());
     let mut y = c.call("mul", &[product, scale]);
@@ -200,7 +200,7 @@ fn case(dtype: DType, [b, h, m, n, d, e]: [usize; 6], apart: bool, scores: &str)
     let soft = c.call(soft, &[y]);
     let out = c.graph.builtin(BuiltinOp::Matmul, &[soft, v], vec![]).unwrap()[0];
     // As the next product reads it.
-    let out = c.turned(out, &[0, 2, 1, 3]);
+    let out = c.transposed(out, &[0, 2, 1, 3]);
     let out = c.graph.builtin(BuiltinOp::Reshape, &[out], vec![list(&[b, m, h * e])]).unwrap()[0];
     c.graph.output("y", out);
     (c.graph, c.inputs)
@@ -288,7 +288,7 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile>
     let (step, e) = attention_step(plan)?;
     tiled_attention(plan)?.tiled(tiling)?;
     let kernel = tiled::kernel(plan, step).unwrap();
-    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &Tuner::forgetful(Duration::ZERO)).unwrap()?;
+    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &mut Tuner::without_cache(Duration::ZERO)).unwrap()?;
     let mut file = TuningFile::default();
     file.insert(Choice {
         machine: machine(gpu),
@@ -322,7 +322,7 @@ fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
             let (graph, inputs) = case(dtype, shape, at % 2 == 0, scores);
             let plan = planned(&gpu.profile(), &graph);
             let Some(file) = forced(&gpu, &plan, tiling) else { continue };
-            let mut tuner = Tuner::forgetful(Duration::ZERO).with_file(file);
+            let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
             let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
             let what = format!("{tiling:?} {dtype} {shape:?} {scores}");
             assert_eq!(tuner.counts().file, 1, "{what}\n{plan}");

@@ -140,7 +140,7 @@ fn both_ways_over_heads_agree_on_a_gpu() {
         let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
         let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
         let plan = Arc::new(pipeline::plan(&graph, &Options::new(gpu.profile())).unwrap());
-        let mut tuner = Tuner::forgetful(Duration::from_secs(600));
+        let mut tuner = Tuner::without_cache(Duration::from_secs(600));
         let measured = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
         println!("{dtype} {shape:?}: {} launches for {} steps", measured.launches(), plan.launches());
         let ways: Vec<_> = tuner.choices().filter(|c| c.problem.starts_with("one call")).cloned().collect();
@@ -152,7 +152,7 @@ fn both_ways_over_heads_agree_on_a_gpu() {
         for algorithm in [[1; 8], [2; 8]] {
             let mut file = TuningFile::default();
             ways.iter().for_each(|way| file.insert(crate::tuning::Choice { algorithm, ..way.clone() }));
-            let mut tuner = Tuner::forgetful(Duration::ZERO).with_file(file);
+            let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
             let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
             for (i, (got, w)) in executor.run(&tensors).unwrap().iter().zip(&want).enumerate() {
                 let what = format!("{dtype} {shape:?}, way {}, output {i}\n{plan}", algorithm[0]);

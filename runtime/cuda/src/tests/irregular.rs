@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, JOININGS};
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, SCATTER_REDUCTIONS};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, InView};
 use hypatia_dsl::scalar::{Term, TermNode};
@@ -199,7 +199,7 @@ fn scatters() -> Vec<Case> {
                 _ => Tensor::from_slice(&[count], &ids),
             };
             let ids = b.input(ids.unwrap());
-            for (name, _) in JOININGS.iter().take(if dtype == DType::Bool { 1 } else { 5 }) {
+            for (name, _) in SCATTER_REDUCTIONS.iter().take(if dtype == DType::Bool { 1 } else { 5 }) {
                 let y = b.op(BuiltinOp::Scatter, &[x, ids, updates], vec![AttrValue::Str(name.to_string())]);
                 b.output(y);
             }

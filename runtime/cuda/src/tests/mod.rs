@@ -11,6 +11,7 @@ mod heads;
 mod irregular;
 mod precision;
 mod scalars;
+mod templates;
 mod tiled;
 mod training;
 mod weight_layout;
@@ -48,7 +49,7 @@ fn gpu(cases: usize) -> Option<Arc<Gpu>> {
 fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, Executor), Error> {
     let options = Options { cluster, ..Options::new(gpu.profile()) };
     let plan = Arc::new(pipeline::plan(graph, &options)?);
-    let mut tuner = Tuner::forgetful(Duration::ZERO);
+    let mut tuner = Tuner::without_cache(Duration::ZERO);
     Ok((plan.clone(), Executor::new(plan, gpu.clone(), &mut tuner)?.poisoned()))
 }
 
@@ -464,7 +465,7 @@ extern "C" __global__ void hypatia_unwritten(int* p) { p[0] = p[1] + 1; }
         let memory = DeviceMemory::new(&stream, 64 * 4).unwrap();
         let at = Argument::Address(Location { storage: Storage::Arena(0), bytes: 0 });
         let function = modules[0].load_function(kernel).unwrap();
-        let launch = KernelLaunch::new(function, Geometry::Declared, [[1, 1, 1], [64, 1, 1]], vec![at]).unwrap();
+        let launch = KernelLaunch::new(function, Geometry::Declared, ([[1, 1, 1], [64, 1, 1]], 0), vec![at]).unwrap();
         let none = || vec![];
         let (inputs, constants, transposed, arena) = (none(), none(), none(), memory.address());
         let bases = Bases { inputs, constants, transposed, arena, workspace: 0, lists: 0 };

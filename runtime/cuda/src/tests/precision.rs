@@ -72,7 +72,7 @@ fn whole_numbers(gpu: &Arc<Gpu>, [batch, m, n, k]: [usize; 4], order: [bool; 2],
     let workspace = DeviceMemory::new(&stream, WORKSPACE).unwrap();
     let mut matmul = Matmul::new(product).unwrap();
     let algorithms = matmul.algorithms(gpu.lt(), 32).unwrap();
-    assert!(algorithms.iter().any(|a| a.parted()), "{product:?}: no algorithm for parts");
+    assert!(algorithms.iter().any(|a| a.is_split()), "{product:?}: no algorithm for parts");
     for algorithm in &algorithms {
         d.fill(0xff).unwrap();
         let at = Pointers {

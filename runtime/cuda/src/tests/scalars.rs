@@ -85,7 +85,7 @@ fn sums_with_one_are_near_on_a_gpu() {
     let case = case();
     let options = Options { tf32: true, ..Options::new(gpu.profile()) };
     let plan = Arc::new(pipeline::plan(&case.graph, &options).unwrap());
-    let executor = Executor::new(plan, gpu, &mut Tuner::forgetful(Duration::ZERO)).unwrap();
+    let executor = Executor::new(plan, gpu, &mut Tuner::without_cache(Duration::ZERO)).unwrap();
     check(&case, &executor.run(&[case.inputs[0].1.clone()]).unwrap());
 }
 

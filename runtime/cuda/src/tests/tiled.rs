@@ -203,7 +203,8 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: &Words) -> Option<TuningFile> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;
-    let tilings = Tilings::of(gpu, plan, (step, e, kernel), &Tuner::forgetful(Duration::ZERO)).unwrap().unwrap();
+    let tilings =
+        Tilings::of(gpu, plan, (step, e, kernel), &mut Tuner::without_cache(Duration::ZERO)).unwrap().unwrap();
     let mut file = TuningFile::default();
     file.insert(Choice {
         machine: machine(gpu),
@@ -253,7 +254,7 @@ fn agree<'t>(gpu: &Arc<Gpu>, tilings: impl Iterator<Item = &'t Words>, shapes: &
             let (graph, inputs) = case(dtype, shape, order, epilogue);
             let plan = planned(&gpu.profile(), &graph);
             let Some(file) = tiled_step(&plan).and_then(|_| forced(gpu, &plan, tiling)) else { continue };
-            let mut tuner = Tuner::forgetful(Duration::ZERO).with_file(file);
+            let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
             let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
             assert_eq!((executor.launches(), tuner.counts().file), (1, 1), "{tiling:?}\n{plan}");
             let what = format!("{tiling:?} {dtype} {shape:?} {order:?} {epilogue}");

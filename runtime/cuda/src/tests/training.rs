@@ -137,7 +137,7 @@ fn all() -> impl Iterator<Item = (&'static str, DType, [usize; 3], [bool; 2])> {
 }
 
 /// The steps of a plan that are one call or several launches.
-fn eithers(plan: &Plan) -> Vec<&Step> {
+fn steps_with_fallback(plan: &Plan) -> Vec<&Step> {
     let library = |s: &&Step| matches!(s.action, Action::Call(_)) && crate::tiled::kernel(plan, s).is_none();
     plan.steps.iter().filter(library).collect()
 }
@@ -159,7 +159,7 @@ fn plans_with_calls_agree_with_the_reference_on_the_cpu() {
         let divides = if form.contains("RELU") { 128 } else { 8 };
         let has_call = typed && (form.starts_with("BGRAD") || n % divides == 0);
         let what = format!("{form} {dtype} {shape:?} {turned:?}\n{plan}");
-        assert_eq!(eithers(&plan).len(), usize::from(has_call), "{what}");
+        assert_eq!(steps_with_fallback(&plan).len(), usize::from(has_call), "{what}");
         *called.entry(form).or_insert(0) += usize::from(has_call);
         for (i, (got, w)) in executor.run(&tensors).unwrap().iter().zip(&want).enumerate() {
             let what = format!("{what}, output {i}\n{}", graph.to_text());
@@ -184,7 +184,7 @@ fn calls_for_training_agree_with_the_reference_on_a_gpu() {
         let what = format!("{form} {dtype} {shape:?} {turned:?}");
         agrees(&gpu, &graph, &inputs, &what).unwrap_or_else(|why| panic!("{what}: {why}"));
         let (plan, executor) = executor(&gpu, &graph, true).unwrap();
-        if !eithers(&plan).is_empty() {
+        if !steps_with_fallback(&plan).is_empty() {
             let counts = called.entry((form, dtype.to_string())).or_insert([0; 2]);
             counts[0] += usize::from(executor.launches() == plan.launches());
             counts[1] += 1;

@@ -109,13 +109,13 @@ fn file<'a>(choices: impl Iterator<Item = &'a Choice>, wins: impl Fn(&Choice) ->
 
 /// A tuner with an unlimited budget, after measuring.
 fn measured(gpu: &Arc<Gpu>, plan: &Arc<Plan>) -> Tuner {
-    let mut tuner = Tuner::forgetful(Duration::from_secs(600));
+    let mut tuner = Tuner::without_cache(Duration::from_secs(600));
     Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap();
     tuner
 }
 
 fn from_file(gpu: &Arc<Gpu>, plan: &Arc<Plan>, file: TuningFile) -> Executor {
-    let mut tuner = Tuner::forgetful(Duration::ZERO).with_file(file);
+    let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
     Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned()
 }
 

@@ -13,7 +13,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Backend, DeviceFact, Fact, InView, Kernel, KernelId, Program, VarId};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
-use hypatia_target::cublaslt::Form;
+use hypatia_target::cublaslt;
 
 use super::Graph;
 use hypatia_target::device::Device;
@@ -31,7 +31,7 @@ pub struct Kernels {
 #[derive(Clone, Debug)]
 pub struct Candidate {
     /// What is run.
-    pub way: Way,
+    pub strategy: Strategy,
     /// The Program's kernel that it uses, with its match; `None` if it needs no kernel of a
     /// particular device.
     pub matched: Option<Matched>,
@@ -39,12 +39,12 @@ pub struct Candidate {
 
 /// How a node is computed.
 #[derive(Clone, Debug)]
-pub enum Way {
+pub enum Strategy {
     /// A product whose kernel applies the whole epilogue.
     Whole,
     /// A product with a part of its epilogue, then a pointwise pass over its result for the rest.
     Split(Split),
-    /// One launch for the whole op: a library call, or a tiled kernel.
+    /// One launch for the whole op: a library call, a tiled kernel, or a user's template.
     Call,
     /// One row-wise kernel.
     Rowwise,
@@ -154,9 +154,9 @@ impl Candidate {
     pub fn is_tried(&self, program: &Program) -> bool {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
         match backend {
-            Some(Backend::Cublaslt(name)) => Form::named(name).is_some_and(Form::is_tried),
-            Some(Backend::Tiled) => true,
-            _ => false,
+            Some(Backend::Cublaslt(name)) => cublaslt::Epilogue::named(name).is_some_and(cublaslt::Epilogue::is_tried),
+            Some(backend) => backend.is_timed(),
+            None => false,
         }
     }
 
@@ -166,17 +166,18 @@ impl Candidate {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
             Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
-            Some(Backend::Tiled) if matches!(self.way, Way::Call) => "tiled attention".to_string(),
+            Some(Backend::Tiled) if matches!(self.strategy, Strategy::Call) => "tiled attention".to_string(),
             Some(Backend::Tiled) => "tiled product".to_string(),
-            Some(_) if matches!(self.way, Way::Rowwise) => "row-wise".to_string(),
+            Some(Backend::Template(_)) => format!("template {}", kernel.map_or("", |(k, _)| &k.name)),
+            Some(_) if matches!(self.strategy, Strategy::Rowwise) => "row-wise".to_string(),
             Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),
             None => "product".to_string(),
         };
-        let mut text = match &self.way {
-            Way::Whole | Way::Call | Way::Rowwise => what,
-            Way::Split(_) => format!("{what} + pointwise"),
-            Way::Parts(_) => "its parts".to_string(),
-            Way::Body => "its body".to_string(),
+        let mut text = match &self.strategy {
+            Strategy::Whole | Strategy::Call | Strategy::Rowwise => what,
+            Strategy::Split(_) => format!("{what} + pointwise"),
+            Strategy::Parts(_) => "its parts".to_string(),
+            Strategy::Body => "its body".to_string(),
         };
         let open = kernel.into_iter().flat_map(|(k, m)| {
             let mut vars = k.vars.clone();
@@ -242,10 +243,12 @@ impl Product<'_> {
 
     /// The fallback of any device: a product without an epilogue, and the epilogue as a separate
     /// pass.
-    pub fn without_kernel(&self, program: &Program) -> Way {
+    pub fn without_kernel(&self, program: &Program) -> Strategy {
         match self.is_direct() && scale(program, self.term, self.acc()).is_some() {
-            true => Way::Whole,
-            false => Way::Split(Split { head: Product::plain(), rest: self.term.clone(), between: self.between() }),
+            true => Strategy::Whole,
+            false => {
+                Strategy::Split(Split { head: Product::plain(), rest: self.term.clone(), between: self.between() })
+            }
         }
     }
 }

@@ -4,7 +4,7 @@
 //! of its results. Invariant: if a standard op has other semantics (negative bounds, no axes, few
 //! types), the nodes compensate for the difference.
 
-use hypatia_dsl::builtin::{BuiltinOp, Joining, joining};
+use hypatia_dsl::builtin::{BuiltinOp, ScatterReduction, scatter_reduction};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AttrValue, InView, OpBody, ScalarId};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
@@ -226,7 +226,7 @@ impl Body {
     /// Scatters rows by indices of one element each.
     fn scatter(&mut self, call: &Call, attrs: &[AttrValue]) -> Result<String> {
         let how = match attrs.first() {
-            Some(AttrValue::Str(name)) if joining(name) == Some(Joining::Set) => "none",
+            Some(AttrValue::Str(name)) if scatter_reduction(name) == Some(ScatterReduction::Replace) => "none",
             Some(AttrValue::Str(name)) => name,
             _ => return Err(Error::Internal("a scatter of no kind".into())),
         };

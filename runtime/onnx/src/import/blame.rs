@@ -41,6 +41,33 @@ impl NodeFailure {
     }
 }
 
+/// A failure on operands of dynamic sizes.
+pub(super) struct Undecided {
+    /// The error to report if the dynamic sizes are not its cause.
+    pub plain: Error,
+    /// The numbers of the node that failed.
+    pub numbers: Numbers,
+}
+
+/// A failure on operands of these dynamic sizes, with a hint about them. `None` if they are not its
+/// cause.
+pub(super) fn with_hint(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
+    let first = dynamic.first()?;
+    let hint = |m: &str| {
+        let all = dynamic.join(", ");
+        format!(
+            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual \
+             inputs (--inputs FILE.npz)"
+        )
+    };
+    match fail {
+        // What does not type-check for all sizes may type-check for the actual ones.
+        Fail::Unsupported(m) => Some(Fail::Unsupported(hint(m))),
+        Fail::Other(Error::Type(fault)) => Some(Fail::Unsupported(hint(&fault.message))),
+        _ => None,
+    }
+}
+
 /// Numbers that are always tried for dynamic sizes: small ones, and one that any window fits into.
 const ALWAYS: [i64; 3] = [1, 2, 64];
 /// Maximum number of a node that is tried.

@@ -14,6 +14,7 @@
 mod attrs;
 mod blame;
 mod context;
+mod dynamic;
 mod external;
 mod model;
 pub mod onnx;
@@ -75,7 +76,7 @@ pub fn load_with(
         Some(p) => p,
         None => Path::new("."),
     };
-    model::import(&model, &path.display().to_string(), Some(dir), (program, folder), options)
+    dynamic::import(&model, &path.display().to_string(), Some(dir), (program, folder), options)
 }
 
 /// Imports a model from memory; `name` stands for the file in messages. External data cannot be
@@ -88,5 +89,5 @@ pub fn load_bytes(
     folder: &'static dyn ConstantFolder,
 ) -> Result<Import> {
     let model = onnx::decode(prost::bytes::Bytes::copy_from_slice(bytes), name)?;
-    model::import(&model, name, None, (program, folder), options)
+    dynamic::import(&model, name, None, (program, folder), options)
 }

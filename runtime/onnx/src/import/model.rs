@@ -1,7 +1,9 @@
 //! The traversal of a model: inputs, initializers, nodes in order, model-local functions, outputs.
 //!
-//! In: a decoded model. Out: an [`Import`]. Invariant: each name is defined once, before its use.
-//! Each node's outputs agree with the types that the model declares for them.
+//! In: a decoded model. Out: an [`Import`], or why it failed. Invariant: each name is defined once,
+//! before its use. Each node's outputs agree with the types that the model declares for them.
+
+mod inputs;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,18 +15,17 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 
 use super::attrs::Attrs;
-use super::blame::{NodeFailure, Numbers};
+use super::blame::{NodeFailure, Numbers, Undecided, with_hint};
 use super::context::{Bound, Builder, Ctx, Fail};
 use super::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
 };
 use super::symbolic::{LARGEST, Sym};
 use super::tables;
-use super::types::{Declared, Size, contradiction, declared};
+use super::types::{Declared, contradiction, declared};
 use super::{Import, Options, tensor};
 use hypatia_graph::{ConstantFolder, Graph};
-use hypatia_tensor::error::{Error, Result, TypeFault};
-use hypatia_tensor::tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
 
 /// Supported opset versions of the default domain.
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=28;
@@ -85,59 +86,25 @@ struct Importer<'a> {
     undecided: Option<Undecided>,
 }
 
-/// Imports a decoded model. An error blames dynamic sizes only if fixing them to some number would
-/// help.
-pub(super) fn import(
-    model: &ModelProto,
-    file: &str,
-    dir: Option<&Path>,
-    program: (Arc<Program>, &'static dyn ConstantFolder),
-    options: &Options,
-) -> Result<Import> {
-    let Failure { error, blame, undecided, symbols } = match attempt(model, file, dir, program.clone(), options)? {
-        Attempt::Done(import) => return Ok(*import),
-        Attempt::Failed(f) => *f,
-    };
-    let Some(Undecided { plain, numbers }) = undecided else { return Err(with_dims(error, options)) };
-    let same = |n: &i64| {
-        let dims = options.dims.clone().into_iter().chain(symbols.iter().map(|s| (s.clone(), *n))).collect();
-        let options = Options { dims, ..options.clone() };
-        match attempt(model, file, dir, program.clone(), &options) {
-            Ok(Attempt::Failed(f)) => f.blame == blame,
-            _ => false,
-        }
-    };
-    // If every number gives the same failure at the same node, the dynamic sizes are not its cause.
-    let regardless = !symbols.is_empty() && numbers.tried().iter().all(same);
-    Err(with_dims(if regardless { plain } else { error }, options))
-}
-
 /// The outcome of one traversal.
-enum Attempt {
+pub(super) enum Attempt {
     Done(Box<Import>),
     Failed(Box<Failure>),
 }
 
-struct Failure {
-    error: Error,
+/// Why a traversal failed.
+pub(super) struct Failure {
+    pub error: Error,
     /// The node that failed, if a node failed.
-    blame: Option<NodeFailure>,
+    pub blame: Option<NodeFailure>,
     /// Set if dynamic sizes may have caused the failure.
-    undecided: Option<Undecided>,
+    pub undecided: Option<Undecided>,
     /// The names of the inputs' dynamic sizes.
-    symbols: Vec<String>,
-}
-
-/// A failure on operands of dynamic sizes.
-struct Undecided {
-    /// The error to report if the dynamic sizes are not its cause.
-    plain: Error,
-    /// The numbers of the node that failed.
-    numbers: Numbers,
+    pub symbols: Vec<String>,
 }
 
 /// Traverses a model with these numbers for dynamic sizes.
-fn attempt(
+pub(super) fn attempt(
     model: &ModelProto,
     file: &str,
     dir: Option<&Path>,
@@ -197,11 +164,6 @@ fn attempt(
     })
 }
 
-/// The size of that name: the caller's number, else a symbol.
-fn named(name: &str, options: &Options) -> Dim {
-    options.dims.get(name).map_or_else(|| Dim::symbol(name), |v| Dim::from(*v))
-}
-
 /// The default domain has two names.
 fn domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
@@ -222,39 +184,6 @@ fn opset(imports: &[OperatorSetIdProto]) -> Result<i64, String> {
         // The model uses ops of other domains only.
         None => Ok(*OPSETS.end()),
         Some(v) => Ok(v),
-    }
-}
-
-/// Adds the numbers given to dynamic sizes to an error, because they may be its cause.
-fn with_dims(error: Error, options: &Options) -> Error {
-    let given: Vec<String> = options.dims.iter().map(|(name, n)| format!("{name} = {n}")).collect();
-    let told = |m: String| if given.is_empty() { m } else { format!("{m} (with {}, as given)", given.join(", ")) };
-    match error {
-        Error::Unsupported { file, node, op, opset, message } => {
-            Error::Unsupported { file, node, op, opset, message: told(message) }
-        }
-        Error::Type(fault) => Error::Type(TypeFault { message: told(fault.message), ..fault }),
-        Error::Model { file, message } => Error::Model { file, message: told(message) },
-        e => e,
-    }
-}
-
-/// A hint about dynamic sizes for a failure on operands of dynamic sizes. `None` if they are not
-/// its cause.
-fn undecided(fail: &Fail, dynamic: &[String]) -> Option<Fail> {
-    let first = dynamic.first()?;
-    let hint = |m: &str| {
-        let all = dynamic.join(", ");
-        format!(
-            "{m}; its operands have the dynamic sizes {all}: give them numbers (--dim {first}=1), or the actual \
-             inputs (--inputs FILE.npz)"
-        )
-    };
-    match fail {
-        // What does not type-check for all sizes may type-check for the actual ones.
-        Fail::Unsupported(m) => Some(Fail::Unsupported(hint(m))),
-        Fail::Other(Error::Type(fault)) => Some(Fail::Unsupported(hint(&fault.message))),
-        _ => None,
     }
 }
 
@@ -285,161 +214,6 @@ impl<'a> Importer<'a> {
         self.survey(graph, scope.opset)?;
         self.nodes(&graph.node, &|node| node.attribute.iter().map(Cow::Borrowed).collect(), &mut scope)?;
         self.outputs(graph, &mut scope)
-    }
-
-    fn initializers(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>) -> Result<()> {
-        if let Some(s) = graph.sparse_initializer.first() {
-            let name = s.values.as_ref().map_or("", |v| v.name());
-            let fail = Fail::Unsupported("a sparse tensor; store it dense".into());
-            return Err(self.fail(fail, name, "initializer", scope.opset));
-        }
-        for t in &graph.initializer {
-            if t.name().is_empty() {
-                return Err(self.damaged("an initializer has no name"));
-            }
-            scope.constants.insert(t.name());
-            if scope.values.insert(t.name(), Definition::Initializer(t)).is_some() {
-                return Err(self.damaged(format!("the initializer `{}` is given twice", t.name())));
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds the inputs. An input that names an initializer takes its value from there.
-    fn inputs(&mut self, graph: &'a GraphProto, scope: &mut Scope<'a>, options: &Options) -> Result<()> {
-        let mut types = Vec::new();
-        let mut names = HashSet::new();
-        for input in &graph.input {
-            if input.name().is_empty() || !names.insert(input.name()) {
-                return Err(self.damaged(format!("the input `{}` has no name, or occurs twice", input.name())));
-            }
-            if scope.values.contains_key(input.name()) {
-                continue;
-            }
-            let ty =
-                declared(input.r#type.as_ref()).map_err(|b| self.fail(b.into(), input.name(), "input", scope.opset))?;
-            if let Some(t) = options.constants.get(input.name()) {
-                self.constant_input(input.name(), &ty, t, scope)?;
-                continue;
-            }
-            types.push((input.name(), ty));
-        }
-        if let Some(name) = options.shapes.keys().filter(|n| !types.iter().any(|(t, _)| t == n)).min() {
-            let have: Vec<_> = types.iter().map(|(n, _)| *n).collect();
-            return Err(Error::Input(format!("the model has no input `{name}`; its inputs are: {}", have.join(", "))));
-        }
-        self.bind_symbols(&types, options)?;
-        let mut shapes = Vec::with_capacity(types.len());
-        for (name, ty) in &types {
-            shapes.push(self.input_shape(name, ty, options, scope.opset)?);
-        }
-        self.check_dims(&types, &shapes, options)?;
-        for ((name, ty), shape) in types.into_iter().zip(shapes) {
-            let ty = TensorType { dtype: ty.dtype, shape };
-            self.types.push((name.into(), ty.clone()));
-            let value = self.builder.graph.input(name, ty);
-            scope.values.insert(name, Definition::Bound(value.into()));
-        }
-        Ok(())
-    }
-
-    /// An input for which the caller gives a constant value.
-    fn constant_input(&mut self, name: &'a str, ty: &Declared, t: &Tensor, scope: &mut Scope<'a>) -> Result<()> {
-        let shape = t.shape().iter().map(|d| Dim::from(*d as i64)).collect();
-        let given = TensorType { dtype: t.dtype(), shape };
-        if let Some(found) = contradiction(ty, &given, &|_| None) {
-            return Err(Error::Input(format!("the constant for input `{name}` {}", found.message)));
-        }
-        let value = self.builder.graph.constant(t.clone());
-        let bound = Bound { value: Some(value), sym: Sym::from_tensor(t) };
-        self.types.push((name.into(), given));
-        scope.values.insert(name, Definition::Bound(bound));
-        Ok(())
-    }
-
-    /// Binds each named size of an input: to a symbol, or to the number in a given shape.
-    fn bind_symbols(&mut self, types: &[(&str, Declared)], options: &Options) -> Result<()> {
-        for (name, ty) in types {
-            let given = options.shapes.get(*name);
-            let Some(sizes) = &ty.shape else { continue };
-            if let Some(given) = given
-                && given.len() != sizes.len()
-            {
-                return Err(Error::Input(format!(
-                    "input `{name}` should have rank {}, but is given the shape {given:?}",
-                    sizes.len()
-                )));
-            }
-            for (axis, size) in sizes.iter().enumerate() {
-                let actual = given.map(|g| Dim::from(g[axis] as i64));
-                match (size, actual) {
-                    (Size::Is(v), Some(a)) if a != Dim::from(*v) => {
-                        return Err(Error::Input(format!("input `{name}`: axis {axis} has size {v}, not {a}")));
-                    }
-                    (Size::Named(n), actual) => {
-                        let known = self.symbols.get(n).cloned();
-                        match (known, actual) {
-                            (Some(k), Some(a)) if k.as_const().is_some() && k != a => {
-                                return Err(Error::Input(format!(
-                                    "input `{name}`: axis {axis} is `{n}`, which is {k} in another input, but {a} here"
-                                )));
-                            }
-                            (_, Some(a)) => drop(self.symbols.insert(n.clone(), a)),
-                            (None, None) => drop(self.symbols.insert(n.clone(), named(n, options))),
-                            (Some(_), None) => {}
-                        }
-                    }
-                    _ => {}
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn input_shape(&self, name: &str, ty: &Declared, options: &Options, opset: i64) -> Result<Vec<Dim>> {
-        let given = options.shapes.get(name);
-        let Some(sizes) = &ty.shape else {
-            return match given {
-                Some(g) => Ok(g.iter().map(|d| Dim::from(*d as i64)).collect()),
-                None => {
-                    let fail = Fail::Unsupported("its rank is not declared; declare a shape, or give the input".into());
-                    Err(self.fail(fail, name, "input", opset))
-                }
-            };
-        };
-        let dim = |(axis, size): (usize, &Size)| match (size, given) {
-            (_, Some(g)) => Dim::from(g[axis] as i64),
-            (Size::Is(v), None) => Dim::from(*v),
-            (Size::Named(n), None) => self.symbols.get(n).cloned().unwrap_or_else(|| Dim::symbol(n.as_str())),
-            (Size::Unknown, None) => {
-                // A fresh name that no other size has.
-                let mut fresh = format!("{name}_{axis}");
-                while self.symbols.contains_key(&fresh) {
-                    fresh.push('_');
-                }
-                named(&fresh, options)
-            }
-        };
-        Ok(sizes.iter().enumerate().map(dim).collect())
-    }
-
-    /// Checks that every number the caller gives belongs to an existing dynamic size.
-    fn check_dims(&self, types: &[(&str, Declared)], shapes: &[Vec<Dim>], options: &Options) -> Result<()> {
-        let mut names: Vec<String> = self.symbols.keys().cloned().collect();
-        for ((input, ty), shape) in types.iter().zip(shapes) {
-            let sizes = ty.shape.iter().flatten().enumerate();
-            names.extend(sizes.filter(|(_, s)| **s == Size::Unknown).map(|(axis, _)| format!("{input}_{axis}")));
-            names.extend(shape.iter().flat_map(Dim::symbols).map(|s| s.to_string()));
-        }
-        names.sort();
-        names.dedup();
-        match options.dims.keys().filter(|n| !names.contains(n)).min() {
-            Some(n) => {
-                let have = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-                Err(Error::Input(format!("the model has no dynamic size `{n}`; it has {have}")))
-            }
-            None => Ok(()),
-        }
     }
 
     /// Records declared types of inner values and outputs, which are checked when the values are
@@ -545,7 +319,7 @@ impl<'a> Importer<'a> {
         opset: i64,
     ) -> Error {
         self.blame = Some(NodeFailure::of(&fail, node));
-        match undecided(&fail, dynamic) {
+        match with_hint(&fail, dynamic) {
             None => self.fail(fail, node, op, opset),
             Some(hinted) => {
                 self.undecided = Some(Undecided { plain: self.fail(fail, node, op, opset), numbers });

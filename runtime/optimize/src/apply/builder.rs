@@ -119,7 +119,7 @@ impl<'a> Builder<'a> {
             }
             _ => None,
         };
-        let constants: Vec<(DType, f64)> = self.m.slots.iter().filter_map(known).collect();
+        let constants: Vec<(DType, f64)> = self.m.bindings.iter().filter_map(known).collect();
         number_loss(dtype, value, &constants).map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
     }
 
@@ -186,7 +186,7 @@ impl<'a> Builder<'a> {
 
     /// The pointwise work bound to a variable.
     fn work(&self, v: VarId) -> Result<&'a Region, Reject> {
-        match self.m.slots.get(v.index()) {
+        match self.m.bindings.get(v.index()) {
             Some(Binding::Region(region)) => Ok(region),
             _ => Err(ill_typed("a variable stands for no pointwise work")),
         }
@@ -219,7 +219,7 @@ impl<'a> Builder<'a> {
 fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrValue>) -> Match {
     let mut m = Match {
         roots: Vec::new(),
-        slots: vec![Binding::Unbound; def.vars.len()],
+        bindings: vec![Binding::Unbound; def.vars.len()],
         values: Bindings::default(),
         nodes: Vec::new(),
         virtual_sums: Vec::new(),
@@ -229,11 +229,13 @@ fn operands_of(egraph: &EGraph, def: &OpDef, children: &[Id], attrs: Vec<AttrVal
     for (i, param) in def.params.iter().enumerate() {
         match &param.kind {
             ParamKind::Attr { .. } => m.values.values.extend(attrs.next().map(|v| (VarId(i as u32), v))),
-            ParamKind::Tensor { variadic: true, .. } => m.slots[i] = Binding::Classes(next.by_ref().copied().collect()),
-            ParamKind::Term => m.slots[i] = next.next().map_or(Binding::Absent, |id| Binding::Class(*id)),
+            ParamKind::Tensor { variadic: true, .. } => {
+                m.bindings[i] = Binding::Classes(next.by_ref().copied().collect())
+            }
+            ParamKind::Term => m.bindings[i] = next.next().map_or(Binding::Absent, |id| Binding::Class(*id)),
             ParamKind::Tensor { ty, .. } => {
                 let Some(id) = next.next() else { continue };
-                m.slots[i] = match class_type(egraph, *id) {
+                m.bindings[i] = match class_type(egraph, *id) {
                     Some(have) => {
                         let _ = typing::match_type(ty, have, &mut m.values);
                         Binding::Class(*id)
@@ -275,7 +277,7 @@ impl Host for Builder<'_> {
     }
 
     fn variable(&mut self, v: VarId) -> Built {
-        match self.m.slots.get(v.index()) {
+        match self.m.bindings.get(v.index()) {
             Some(Binding::Class(id)) => Ok(self.egraph.find(*id)),
             Some(Binding::Absent) => self.absent(),
             _ => Err(ill_typed("a variable stands for no tensor")),
@@ -283,11 +285,11 @@ impl Host for Builder<'_> {
     }
 
     fn is_absent(&self, v: VarId) -> bool {
-        matches!(self.m.slots.get(v.index()), Some(Binding::Absent) | None)
+        matches!(self.m.bindings.get(v.index()), Some(Binding::Absent) | None)
     }
 
     fn variables(&self, v: VarId) -> Result<Vec<Id>, Reject> {
-        match self.m.slots.get(v.index()) {
+        match self.m.bindings.get(v.index()) {
             Some(Binding::Classes(ids)) => Ok(ids.clone()),
             _ => Err(ill_typed("a variable stands for no list of operands")),
         }
@@ -300,16 +302,16 @@ impl Host for Builder<'_> {
     fn eval(&self, expr: &AExpr, items: &[Item<Id>]) -> Option<AttrValue> {
         let (egraph, candidate) = (&*self.egraph, Candidate::none());
         if items.is_empty() {
-            let facts = MatchFacts { egraph, slots: &self.m.slots, device: None, candidate };
+            let facts = MatchFacts { egraph, bindings: &self.m.bindings, device: None, candidate };
             return typing::eval(expr, &self.m.values, &facts);
         }
-        let mut slots = self.m.slots.clone();
+        let mut bindings = self.m.bindings.clone();
         for (v, id) in items {
-            if let Some(binding) = slots.get_mut(v.index()) {
+            if let Some(binding) = bindings.get_mut(v.index()) {
                 *binding = Binding::Class(*id);
             }
         }
-        typing::eval(expr, &self.m.values, &MatchFacts { egraph, slots: &slots, device: None, candidate })
+        typing::eval(expr, &self.m.values, &MatchFacts { egraph, bindings: &bindings, device: None, candidate })
     }
 
     fn dtype(&self, value: Id) -> Option<DType> {

@@ -174,8 +174,8 @@ impl Host for Applied<'_> {
         self.nodes.iter().enumerate().filter(|(_, n)| wanted(n)).map(|(i, _)| Id::from(i)).collect()
     }
 
-    fn facts<'a>(&'a self, slots: &'a [Binding]) -> impl Facts + 'a {
-        AppliedFacts { host: self, slots }
+    fn facts<'a>(&'a self, bindings: &'a [Binding]) -> impl Facts + 'a {
+        AppliedFacts { host: self, bindings }
     }
 
     fn candidate(&self) -> &Candidate {
@@ -186,12 +186,12 @@ impl Host for Applied<'_> {
 /// Facts about the bindings of a match.
 struct AppliedFacts<'a, 'p> {
     host: &'a Applied<'p>,
-    slots: &'a [Binding],
+    bindings: &'a [Binding],
 }
 
 impl Facts for AppliedFacts<'_, '_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
-        let id = match self.slots.get(var.index())? {
+        let id = match self.bindings.get(var.index())? {
             Binding::Absent if fact == Fact::Present => return Some(AttrValue::Bool(false)),
             Binding::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
             Binding::Class(id) => *id,

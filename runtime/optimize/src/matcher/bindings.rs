@@ -42,7 +42,7 @@ pub struct Match {
     /// The class of each root.
     pub roots: Vec<Id>,
     /// By variable.
-    pub slots: Vec<Binding>,
+    pub bindings: Vec<Binding>,
     /// Attributes, sizes, shapes and dtypes.
     pub values: Bindings,
     /// The nodes that the pattern's applications matched.
@@ -54,7 +54,7 @@ pub struct Match {
 impl Match {
     /// The class that a variable is bound to.
     pub fn class(&self, var: VarId) -> Option<Id> {
-        match self.slots.get(var.index())? {
+        match self.bindings.get(var.index())? {
             Binding::Class(id) => Some(*id),
             _ => None,
         }
@@ -66,7 +66,7 @@ impl Match {
         for r in &self.roots {
             egraph.find(*r).hash(&mut h);
         }
-        for s in &self.slots {
+        for s in &self.bindings {
             match s {
                 Binding::Class(id) => egraph.find(*id).hash(&mut h),
                 Binding::Classes(ids) => ids.iter().for_each(|i| egraph.find(*i).hash(&mut h)),
@@ -95,7 +95,7 @@ pub struct MatchFacts<'a> {
     /// The e-graph.
     pub egraph: &'a EGraph,
     /// The bindings of the variables.
-    pub slots: &'a [Binding],
+    pub bindings: &'a [Binding],
     /// The device, if there is one.
     pub device: Option<&'a Device>,
     /// The candidate, on which uses are counted.
@@ -104,7 +104,7 @@ pub struct MatchFacts<'a> {
 
 impl Facts for MatchFacts<'_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
-        let id = match self.slots.get(var.index())? {
+        let id = match self.bindings.get(var.index())? {
             Binding::Class(id) => *id,
             Binding::Classes(ids) if fact == Fact::Count => return Some(AttrValue::Dim(Dim::from(ids.len() as i64))),
             Binding::Classes(ids) if fact == Fact::Shapes => {
@@ -121,7 +121,7 @@ impl Facts for MatchFacts<'_> {
     }
 
     fn same_accumulator(&self, t: VarId, a: VarId, b: VarId) -> Option<bool> {
-        let class = |v: VarId| match self.slots.get(v.index()) {
+        let class = |v: VarId| match self.bindings.get(v.index()) {
             Some(Binding::Class(id)) => Some(self.egraph.find(*id)),
             _ => None,
         };

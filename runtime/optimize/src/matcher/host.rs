@@ -61,7 +61,7 @@ pub trait Host {
     /// All values that hold nodes with these heads; all values if `None`.
     fn everywhere(&self, heads: Option<&[Discriminant]>) -> Vec<Id>;
     /// Facts about the bindings of a match.
-    fn facts<'a>(&'a self, slots: &'a [Binding]) -> impl Facts + 'a;
+    fn facts<'a>(&'a self, bindings: &'a [Binding]) -> impl Facts + 'a;
     /// The candidate.
     fn candidate(&self) -> &Candidate;
 }
@@ -126,8 +126,8 @@ impl Host for View<'_> {
         }
     }
 
-    fn facts<'a>(&'a self, slots: &'a [Binding]) -> impl Facts + 'a {
-        MatchFacts { egraph: self, slots, device: None, candidate: self.candidate_of() }
+    fn facts<'a>(&'a self, bindings: &'a [Binding]) -> impl Facts + 'a {
+        MatchFacts { egraph: self, bindings, device: None, candidate: self.candidate_of() }
     }
 
     fn candidate(&self) -> &Candidate {

@@ -134,7 +134,7 @@ impl Prepared {
                 telling[v.index()] |= query.telling;
             }
         }
-        let (early, late) = soon_asked(rule);
+        let (early, late) = split_guards(rule);
         let constant =
             early.iter().map(|guards| guards.iter().any(|g| matches!(g, AExpr::Fact(Fact::Const, _)))).collect();
         let free = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
@@ -271,7 +271,7 @@ fn is_tensor(rule: &Rule, v: VarId) -> bool {
 
 /// The conjuncts of a rule's guards that bound tensors decide: those on one variable, by variable,
 /// and those on several.
-fn soon_asked(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
+fn split_guards(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
     let (mut early, mut late) = (vec![Vec::new(); rule.vars.len()], Vec::new());
     let mut parts: Vec<AExpr> = rule.requires.iter().chain(&rule.prefer).map(|g| without_lets(g, rule)).collect();
     while let Some(part) = parts.pop() {

@@ -108,7 +108,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     fn argument(&self, pat: &Pat, class: Id) -> bool {
         let inner = if let Pat::Typed(p, _) = pat { p } else { pat };
         let open = match inner {
-            Pat::Var(v) => matches!(self.slots.get(v.index()), Some(Binding::Unbound)),
+            Pat::Var(v) => matches!(self.bindings.get(v.index()), Some(Binding::Unbound)),
             Pat::Any => true,
             _ => false,
         };

@@ -43,7 +43,7 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
     /// depth (the terms of a sum occur at several depths). Ties are broken by the fewest parents.
     fn anchor(&self, pat: &Pat, least: usize, most: usize) -> Option<(Id, usize, usize)> {
         match pat {
-            Pat::Var(v) => match self.slots.get(v.index()) {
+            Pat::Var(v) => match self.bindings.get(v.index()) {
                 Some(Binding::Class(id)) => Some((self.host.find(*id), least, most)),
                 _ => None,
             },

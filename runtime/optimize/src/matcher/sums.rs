@@ -262,7 +262,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             }
             Pat::Bind(_, p) | Pat::Typed(p, _) => self.could(p, class, context, levels),
             Pat::OneOf(ps) => ps.iter().any(|p| self.could(p, class, context, levels)),
-            Pat::Var(v) => match self.slots.get(v.index()) {
+            Pat::Var(v) => match self.bindings.get(v.index()) {
                 Some(Binding::Class(id)) => self.host.find(*id) == class,
                 Some(Binding::Unbound) if levels > 0 && self.what.prepared.constant.get(v.index()) == Some(&true) => {
                     self.host.is_constant(class)

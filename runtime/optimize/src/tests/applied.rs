@@ -249,7 +249,7 @@ fn operands_and_attributes_of_ops_match() {
     for bias in [false, true] {
         let [m] = layer_norm(bias, "layer_norm_row").try_into().unwrap();
         assert_eq!(
-            m.slots.iter().filter(|s| matches!(s, crate::matcher::Binding::Class(_))).count(),
+            m.bindings.iter().filter(|s| matches!(s, crate::matcher::Binding::Class(_))).count(),
             2 + usize::from(bias)
         );
         assert!(m.values.values.iter().any(|(_, v)| *v == AttrValue::Float(1e-5)));

@@ -9,7 +9,7 @@ use hypatia_pipeline as pipeline;
 use hypatia_pipeline::FOLDER;
 
 use crate::Options;
-use hypatia_graph::{Graph, Way};
+use hypatia_graph::{Graph, Strategy};
 use hypatia_library as library;
 use hypatia_plan as plan;
 use hypatia_target::device::Device;
@@ -113,7 +113,7 @@ fn the_last_candidate_is_unconditional() {
     let listed: Vec<_> = out.graph.nodes.iter().filter(|n| !n.kernels.list.is_empty()).collect();
     let [product] = listed.as_slice() else { panic!("{}", out.graph) };
     let last = product.kernels.list.last().unwrap();
-    assert!(last.matched.is_none() && matches!(last.way, Way::Split(_)), "{last:?}");
+    assert!(last.matched.is_none() && matches!(last.strategy, Strategy::Split(_)), "{last:?}");
     let described = out.graph.describe_kernels(product).join("; ");
     assert!(described.starts_with("cublaslt BIAS"), "{described}\n{}", out.graph);
     assert!(described.ends_with("; cublaslt DEFAULT + pointwise; product + pointwise"), "{described}");

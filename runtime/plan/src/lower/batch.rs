@@ -52,7 +52,7 @@ impl Lower<'_> {
         (given, copied): (Vec<View>, [bool; 2]),
         out: View,
     ) -> Result<()> {
-        let as_they_lie = self.goes_by_addresses(&step, &given);
+        let as_they_lie = self.uses_pointer_arrays(&step, &given);
         let (first, kept) = (self.plan.steps.len(), self.copies.clone());
         let mut views = given.clone();
         self.copy_operands(name, &mut views, copied)?;
@@ -69,7 +69,7 @@ impl Lower<'_> {
 
     /// Whether a library can take the matrices of a product by address where no single stride
     /// reaches them all.
-    fn goes_by_addresses(&self, step: &GemmStep, views: &[View]) -> bool {
+    fn uses_pointer_arrays(&self, step: &GemmStep, views: &[View]) -> bool {
         let [a, b] = views else { return false };
         let floats = !self.plan.device.is_host() && step.acc.is_float();
         let scaled = step.scale(&self.plan.program).is_some();

@@ -23,7 +23,7 @@ const FEW: usize = 8;
 const SMALL: usize = 1 << 10;
 
 /// The nodes read by a convolution, directly or through pointwise work.
-pub(super) fn leads_to_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
+pub(super) fn feeds_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
     let mut leads = vec![false; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate().rev() {
         let convolves = matches!(builtin(graph, node), Some(BuiltinOp::Conv | BuiltinOp::ConvGemm));

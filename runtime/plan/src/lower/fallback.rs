@@ -1,4 +1,4 @@
-//! Library calls with a fallback, for calls that the library may lack or that may be slower.
+//! Launches with a fallback, for calls that the library may lack, and kernels that may be slower.
 //!
 //! In: an op with a body and the kernel that computes it in one call, or a product with such an
 //! epilogue. Out: one step with the call and its fallback steps. Invariant: the fallback computes
@@ -12,8 +12,8 @@ use hypatia_dsl::ir::{Backend, KernelId};
 use super::{Lower, Parts};
 use crate::prepare::Call;
 use crate::view::row_major;
-use crate::{AttentionStep, BufferId, Called, Step, Storage, View};
-use hypatia_graph::{Attention, Node, NodeId, Value};
+use crate::{AttentionStep, BufferId, Called, DeclaredLaunch, Step, Storage, TemplateStep, View};
+use hypatia_graph::{Attention, Known, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
 impl Lower<'_> {
@@ -22,8 +22,10 @@ impl Lower<'_> {
     /// is an additional result of the epilogue.
     pub(super) fn called(&mut self, id: NodeId, node: &Node, call: &Call) -> Result<()> {
         let operands = node.operands.iter().flatten().map(|v| self.value(*v)).collect::<Result<Vec<View>>>()?;
-        if self.plan.program.kernels[call.kernel.index()].backend == Backend::Tiled {
-            return self.attended(id, node, call, &operands);
+        match self.plan.program.kernels[call.matched.kernel.index()].backend {
+            Backend::Tiled => return self.attended(id, node, call, &operands),
+            Backend::Template(_) => return self.by_template(id, node, call, operands),
+            _ => {}
         }
         let [a, b, beside @ ..] = operands.as_slice() else {
             return Err(Error::Internal("a product of one operand".into()));
@@ -39,7 +41,7 @@ impl Lower<'_> {
         }
         if self.own_buffers(&results, &fallback) {
             let called = Called::Product(product);
-            self.call_or_fallback(&node.name, Some(call.kernel), called, reads, results, fallback);
+            self.call_or_fallback(&node.name, Some(call.matched.kernel), called, reads, results, fallback);
         } else {
             self.plan.steps.extend(fallback);
         }
@@ -71,10 +73,38 @@ impl Lower<'_> {
                 let (before, fallback) = split(steps, &reads);
                 self.plan.steps.extend(before);
                 let called = Called::Attention(step);
-                self.call_or_fallback(&node.name, Some(call.kernel), called, reads, results, fallback);
+                let kernel = Some(call.matched.kernel);
+                self.call_or_fallback(&node.name, kernel, called, reads, results, fallback);
             }
             _ => self.plan.steps.extend(steps),
         }
+        Ok(())
+    }
+
+    /// A node that a user's template computes: one launch, or the next of its candidates.
+    fn by_template(&mut self, id: NodeId, node: &Node, call: &Call, operands: Vec<View>) -> Result<()> {
+        let NodeKind::Op { op, attrs, .. } = &node.kind else {
+            return Err(Error::Internal("a template for something that is no op".into()));
+        };
+        let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
+        let kernel = &program.kernels[call.matched.kernel.index()];
+        let views = node.operands.iter().map(|v| v.map(|v| self.value(v)).transpose());
+        let views = views.collect::<Result<Vec<Option<View>>>>()?;
+        let known: Vec<Option<Known>> = views.iter().map(|v| v.as_ref().map(|v| self.known(v))).collect();
+        let known = |i: usize| known.get(i).cloned().flatten();
+        let launches = DeclaredLaunch::all(kernel, &call.matched, &known, &device);
+        let Parts { steps: fallback, results, .. } = self.steps_of(&call.fallback, &operands)?;
+        for (output, view) in results.iter().enumerate() {
+            self.values.insert(Value { node: id, output: output as u32 }, view.clone());
+        }
+        if launches.is_empty() || !self.own_buffers(&results, &fallback) {
+            self.plan.steps.extend(fallback);
+            return Ok(());
+        }
+        let names = program.op(*op).attrs().map(|(_, p)| p.name.clone());
+        let attrs = names.zip(attrs.iter().cloned()).collect();
+        let called = Called::Template(TemplateStep { product: None, attrs, launches });
+        self.call_or_fallback(&node.name, Some(call.matched.kernel), called, operands, results, fallback);
         Ok(())
     }
 

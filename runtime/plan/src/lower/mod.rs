@@ -22,16 +22,19 @@ use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 
-use self::conv::leads_to_convolution;
+use self::conv::feeds_convolution;
 pub use self::workspace::ScanSplit;
 use crate::prepare::{self, Prepared};
 use crate::rows::Rows;
 use crate::view::{View, collapse, row_major};
 use crate::wrapping::wrap_integers;
-use crate::{Action, Buffer, BufferId, Called, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage};
+use crate::{
+    Action, Buffer, BufferId, Called, DeclaredLaunch, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage,
+    TemplateStep,
+};
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{
-    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Value, Way, builtin, cluster, is_pointwise,
+    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Strategy, Value, builtin, cluster, is_pointwise,
 };
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -52,7 +55,7 @@ pub(super) struct Lower<'a> {
     /// graph's value.
     pub(super) channels_last: HashSet<BufferId>,
     /// True for nodes whose result reaches a convolution with its layout unchanged.
-    leads_to_convolution: Vec<bool>,
+    feeds_convolution: Vec<bool>,
     /// Groups of nodes that become one launch, in order.
     groups: Vec<Vec<usize>>,
     options: &'a Options,
@@ -145,7 +148,7 @@ impl<'a> Lower<'a> {
             copies: Vec::new(),
             leaves_group: leaves_group(graph, &groups),
             channels_last: HashSet::new(),
-            leads_to_convolution: leads_to_convolution(graph, &pointwise),
+            feeds_convolution: feeds_convolution(graph, &pointwise),
             groups,
             options,
         })
@@ -306,7 +309,7 @@ impl Lower<'_> {
         if op.multiplies() {
             let view = match prim {
                 Prim::Conv { axes, groups } => {
-                    let follows = self.leads_to_convolution[index];
+                    let follows = self.feeds_convolution[index];
                     self.conv(node, &operands, term.as_ref(), (axes, groups), (dtype, &shape), follows)?
                 }
                 _ => self.gemm(node, &operands, term.as_ref(), dtype, &shape)?,
@@ -380,7 +383,7 @@ impl Lower<'_> {
             Prim::Gather(axis) => Action::Gather(axis),
             Prim::GatherElements(axis) => Action::GatherElements(axis),
             Prim::GatherNd(batch) => Action::GatherNd(batch),
-            Prim::Scatter(how) => Action::Scatter(how),
+            Prim::Scatter(reduction) => Action::Scatter(reduction),
             Prim::Argsort(axis, descending) => Action::Argsort(axis, descending),
             Prim::Reduce(kind, axes) => Action::Reduce(kind, axes),
             Prim::Cumsum(how) => Action::Cumsum(how),
@@ -471,8 +474,8 @@ impl Lower<'_> {
     ) -> Result<()> {
         let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
         let product = Product { term: &step.term, from: views[0].dtype, to: out.dtype };
-        let way = if device.is_host() { Way::Whole } else { product.without_kernel(&program) };
-        let last = Candidate { way, matched: None };
+        let strategy = if device.is_host() { Strategy::Whole } else { product.without_kernel(&program) };
+        let last = Candidate { strategy, matched: None };
         let listed = if kernels.device == device.name { kernels.list.as_slice() } else { &[] };
         let fits = |c: &&Candidate| {
             c.matched.as_ref().is_none_or(|m| {
@@ -480,21 +483,49 @@ impl Lower<'_> {
                 reads && m.holds(&program, &|i| known.get(i).cloned(), &device)
             })
         };
-        let first = listed.iter().find(fits).unwrap_or(&last);
-        let whole = matches!(first.way, Way::Whole);
-        let Some(kernel) = first.kernel().filter(|_| whole && first.is_tried(&program)) else {
-            return self.chosen(name, first, step, (views, copied), out);
+        let fitting: Vec<&Candidate> = listed.iter().filter(fits).chain([&last]).collect();
+        self.first_of(name, &fitting, step, ((views, copied), &known), out)
+    }
+
+    /// A product with the first of these candidates. Behind one that may be missing or slower
+    /// stands, as its fallback, the next one that is another kind of launch.
+    fn first_of(
+        &mut self,
+        name: &str,
+        candidates: &[&Candidate],
+        step: GemmStep,
+        ((views, copied), known): ((Vec<View>, [bool; 2]), &[Known]),
+        out: View,
+    ) -> Result<()> {
+        let Some((first, rest)) = candidates.split_first() else {
+            return Err(Error::Internal("a product without a candidate".into()));
         };
-        let sure = listed.iter().filter(|c| !c.is_tried(&program)).find(fits).unwrap_or(&last);
+        let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
+        let tried =
+            first.matched.as_ref().filter(|_| matches!(first.strategy, Strategy::Whole) && first.is_tried(&program));
+        let Some(matched) = tried else { return self.chosen(name, first, step, (views, copied), out) };
+        let kernel = &program.kernels[matched.kernel.index()];
+        let called = match kernel.backend {
+            Backend::Template(_) => {
+                let launches = DeclaredLaunch::all(kernel, matched, &|i| known.get(i).cloned(), &device);
+                if launches.is_empty() {
+                    return self.first_of(name, rest, step, ((views, copied), known), out);
+                }
+                Called::Template(TemplateStep { product: Some(step.clone()), attrs: Vec::new(), launches })
+            }
+            Backend::Tiled => Called::Product(step.clone()),
+            // A library call has its epilogue from the kernel's name.
+            _ => Called::Product(GemmStep { term: plain(), ..step.clone() }),
+        };
+        let template = matches!(kernel.backend, Backend::Template(_));
+        let next = rest.iter().copied().filter(|c| template || !c.is_tried(&program));
+        let next: Vec<&Candidate> = next.collect();
         let first = self.plan.steps.len();
         let kept = self.copies.clone();
-        self.chosen(name, sure, step.clone(), (views.clone(), copied), out.clone())?;
+        self.first_of(name, &next, step, ((views.clone(), copied), known), out.clone())?;
         let fallback = self.plan.steps.split_off(first);
         self.copies = kept;
-        // A library call has its epilogue from the kernel's name.
-        let tiled = program.kernels[kernel.index()].backend == Backend::Tiled;
-        let product = if tiled { step } else { GemmStep { term: plain(), ..step } };
-        self.call_or_fallback(name, Some(kernel), Called::Product(product), views, vec![out], fallback);
+        self.call_or_fallback(name, Some(matched.kernel), called, views, vec![out], fallback);
         Ok(())
     }
 
@@ -507,7 +538,7 @@ impl Lower<'_> {
         (views, copied): (Vec<View>, [bool; 2]),
         out: View,
     ) -> Result<()> {
-        let Way::Split(split) = &candidate.way else {
+        let Strategy::Split(split) = &candidate.strategy else {
             return self.multiply(name, candidate.kernel(), step, (views, copied), out);
         };
         let mid = self.fresh(split.between, &out.shape)?;

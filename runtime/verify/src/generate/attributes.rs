@@ -3,7 +3,7 @@
 //! In: an op, its operands' types and the patterns of its attributes. Out: attribute values that
 //! are legal for these operands and match the patterns; variables of the patterns are bound.
 
-use hypatia_dsl::builtin::{BuiltinOp, JOININGS};
+use hypatia_dsl::builtin::{BuiltinOp, SCATTER_REDUCTIONS};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AExpr, AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind, VarId};
 use hypatia_dsl::shape::Dim;
@@ -280,7 +280,9 @@ impl Generator<'_, '_> {
                 dims(shape.iter().map(|_| [0, 1, 2, -1][self.source.weighted(&[50, 25, 15, 10])]).collect())
             }
             (Some(BuiltinOp::GatherNd), 0) => int(0),
-            (Some(BuiltinOp::Scatter), 0) => AttrValue::Str(JOININGS[self.source.pick(JOININGS.len())].0.to_string()),
+            (Some(BuiltinOp::Scatter), 0) => {
+                AttrValue::Str(SCATTER_REDUCTIONS[self.source.pick(SCATTER_REDUCTIONS.len())].0.to_string())
+            }
             (Some(BuiltinOp::Conv | BuiltinOp::ConvGemm), 0..=4) => {
                 let filter = types.get(1).and_then(|t| t.as_ref()).map(sizes).transpose()?.unwrap_or_default();
                 self.convolution(index, &shape, &filter, before)?

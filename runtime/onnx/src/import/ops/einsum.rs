@@ -38,10 +38,10 @@ pub fn einsum(ctx: &mut Ctx) -> Out {
         Some((l, r)) => (l, Some(r)),
         None => (equation.as_str(), None),
     };
-    let misfit = || Fail::Model(format!("the equation `{equation}` does not match {count} operands"));
+    let mismatch = || Fail::Model(format!("the equation `{equation}` does not match {count} operands"));
     let texts: Vec<&str> = left.split(',').collect();
     if texts.len() != count {
-        return Err(misfit());
+        return Err(mismatch());
     }
     let mut operands = Vec::new();
     let mut most = 0;
@@ -49,21 +49,21 @@ pub fn einsum(ctx: &mut Ctx) -> Out {
         let letters = text.replace("...", "");
         let dots = ctx.ty(i)?.shape.len().saturating_sub(letters.chars().count());
         if letters.chars().any(|c| !c.is_ascii_alphabetic()) || (dots > 0 && !text.contains("...")) {
-            return Err(misfit());
+            return Err(mismatch());
         }
         most = most.max(dots);
-        operands.push(labels(text, dots).ok_or_else(misfit)?);
+        operands.push(labels(text, dots).ok_or_else(mismatch)?);
     }
     let all: Vec<char> = operands.iter().flatten().copied().collect();
     let result = match right {
-        Some(r) => labels(r, most).ok_or_else(misfit)?,
+        Some(r) => labels(r, most).ok_or_else(mismatch)?,
         // Without an arrow the result is the ellipsis, then the labels that occur once, in
         // alphabetical order.
         None => {
             let mut once: Vec<char> =
                 all.iter().copied().filter(|c| all.iter().filter(|d| *d == c).count() == 1 && c.is_ascii()).collect();
             once.sort_unstable();
-            labels("...", most).ok_or_else(misfit)?.into_iter().chain(once).collect()
+            labels("...", most).ok_or_else(mismatch)?.into_iter().chain(once).collect()
         }
     };
     if result.iter().enumerate().any(|(i, c)| result[..i].contains(c) || !all.contains(c)) {

@@ -61,7 +61,7 @@ pub fn top_k(ctx: &mut Ctx) -> Out {
 }
 
 /// The reduction that the attribute `reduction` names.
-fn joining(ctx: &Ctx, since: i64) -> Out<AttrValue> {
+fn reduction(ctx: &Ctx, since: i64) -> Out<AttrValue> {
     let name = if ctx.since >= since { ctx.attrs.text_or("reduction", "none")? } else { "none".into() };
     match name.as_str() {
         "none" => Ok(AttrValue::Str("set".into())),
@@ -74,7 +74,7 @@ fn joining(ctx: &Ctx, since: i64) -> Out<AttrValue> {
 /// Scatters slices to index tuples: the operand's indexed axes are joined into rows.
 pub fn scatter_nd(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
-    let how = joining(ctx, 16)?;
+    let how = reduction(ctx, 16)?;
     let (x, at, updates) = (ctx.value(0)?, ctx.value(1)?, ctx.value(2)?);
     let (shape, places) = (ctx.shape_of(x), ctx.shape_of(at));
     let Some((depth, outer)) = places.split_last() else { return ctx.wrong("the indices should have at least rank 1") };
@@ -116,7 +116,7 @@ pub fn scatter_nd(ctx: &mut Ctx) -> Out {
 /// Scatters elements to indices along an axis: the operand is flattened to a vector.
 pub fn scatter_elements(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
-    let how = joining(ctx, 16)?;
+    let how = reduction(ctx, 16)?;
     let (x, at, updates) = (ctx.value(0)?, ctx.value(1)?, ctx.value(2)?);
     let (shape, places) = (ctx.shape_of(x), ctx.shape_of(at));
     let axis = ctx.attrs.int_or("axis", 0)?;

@@ -46,7 +46,7 @@ fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i6
 }
 
 /// The axis and the block size; some versions have no block size.
-fn place(ctx: &Ctx, rank: usize) -> Out<(Option<usize>, i64)> {
+fn axis_and_block(ctx: &Ctx, rank: usize) -> Out<(Option<usize>, i64)> {
     let axis = ctx.attrs.int_or("axis", 1)?;
     let block = if ctx.since >= 21 { ctx.attrs.int_or("block_size", 0)? } else { 0 };
     Ok((ctx.axis(axis, rank).ok(), block))
@@ -67,7 +67,7 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
     ctx.attrs.ignore("saturate");
     let (x, scale) = (ctx.value(0)?, ctx.value(1)?);
     let shape = ctx.shape_of(x);
-    let (axis, block) = place(ctx, shape.len())?;
+    let (axis, block) = axis_and_block(ctx, shape.len())?;
     let zero = ctx.maybe(2)?;
     let stated = named(ctx, "output_dtype", 21)?;
     let to = zero.map(|z| ctx.dtype_of(z)).or(stated).unwrap_or(DType::U8);
@@ -103,7 +103,7 @@ pub fn dequantize(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
     let (x, scale) = (ctx.value(0)?, ctx.value(1)?);
     let shape = ctx.shape_of(x);
-    let (axis, block) = place(ctx, shape.len())?;
+    let (axis, block) = axis_and_block(ctx, shape.len())?;
     let to = named(ctx, "output_dtype", 23)?.unwrap_or(ctx.dtype_of(scale));
     if !ctx.dtype_of(x).is_int() || !to.is_float() {
         return ctx.unsupported(format!("dequantisation of {} to {to}", ctx.dtype_of(x)));

@@ -354,13 +354,13 @@ pub fn max(ctx: &mut Ctx) -> Out {
     let y = ctx.reduce(BuiltinOp::Amax, all, &axes, false)?;
     let mut results: Vec<Bound> = vec![y.into()];
     if ctx.wanted(1) {
-        results.push(places(ctx, x, all, &layout, columns_first)?.into());
+        results.push(positions(ctx, x, all, &layout, columns_first)?.into());
     }
     Ok(results)
 }
 
 /// The index in the operand of each window's maximum.
-fn places(ctx: &mut Ctx, x: Value, all: Value, layout: &Layout, columns_first: bool) -> Out<Value> {
+fn positions(ctx: &mut Ctx, x: Value, all: Value, layout: &Layout, columns_first: bool) -> Out<Value> {
     let shape = ctx.shape_of(x);
     let Some(count) = product(&shape) else { return ctx.wrong("the operand is too large") };
     let attrs = vec![dims(&[count]), int(0), AttrValue::DType(DType::I64)];

@@ -1,0 +1,95 @@
+//! Kernels from users' templates for the operands of a step.
+//!
+//! In: a step whose kernel is a template, and its views. Out: for each launch that the kernel
+//! declares, its description and its [`Work`]. Invariant: arguments have the names that
+//! docs/language.md promises; no operand is copied, so a template sees any strides.
+
+use hypatia_dsl::ir::Kernel;
+use hypatia_dsl::kernel::{Access, Operand};
+use hypatia_dsl::typing::TensorType;
+use hypatia_templates::cuda::identifier;
+use hypatia_templates::instances::Body;
+use hypatia_templates::instances::template::{Filled, of_gemm, of_tensors};
+
+use super::Work;
+use super::batched::{Strides, batched};
+use super::tiled::access;
+use hypatia_plan::{DeclaredLaunch, GemmStep, TemplateStep, View};
+
+/// The kernel for each launch that is declared; none if the batch of a product cannot be expressed,
+/// or the template does not fit.
+pub fn variants(kernel: &Kernel, step: &TemplateStep, reads: &[View], writes: &[View]) -> Vec<(Body, Work)> {
+    let variant = |launch: &DeclaredLaunch| {
+        let tune: Vec<(&str, i64)> = launch.tune.iter().map(|(n, v)| (n.as_str(), *v)).collect();
+        let (filled, work) = match &step.product {
+            Some(g) => product(kernel, g, reads, writes, &tune)?,
+            None => tensors(kernel, step, reads, writes, &tune)?,
+        };
+        let filled = filled.with_block(launch.block.iter().product());
+        Some((Body::Template(Box::new(filled)), Work { declared: Some(launch.clone()), ..work }))
+    };
+    step.launches.iter().filter_map(variant).collect()
+}
+
+fn product(
+    kernel: &Kernel,
+    g: &GemmStep,
+    reads: &[View],
+    writes: &[View],
+    tune: &[(&str, i64)],
+) -> Option<(Filled, Work)> {
+    let ([a, b, beside @ ..], [out]) = (reads, writes) else { return None };
+    let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
+    let (sizes, strides) = batched(g, &all)?;
+    let operands: Vec<(Operand, Strides)> = beside
+        .iter()
+        .zip(&strides[3..])
+        .map(|(v, s)| (Operand { dtype: v.dtype, access: access(*s, sizes) }, *s))
+        .collect();
+    let of_term: Vec<Operand> = operands.iter().map(|(o, _)| o.clone()).collect();
+    let types = [a.dtype, b.dtype, g.acc, out.dtype];
+    let name = identifier("", &kernel.name);
+    let filled = of_gemm(kernel, name, &g.term, &of_term, types, tune).ok()?;
+    let mut work = Work::new(sizes[0] * sizes[1], sizes[2]).view("a", a).view("b", b).view("out", out);
+    for (name, size) in ["batch", "m", "n", "k"].into_iter().zip(sizes) {
+        work = work.sizes(name, &[size]);
+    }
+    work = work.strides("a_strides", &strides[0]).strides("b_strides", &strides[1]);
+    for (i, ((operand, strides), view)) in operands.iter().zip(beside).enumerate() {
+        work = work.view(&format!("in{i}"), view);
+        if operand.access == Access::Strided {
+            work = work.strides(format!("in{i}_strides"), strides);
+        }
+    }
+    Some((filled, work))
+}
+
+fn tensors(
+    kernel: &Kernel,
+    step: &TemplateStep,
+    reads: &[View],
+    writes: &[View],
+    tune: &[(&str, i64)],
+) -> Option<(Filled, Work)> {
+    let types = |views: &[View]| -> Vec<TensorType> {
+        let ty = |v: &View| TensorType { dtype: v.dtype, shape: v.shape.iter().map(|n| (*n as i64).into()).collect() };
+        views.iter().map(ty).collect()
+    };
+    let (inputs, outputs) = (types(reads), types(writes));
+    let name = identifier("", &kernel.name);
+    let filled = of_tensors(kernel, name, (&inputs, &outputs), step.attrs.clone(), tune).ok()?;
+    let named = |prefix: &str, views: &[View]| -> Vec<(String, View)> {
+        views.iter().enumerate().map(|(i, v)| (format!("{prefix}{i}"), v.clone())).collect()
+    };
+    let mut work = Work::new(1, 1);
+    for (name, view) in named("in", reads).into_iter().chain(named("out", writes)) {
+        // A value of rank 0 has one size, as the arguments have.
+        let (sizes, strides) = match view.shape.is_empty() {
+            true => (vec![1], vec![0]),
+            false => (view.shape.clone(), view.strides.clone()),
+        };
+        work = work.view(&name, &view).sizes(format!("{name}_sizes"), &sizes);
+        work = work.strides(format!("{name}_strides"), &strides);
+    }
+    Some((filled, work))
+}

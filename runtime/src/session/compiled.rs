@@ -1,0 +1,147 @@
+//! A plan for some input shapes, ready to run, and whether it may be trusted.
+//!
+//! In: graphs and their plans. Out: a [`Compiled`]. Invariant: the unfused plan is made at most once,
+//! when it is first needed.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use hypatia_graph::{Constants, Graph};
+use hypatia_optimize as optimize;
+use hypatia_optimize::{Optimized, Report};
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
+use hypatia_plan::Plan;
+use hypatia_tensor::error::Result;
+
+use crate::executor::Executor;
+use crate::gpu::OnGpu;
+
+/// A plan for some input shapes, ready to run.
+pub struct Compiled {
+    /// What runs.
+    pub executor: Executor,
+    pub(super) unfused: Unfused,
+    /// What the optimiser did.
+    pub report: Report,
+    /// In CHECK mode, why the fused plan was wrong: then the unfused one runs.
+    pub refusal: Option<Refusal>,
+    /// How the plan came to be trusted.
+    pub checked: Checked,
+}
+
+impl Compiled {
+    /// What the user should know.
+    pub fn warnings(&self) -> Vec<String> {
+        self.refusal.iter().map(Refusal::to_string).collect()
+    }
+
+    /// The plan without any rule, which the rules are measured against. It is made on first use.
+    pub fn unfused(&self) -> Result<&Executor> {
+        self.unfused.get()
+    }
+}
+
+/// Why a fused plan is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What differs, and which rules may be wrong.
+    pub reason: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the fused plan is not used: {}", self.reason)
+    }
+}
+
+/// Whether the results of a plan were compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checked {
+    /// At this start.
+    Now,
+    /// At an earlier start.
+    Before,
+    /// Not at all.
+    Never,
+}
+
+impl Checked {
+    /// The word in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Checked::Now => "now",
+            Checked::Before => "before",
+            Checked::Never => "never",
+        }
+    }
+}
+
+/// The unfused plan of a graph, made when it is needed.
+pub(super) struct Unfused {
+    pub graph: Graph,
+    pub planner: Planner,
+    /// The plan, if it has been made.
+    pub plan: Option<Arc<Plan>>,
+    pub made: OnceLock<Executor>,
+}
+
+impl Unfused {
+    fn get(&self) -> Result<&Executor> {
+        if let Some(made) = self.made.get() {
+            return Ok(made);
+        }
+        let gpu = self.planner.gpu.as_ref();
+        let executor = match &self.plan {
+            Some(plan) => self.planner.executor(plan.clone(), gpu)?,
+            None => self.planner.plan(&self.graph, false, gpu)?,
+        };
+        Ok(self.made.get_or_init(|| executor))
+    }
+}
+
+/// The unfused graph in f32 if it is narrower, and its plan if that has been made.
+pub(super) struct Precise {
+    pub graph: Graph,
+    pub plan: Option<Arc<Plan>>,
+}
+
+/// Makes executors for the graphs of a model.
+#[derive(Clone)]
+pub(super) struct Planner {
+    pub options: plan::Options,
+    pub gpu: Option<OnGpu>,
+    pub threads: usize,
+    pub constants: Arc<Mutex<Constants>>,
+}
+
+impl Planner {
+    pub fn plan(&self, graph: &Graph, cluster: bool, gpu: Option<&OnGpu>) -> Result<Executor> {
+        self.executor(self.build(graph, cluster)?, gpu)
+    }
+
+    pub fn build(&self, graph: &Graph, cluster: bool) -> Result<Arc<Plan>> {
+        let options = plan::Options { cluster, ..self.options.clone() };
+        let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Arc::new(pipeline::plan_with(graph, &options, &mut constants)?))
+    }
+
+    /// The plan that runs unless the comparison rejects it.
+    pub fn first(&self, graph: &Graph, optimized: &Optimized, options: &optimize::Options) -> Result<Arc<Plan>> {
+        if options.no_rules { self.build(graph, false) } else { self.build(&optimized.graph, true) }
+    }
+
+    pub fn executor(&self, plan: Arc<Plan>, gpu: Option<&OnGpu>) -> Result<Executor> {
+        Executor::new(plan, gpu, self.threads)
+    }
+
+    /// The plan of a graph without rules, with its kernels compiled for the executor that is made
+    /// next. `None` on the host, or if anything fails: it will fail again where the executor is
+    /// made.
+    pub fn compile_ahead(&self, graph: &Graph) -> Option<Arc<Plan>> {
+        let on = self.gpu.as_ref()?;
+        let plan = self.build(graph, false).ok()?;
+        on.compile_ahead(&plan).ok()?;
+        Some(plan)
+    }
+}
