@@ -131,7 +131,9 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     });
     let notes: Vec<String> = run.note.into_iter().chain(skipped).chain(few).collect();
     let note = (!notes.is_empty()).then(|| notes.join("; "));
-    let proved = (status == Status::Verified && subject == Subject::Rule).then(|| proved(run.program, rule)).flatten();
+    // Both sides of a derived rule are the same body: there is nothing to prove.
+    let written = subject == Subject::Rule && !rule.derived && status == Status::Verified;
+    let proved = if written { proved(run.program, rule) } else { None };
     Entry { subject, name, origin, cases, classes, status, note, proved, derived: rule.derived }
 }
 
