@@ -36,9 +36,14 @@ Tensor = torch.Tensor
 _count = itertools.count(1)
 
 
+#: Ops that draw random numbers, which must be those that eager draws: they stay whole.
+RANDOM = ("native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "rand", "randn")
+
+
 def table() -> dict[Any, Any]:
-    """PyTorch's decompositions into core ops, without those of ops that the importer knows."""
-    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
+    """PyTorch's decompositions into core ops, without those of ops that are better left whole."""
+    whole = {*TABLE, *RANDOM}
+    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in whole}
 
 
 def backend(
