@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from . import _native
@@ -71,10 +72,10 @@ BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
 
 
 def name_of(target: Any) -> str:
-    """The name of an aten op without its overload; empty for anything else."""
+    """The name of an aten op without its overload, or of attention; empty for anything else."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
         return target._schema.name.removeprefix("aten::")
-    return ""
+    return "attention" if target is torch.ops.hypatia.attention.default else ""
 
 
 def unsupported(node: fx.Node, device: torch.device) -> str:
@@ -508,6 +509,39 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
 
 
+@torch.library.custom_op("hypatia::attention", mutates_args=())
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
+) -> torch.Tensor:
+    """Attention as PyTorch computes it, as one op of a graph on every device."""
+    return _attention(q, k, v, mask, causal, scale)
+
+
+@attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
+) -> torch.Tensor:
+    return torch.empty_like(_attention(q, k, v, mask, causal, scale))
+
+
+def _attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float | None) -> torch.Tensor:
+    shared = q.dim() == 4 and q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=shared)
+
+
+def keep_attention(module: fx.GraphModule) -> None:
+    """Make attention in a graph of Dynamo's one op: else PyTorch takes it apart as the device likes."""
+    for node in module.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+        if given.get("dropout_p", 0.0) != 0.0 or len(node.args) > len(names):
+            continue
+        rest = (given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
+        node.target = attention._opoverload
+        node.args, node.kwargs = (given["query"], given["key"], given["value"], *rest), {}
+    module.recompile()
+
+
 #: Where attention's ops keep what is not a plain tensor: mask, dropout and `is_causal`.
 ATTENTION = {
     "_scaled_dot_product_flash_attention_for_cpu": ("attn_mask", 3, 4),
@@ -519,26 +553,36 @@ ATTENTION = {
 
 @row(*ATTENTION)
 def _(b: Importer, n: Node) -> Any:
-    q, k, v = n.args[:3]
     where, _, at = ATTENTION[name_of(n.target)]
-    mask = (
-        n.kwargs.get(where) if isinstance(where, str) else None if where is None else b.argument(n, where, "attn_bias")
-    )
-    causal, scale = b.argument(n, at, "is_causal", False), n.kwargs.get("scale")
+    mask = None if where is None else n.kwargs.get(where) if isinstance(where, str) else b.argument(n, where, "")
+    return [build_attention(b, n, mask, b.argument(n, at, "is_causal", False), n.kwargs.get("scale")), *[None] * 8]
+
+
+@row("attention")
+def _(b: Importer, n: Node) -> Any:
+    return build_attention(b, n, *n.args[3:6])
+
+
+def build_attention(b: Importer, n: Node, mask: Any, causal: bool, scale: Any) -> Value:
+    """Attention of a node's first three arguments."""
+    q, k, v = n.args[:3]
     dtype, m, s = b.dtype(q), b.shape(q)[-2], b.shape(k)[-2]
-    hidden = None
+    visible = None
     if causal:
         i, j = (b.call("iota", [], shape=[m, s], axis=a, to="i64") for a in (0, 1))
-        hidden = b.call("select", [b.call("le", [j, i]), b.g.number(dtype, 0.0), b.g.number(dtype, float("-inf"))])
-    elif mask is not None:
-        hidden = b.operand(mask, dtype)
+        visible = b.call("le", [j, i])
+    elif mask is not None and b.dtype(mask) == "bool":
+        visible = b.value(mask)
+    hidden = None if mask is None or visible is not None else b.operand(mask, dtype)
+    if visible is not None:
+        hidden = b.call("select", [visible, b.g.number(dtype, 0.0), b.g.number(dtype, float("-inf"))])
     scale = b.shape(q)[-1] ** -0.5 if scale is None else b.number(scale)
     attrs = {"scale": float(scale), "safe": hidden is not None}
     values = [b.value(t) for t in (q, k, v)]
-    if (heads := b.shape(q)[1]) == (groups := b.shape(k)[1]):
-        return [b.g.call("attention", [*values, hidden], attrs)[0], *[None] * 8]
+    if len(b.shape(q)) != 4 or (heads := b.shape(q)[1]) == (groups := b.shape(k)[1]):
+        return b.g.call("attention", [*values, hidden], attrs)[0]
     # Several heads of queries read one head of keys.
-    batch, (*_, width) = b.shape(q)[0], b.shape(q)
+    batch, width = b.shape(q)[0], b.shape(q)[-1]
     values[0] = b.reshaped(values[0], (batch, groups, heads // groups, m, width))
     values[1:] = [b.reshaped(x, (batch, groups, 1, *b.shape(t)[2:])) for x, t in zip(values[1:], (k, v), strict=True)]
     if mask is not None and len(b.shape(mask)) == 4:
@@ -546,7 +590,25 @@ def _(b: Importer, n: Node) -> Any:
         per_head = (groups, heads // groups) if of[1] == heads else (1, 1)
         hidden = b.reshaped(hidden, (of[0], *per_head, *of[2:]))
     made = b.g.call("attention", [*values, hidden], attrs)[0]
-    return [b.reshaped(made, (batch, heads, m, b.shape(v)[-1])), *[None] * 8]
+    return b.reshaped(made, (batch, heads, m, b.shape(v)[-1]))
+
+
+@row("index")
+def _(b: Importer, n: Node) -> Any:
+    x, indices = n.args[0], list(n.args[1])
+    shape = torch.broadcast_shapes(*(b.shape(i) for i in indices))
+    columns = []
+    for axis, index in enumerate(indices):
+        value = b.operand(index, "i64")
+        # An index may count from the end.
+        size = b.constant("i64", b.shape(x)[axis])
+        below = b.call("lt", [value, b.constant("i64", 0)])
+        value = b.call("select", [below, b.call("add", [value, size]), value])
+        value = b.reshaped(value, (*[1] * (len(shape) - len(b.shape(index))), *b.shape(index)))
+        value = value if tuple(b.g.type_of(value)[1]) == shape else b.call("expand", [value], shape=list(shape))
+        columns.append(b.reshaped(value, (*shape, 1)))
+    joined = columns[0] if len(columns) == 1 else b.call("concat", columns, axis=len(shape))
+    return b.reshaped(b.call("gather_nd", [b.value(x), joined], batch=0), b.shape(n))
 
 
 @row("arange")
@@ -606,6 +668,14 @@ def _no_half_float(node: Node) -> str:
     return "" if whole else "arange with fractions"
 
 
+def _leading_integers(node: Node) -> str:
+    indices = node.args[1]
+    plain = all(isinstance(i, fx.Node) and not i.meta["val"].dtype.is_floating_point for i in indices)
+    if not plain or any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices):
+        return "an index by a mask, or of later axes"
+    return ""
+
+
 def _whole_axis(node: Node) -> str:
     x, axis, index = node.args[:3]
     a, i = x.meta["val"].shape, index.meta["val"].shape
@@ -632,6 +702,7 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "div": _no_mode,
     "arange": _no_half_float,
     "gather": _whole_axis,
+    "index": _leading_integers,
     "clone": _to_cpu,
     "_to_copy": _to_cpu,
 }

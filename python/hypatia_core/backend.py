@@ -25,7 +25,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _launch, _native
 from ._eager import NAMES
-from ._fx import TABLE, Importer, name_of, unsupported
+from ._fx import TABLE, Importer, keep_attention, name_of, unsupported
 from ._rules import Rules, Scalar, library
 from .errors import InputError
 from .fuse import _together
@@ -36,9 +36,14 @@ Tensor = torch.Tensor
 _count = itertools.count(1)
 
 
+#: Ops that draw random numbers, which must be those that eager draws: they stay whole.
+RANDOM = ("native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "rand", "randn")
+
+
 def table() -> dict[Any, Any]:
-    """PyTorch's decompositions into core ops, without those of ops that the importer knows."""
-    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
+    """PyTorch's decompositions into core ops, without those of ops that are better left whole."""
+    whole = {*TABLE, *RANDOM}
+    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in whole}
 
 
 def backend(
@@ -70,6 +75,8 @@ def backend(
     if trains:
         note("graph", "gradients are wanted")
         return module.forward
+
+    keep_attention(module)
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(divided(graph, chosen))
@@ -144,14 +151,16 @@ def alone(whole: fx.GraphModule) -> Callable[..., Any] | None:
     inputs = whole.graph.find_nodes(op="placeholder")
     part = whole.get_submodule(str(calls[0].target))
     (results,) = whole.graph.output_node().args
-    if not isinstance(part, Part) or not part.single or list(calls[0].args) != inputs or list(results) != calls:
+    if not isinstance(part, Part) or not part.single or list(results) != calls:
         return None
-    return lambda *args: [part.forward(*args)]
+    order = [inputs.index(a) for a in calls[0].args]
+    return lambda *args: [part.forward(*[args[i] for i in order])]
 
 
 def is_ours(node: fx.Node) -> bool:
-    """Whether a node is a fused layer, which chooses its side itself."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "hypatia"
+    """Whether a node is a fused layer or fusion, which chooses its side itself."""
+    own = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "hypatia"
+    return own and not name_of(node.target)
 
 
 def indivisible(graph: fx.GraphModule) -> str:

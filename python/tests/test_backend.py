@@ -322,3 +322,27 @@ def test_sizes_that_come_once_get_no_plan_and_no_graph_more_than_sixteen():
     lines = hyp.report().lines
     assert len({line.shape for line in lines if line.hypatia_us}) == 16
     assert sum("more than 16 shapes" in line.why for line in lines) == 4
+
+
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float", "shared", "three axes", "scale"])
+def test_attention_of_every_kind_is_one_op(kind):
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8), torch.randn(2, 4, 7, 6)
+    if kind == "shared":
+        k, v = k[:, :2].contiguous(), v[:, :2].contiguous()
+    if kind == "three axes":
+        q, k, v = q[0].clone(), k[0].clone(), v[0].clone()
+    options = {
+        "causal": {"is_causal": True},
+        "bool": {"attn_mask": torch.rand(2, 1, 5, 7) > 0.4},
+        "float": {"attn_mask": torch.randn(5, 7)},
+        "shared": {"enable_gqa": True, "attn_mask": torch.randn(2, 4, 5, 7)},
+        "scale": {"scale": 0.3},
+    }.get(kind, {})
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options) * 2 + 1, q, k, v)
+    assert computed_by_pytorch() == []
+
+
+def test_indices_of_the_first_axes():
+    x, i, j = torch.randn(5, 6, 3), torch.tensor([[0, -1], [4, 2]]), torch.tensor([1, -6])
+    agrees(lambda x, i, j: (x[i] + 1, x[i, j] * 2, x[i, j, torch.tensor(2)] * 2), x, i, j)
+    assert computed_by_pytorch() == []

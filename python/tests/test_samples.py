@@ -1,4 +1,4 @@
-"""PyTorch's own samples of ops and modules, forward, through `torch.compile`'s path, against eager.
+"""PyTorch's own samples of ops, forward, through `torch.compile`'s path, against eager.
 
 `samples.json` has for each entry how many samples there are and how many a plan computes; the table
 in docs/pytorch-ops.md is made of it: `python tests/test_samples.py` writes both anew.
@@ -16,14 +16,27 @@ pytest.importorskip("expecttest")
 from functorch.compile import aot_function  # noqa: E402
 from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
 
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException  # noqa: E402
+
 import hypatia_core as hyp  # noqa: E402
 from hypatia_core._rules import library  # noqa: E402
 from hypatia_core.backend import Part, divided, table  # noqa: E402
 
 HERE = Path(__file__).parent
 COUNTS = HERE / "samples.json"
+PAGE = HERE.parents[1] / "docs" / "pytorch-ops.md"
+HEAD = """# What PyTorch's samples of ops become
+
+PyTorch comes with samples of its ops. For {} of its entries, the first four samples in f32 and two in
+f64 run through `torch.compile`'s path, forward, on the CPU, and agree with eager; the tests fail if
+one no longer does. The numbers say of how many a plan of Hypatia computes a part, where a plan is made
+even for one op alone; PyTorch computes the rest. Samples whose sizes depend on data are not counted.
+
+| entry | planned, f32 | planned, f64 |
+|---|---|---|
+"""
 #: Samples of an entry, by element type.
-MOST = {torch.float32: 5, torch.float64: 3}
+MOST = {torch.float32: 4, torch.float64: 2}
 
 
 def known():
@@ -72,11 +85,15 @@ def run_sample(op, sample, dtype):
     given = [t.detach() for t in tensors_of((sample.input, sample.args, sample.kwargs))]
     if not given:
         return None
-    torch.manual_seed(0)
+    # Entries with random numbers set this seed themselves, which a graph does not repeat.
+    torch.manual_seed(42)
     want = f(*given)
     watched = Watched()
-    torch.manual_seed(0)
-    got = aot_function(f, fw_compiler=watched, inference_compiler=watched, decompositions=table())(*given)
+    torch.manual_seed(42)
+    try:
+        got = aot_function(f, fw_compiler=watched, inference_compiler=watched, decompositions=table())(*given)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return None  # Dynamo breaks its graph there.
     eps = torch.finfo(dtype).eps
     for g, w in zip(tensors_of(got), tensors_of(want), strict=True):
         assert (g.dtype, g.shape) == (w.dtype, w.shape), (g.dtype, g.shape, w.dtype, w.shape)
@@ -127,7 +144,7 @@ def _entries():
 
 
 def write():
-    """Count all entries anew."""
+    """Count all entries anew, and write the table."""
     counts, wrong = {}, {}
     for name, op in _entries().items():
         for dtype in MOST:
@@ -140,11 +157,15 @@ def write():
             except AssertionError as error:
                 wrong[f"{name} {kind}"] = f"{error}\n    {type(error.__cause__).__name__}: {error.__cause__}"
                 counts.pop(name, None)
-                print("WRONG", name, kind, wrong[f"{name} {kind}"], flush=True)
                 break
         print(name, counts.get(name), flush=True)
     COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
-    return wrong
+    rows = [
+        f"| {name} | " + " | ".join(f"{of[k][1]} of {of[k][0]}" if k in of else "" for k in ("float32", "float64")) + " |"
+        for name, of in counts.items()
+    ]
+    PAGE.write_text(HEAD.format(len(counts)) + "\n".join(rows) + "\n")
+    return [f"{name}: {why}" for name, why in wrong.items()]
 
 
 if __name__ == "__main__":
