@@ -110,6 +110,8 @@ pub enum ItemKind {
     Test(Test),
     /// `family unary = {relu, gelu};`: a named list of scalars or ops for `[g in unary]`.
     Family(Family),
+    /// `contract bert { must fold::softmax count = 12; never fuse::both; }`
+    Contract(Contract),
 }
 
 /// `use path::*;` or `use path::name;`
@@ -350,6 +352,28 @@ pub struct Family {
     pub members: Expr,
 }
 
+/// `contract NAME { must RULE; never RULE; }`: the fusions that a model's plan must have.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Contract {
+    /// Its name.
+    pub name: Name,
+    /// Its clauses in order.
+    pub clauses: Vec<Clause>,
+}
+
+/// A clause of a contract.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Clause {
+    /// True for `must`, false for `never`.
+    pub must: bool,
+    /// A rule, a family of rules, one of those, or a ruleset.
+    pub rule: Path,
+    /// `count = N`: exactly so many sites.
+    pub count: Option<Spanned<u64>>,
+    /// `at "NODE"`: a site at this node of the model.
+    pub at: Option<Spanned<String>>,
+}
+
 /// A test.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Test {
@@ -391,6 +415,8 @@ pub enum Expect {
     Error(Name),
     /// `fires rule`; false for `not fires rule`.
     Fires(Path, bool),
+    /// `matches rule`; false for `not matches rule`.
+    Matches(Path, bool),
     /// `equal e`: same values as `given`.
     Equal(Expr),
     /// `becomes e`: the optimised graph equals this one.

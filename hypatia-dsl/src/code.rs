@@ -127,6 +127,8 @@ codes! {
     TEST_INPUT = 702;
     /// An ill-formed expectation.
     EXPECTATION = 703;
+    /// An ill-formed clause of a contract.
+    CONTRACT = 704;
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //!
 //! Start at [`compile`]: the whole pipeline on one page.
 
-pub mod approx;
 pub mod ast;
 pub mod builtin;
 pub mod checker;
@@ -18,6 +17,7 @@ pub mod kernel;
 pub mod lint;
 pub mod loader;
 pub mod neutral;
+pub mod numerics;
 pub mod parallel;
 pub mod parse;
 pub mod program_print;

@@ -37,6 +37,8 @@ pub enum Space {
     RuleSet,
     /// Kernels.
     Kernel,
+    /// Contracts.
+    Contract,
 }
 
 impl Space {
@@ -45,6 +47,7 @@ impl Space {
             Space::Value => "declaration",
             Space::RuleSet => "ruleset",
             Space::Kernel => "kernel",
+            Space::Contract => "contract",
         }
     }
 }
@@ -354,6 +357,7 @@ pub fn declared(kind: &ItemKind) -> Option<(&Name, Space)> {
         ItemKind::Family(s) => (&s.name, Space::Value),
         ItemKind::RuleSet(s) => (&s.name, Space::RuleSet),
         ItemKind::Kernel(s) => (&s.name, Space::Kernel),
+        ItemKind::Contract(s) => (&s.name, Space::Contract),
         ItemKind::Use(_) | ItemKind::Rule(_) | ItemKind::Test(_) => return None,
     })
 }
@@ -370,7 +374,7 @@ fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> S
                 RESERVED.contains(&name.node.as_str()) || crate::dtype::DType::from_name(&name.node).is_some()
             }
             Space::RuleSet => name.node == "fold",
-            Space::Kernel => false,
+            Space::Kernel | Space::Contract => false,
         };
         if reserved {
             diags.push(
@@ -582,6 +586,7 @@ impl Resolved {
                 Space::Value => format!("`scalar {name}(x) = ...;`"),
                 Space::RuleSet => format!("`ruleset {name} {{ until = fixpoint; }}`"),
                 Space::Kernel => format!("`kernel {name} for ...`"),
+                Space::Contract => format!("`contract {name} {{ must ...; }}`"),
             };
             d = d.hint(format!("declare it, {declaration}, or add a `use` for the file that declares it"));
         }

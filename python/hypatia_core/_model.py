@@ -66,7 +66,7 @@ def settings(
     check: bool = True,
     use_rules: bool = True,
     disable: Iterable[str] = (),
-    approx: str | None = None,
+    numerics: str | None = None,
 ) -> dict[str, Any]:
     """The settings of a native model, all of them."""
     return {
@@ -75,7 +75,7 @@ def settings(
         "check": check,
         "use_rules": use_rules,
         "disable": list(disable),
-        "approx": approx,
+        "numerics": numerics,
     }
 
 
@@ -92,7 +92,8 @@ class Model:
         check: compare each new plan once with the unfused one, and use that one if they differ.
         use_rules: False leaves out all rules.
         disable: rules, families of rules or rulesets that do not fire.
-        approx: ``all`` lets rules fire that are only approximately right, ``none`` no such rule.
+        numerics: ``exact`` gives the bits of the model without rules, ``rounds`` (the default)
+            rounds differently, ``fast`` lets rules fire that are only approximately right.
 
     Threads may share a model. The interpreter's lock is released while it compiles and runs.
     """
@@ -109,7 +110,7 @@ class Model:
         check: bool = True,
         use_rules: bool = True,
         disable: Iterable[str] = (),
-        approx: str | None = None,
+        numerics: str | None = None,
     ) -> None:
         """Load a file.
 
@@ -117,7 +118,7 @@ class Model:
             FileError, ModelError: if it cannot be read, or is damaged.
             UnsupportedError: if it uses something that Hypatia lacks, with node, op and opset.
         """
-        chosen = settings(device, threads, check, use_rules, disable, approx)
+        chosen = settings(device, threads, check, use_rules, disable, numerics)
         rules = library() if rules is None else rules
         sizes = {name: list(shape) for name, shape in (shapes or {}).items()}
         self._start(_native.Model.load(os.fspath(path), rules._native, dict(dims or {}), sizes, **chosen))

@@ -29,6 +29,7 @@ pub fn raised(error: Error) -> PyErr {
         Error::Unsupported { .. } => classes::UnsupportedError::new_err(text),
         Error::Input(_) | Error::Type(_) => classes::InputError::new_err(text),
         Error::Limit(_) => classes::LimitError::new_err(text),
+        Error::Contract(_) => classes::InputError::new_err(text),
         Error::Device(_) => classes::DeviceError::new_err(text),
         _ => classes::HypatiaError::new_err(text),
     }

@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use hypatia::cuda::Gpu;
 use hypatia::device::Device;
-use hypatia::dsl::approx::Approx;
+use hypatia::dsl::numerics::Numerics;
 use hypatia::graph::{NodeKind, fusions};
 use hypatia::onnx::import;
-use hypatia::optimize::explain::why_not;
 use hypatia::session::{CheckMode, Options};
 use hypatia::tuner::{Effort, Tuner};
 use hypatia::{Error, Tensor, optimize, pipeline, session};
@@ -41,7 +40,7 @@ pub struct Settings {
     check: bool,
     use_rules: bool,
     disable: Vec<String>,
-    approx: Option<String>,
+    numerics: Option<String>,
 }
 
 impl Settings {
@@ -60,12 +59,14 @@ impl Settings {
                 return Err(Error::Input(format!("disable: there is no rule or ruleset `{name}`")));
             }
         }
-        let wrong = |text: &String| Error::Input(format!("approx: expected `all` or `none`, not `{text}`"));
-        let approx = self.approx.as_ref().map(|text| Approx::named(text).ok_or_else(|| wrong(text))).transpose()?;
+        let wrong =
+            |text: &String| Error::Input(format!("numerics: expected `exact`, `rounds` or `fast`, not `{text}`"));
+        let numerics =
+            self.numerics.as_ref().map(|text| Numerics::named(text).ok_or_else(|| wrong(text))).transpose()?;
         Ok(optimize::Options {
             no_rules: !self.use_rules,
             disabled: self.disable.iter().cloned().collect(),
-            approx: approx.unwrap_or_default(),
+            numerics: numerics.unwrap_or_default(),
             ..optimize::Options::default()
         })
     }
@@ -189,7 +190,7 @@ impl Model {
     fn why_not(&self, py: Python<'_>, rule: &str, target: &str, node: Option<&str>) -> PyResult<String> {
         py.detach(|| {
             let options = self.options_for(target)?;
-            Ok(why_not(self.model.graph(), &options, &pipeline::FOLDER, rule, node)?.to_string())
+            Ok(pipeline::why_not(self.model.graph(), &options, rule, node)?.to_string())
         })
         .map_err(raised)
     }

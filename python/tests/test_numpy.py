@@ -143,8 +143,8 @@ def test_files_that_are_no_models(tmp_path):
         hyp.Model(path, disable=["none::such"])
     with pytest.raises(hyp.InputError, match="`cpu`, `cuda` or `auto`"):
         hyp.Model(path, device="tpu")
-    with pytest.raises(hyp.InputError, match="expected `all` or `none`"):
-        hyp.Model(path, approx="some")
+    with pytest.raises(hyp.InputError, match="expected `exact`, `rounds` or `fast`"):
+        hyp.Model(path, numerics="some")
 
 
 def test_settings_reach_the_plan():

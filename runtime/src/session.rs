@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hypatia_dsl::dtype::DType;
 #[cfg(feature = "onnx")]
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{Clause, Demand};
 
 use crate::device::Device;
 use crate::gpu::OnGpu;
@@ -292,7 +293,17 @@ impl Model {
         if let Some(found) = plan.as_ref() {
             return Ok(found.clone());
         }
-        Ok(plan.insert(Arc::new(self.compile_new(inputs, &ordered)?)).clone())
+        let made = self.compile_new(inputs, &ordered)?;
+        self.keeps_contract(&made)?;
+        Ok(plan.insert(Arc::new(made)).clone())
+    }
+
+    /// Fails if the contract demands rules of a plan that the comparison rejected.
+    fn keeps_contract(&self, made: &Compiled) -> Result<()> {
+        let must = |c: &&Clause| matches!(c.demand, Demand::Must { .. });
+        let Some(clause) = self.options.optimize.contract.iter().find(must) else { return Ok(()) };
+        let Some(refusal) = &made.refusal else { return Ok(()) };
+        Err(Error::Contract(format!("`{clause}` is not met, because {refusal}")))
     }
 
     /// Runs once; the results are in the order of the model's outputs.

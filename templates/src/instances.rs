@@ -14,11 +14,12 @@ use super::cuda::{self, CudaSource, EmitError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, Kernel, Origin, Program, RuleId};
 use hypatia_dsl::kernel::attention::AttentionKernel;
-use hypatia_dsl::kernel::short::{Allowed, Shortener};
+use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel,
     ScatterKernel, SortKernel, WarpGemm,
 };
+use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
 
 pub use describe::{Skipped, of_program};

@@ -111,7 +111,7 @@ macro_rules! one_of {
     })* };
 }
 
-without_spans! { String bool f64 u32 UnaryOp BinaryOp }
+without_spans! { String bool f64 u32 u64 UnaryOp BinaryOp }
 
 with_spans! {
     File { id edition doc items broken comments }
@@ -133,17 +133,19 @@ with_spans! {
     ClassExpr { class bounds dtypes }
     Kernel { name pattern backend requires tune settings classes }
     Family { name members }
+    Contract { name clauses }
+    Clause { must rule count at }
     Test { name target statements }
     Expr { kind span }
     Arg { name value }
 }
 
 one_of! {
-    ItemKind { Use(x) RuleSet(x) Scalar(x) Op(x) Pattern(x) Rule(x) Kernel(x) Test(x) Family(x) }
+    ItemKind { Use(x) RuleSet(x) Scalar(x) Op(x) Pattern(x) Rule(x) Kernel(x) Test(x) Family(x) Contract(x) }
     ParamType { Tensor(x) Named(x) }
     DimExpr { Dim(x) Rest(x span) }
     Backend { Cublaslt(x) Template(x) Pointwise(x) Rowwise(x) Composed(x) Tiled(x) }
-    Expect { Compare(x) Error(x) Fires(path yes) Equal(x) Becomes(x) }
+    Expect { Compare(x) Error(x) Fires(path yes) Matches(path yes) Equal(x) Becomes(x) }
 }
 
 impl SetFile for TestStatement {

@@ -1,4 +1,4 @@
-//! H07xx: tests.
+//! H07xx: tests and contracts.
 
 use super::Row;
 
@@ -24,8 +24,17 @@ value is a single number for all elements, or a list nested as the shape is.",
         703,
         "malformed expectation",
         "A test states a graph with `given` and what must hold for it with `expect`: `launches == 1`, `count(gemm)
-<= 2`, `error H0304`, `fires fuse::unary`, `not fires r::a`, `equal e` or `becomes e`.",
+<= 2`, `error H0304`, `fires fuse::unary`, `not fires r::a`, `matches r::a`, `equal e` or `becomes e`.",
         "test \"t\" { input x: f32[2]; given exp(x); expect launches; }",
         "test \"t\" { input x: f32[2]; given exp(x); expect launches == 1; }",
+    ),
+    Row::new(
+        704,
+        "malformed contract",
+        "A contract lists the rules that must be part of a model's plan, `must fold::softmax count = 12;` or `must
+r::a at \"node\";`, and those that must not, `never r::b;`. A clause names a rule, a family of rules, one of
+those, or a ruleset. A contract cannot demand a rule that it forbids.",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x;\ncontract c { must r::a; never r; }",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x;\ncontract c { must r::a; }",
     ),
 ];

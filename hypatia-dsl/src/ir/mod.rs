@@ -7,6 +7,7 @@
 
 mod attrs;
 mod bytes;
+mod contract;
 mod sides;
 
 use std::collections::HashMap;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 
 pub use attrs::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, Guard, RestPat, TypePat};
 pub use bytes::{VERSION, is_of_version};
+pub use contract::{Clause, Contract, Demand};
 pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, NodePat, Pat, parts};
 
 use serde::{Deserialize, Serialize};
@@ -75,6 +77,8 @@ pub struct Program {
     pub kernels: Vec<Kernel>,
     /// Tests.
     pub tests: Vec<Test>,
+    /// Contracts.
+    pub contracts: Vec<Contract>,
     /// Named families of scalars.
     pub families: Vec<(String, Vec<ScalarId>)>,
 }
@@ -514,6 +518,8 @@ pub enum Expect {
     Error(Code),
     /// Whether a rule with this written name fired: true if it must, false if it must not.
     Fires(String, bool),
+    /// Whether a rule with this written name matched with its guards true, whatever became of it.
+    Matches(String, bool),
     /// Values that must be equal within the dtype's tolerance.
     Equal(Vec<Build>),
     /// The expected form of the optimised graph.

@@ -8,13 +8,11 @@
 //! keep; other values are computed as before; a kernel without a match is unchanged, its calls
 //! included.
 
-use std::collections::HashSet;
-
-use crate::approx::{Approx, TF32_BITS, mantissa_bits};
 use crate::dtype::DType;
 use crate::ir::{
     AttrValue, Build, BuildArg, Class, Fact, Head, Pat, Program, Rule, RuleId, ScalarBody, ScalarId, VarId,
 };
+use crate::numerics::{Allowed, Numerics, TF32_BITS, mantissa_bits};
 use crate::scalar::typed::{LeafType, default_type, types};
 use crate::scalar::{Term, TermBuilder, TermId, TermNode, expand, prune};
 use crate::shape::Dim;
@@ -26,15 +24,6 @@ use super::{PointwiseKernel, RowwiseKernel};
 const MAX_DEPTH: usize = 200;
 /// The number of elements that guards assume for a row, as costs do for symbolic sizes.
 const ROW: i64 = 8;
-
-/// The approximations and rules that a user allows.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allowed {
-    /// The allowed approximations.
-    pub approx: Approx,
-    /// Disabled rules, families of rules or rulesets.
-    pub disabled: HashSet<String>,
-}
 
 /// True for a rule about terms of generated kernels: its right side contains a scalar with a device
 /// function.
@@ -51,19 +40,16 @@ pub fn is_short(program: &Program, rule: &Rule) -> bool {
 pub struct Shortener<'p> {
     program: &'p Program,
     rules: Vec<(RuleId, &'p Rule)>,
-    approx: Approx,
+    numerics: Numerics,
 }
 
 impl<'p> Shortener<'p> {
     /// Collects the allowed rules.
     pub fn new(program: &'p Program, allowed: &Allowed) -> Shortener<'p> {
-        let off = |r: &Rule| {
-            let ruleset = program.rulesets.get(r.ruleset.index()).map_or("", |s| s.name.as_str());
-            [r.name.as_str(), r.base_name.as_str(), ruleset].iter().any(|n| allowed.disabled.contains(*n))
-        };
-        let rules = program.rules.iter().enumerate().filter(|(_, r)| is_short(program, r) && !off(r));
+        let rules = program.rules.iter().enumerate();
+        let rules = rules.filter(|(_, r)| is_short(program, r) && !allowed.is_off(program, r));
         let rules = rules.map(|(i, r)| (RuleId(i as u32), r)).collect();
-        Shortener { program, rules, approx: allowed.approx }
+        Shortener { program, rules, numerics: allowed.numerics }
     }
 
     /// Shortens a pointwise kernel. With `tf32` it follows products that keep 10 bits of their
@@ -144,7 +130,7 @@ impl<'p> Shortener<'p> {
 
     /// The rules that may fire if results keep this many bits.
     fn allowed(&self, kept: i32) -> Vec<(RuleId, &'p Rule)> {
-        let allowed = |r: &Rule| claim(r).is_some_and(|c| self.approx.allows(c, kept));
+        let allowed = |r: &Rule| claim(r).is_some_and(|c| self.numerics.allows(c, kept));
         self.rules.iter().copied().filter(|(_, r)| allowed(r)).collect()
     }
 

@@ -44,6 +44,11 @@ const FIXED: &[(Rule, &str)] = &[
     (Rule::kw_kernel, "kernel"),
     (Rule::kw_test, "test"),
     (Rule::kw_family, "family"),
+    (Rule::kw_contract, "contract"),
+    (Rule::kw_must, "must"),
+    (Rule::kw_never, "never"),
+    (Rule::kw_count, "count"),
+    (Rule::kw_at, "at"),
     (Rule::kw_builtin, "builtin"),
     (Rule::kw_device, "device"),
     (Rule::kw_grad, "grad"),
@@ -71,6 +76,7 @@ const FIXED: &[(Rule, &str)] = &[
     (Rule::kw_expect, "expect"),
     (Rule::kw_error, "error"),
     (Rule::kw_fires, "fires"),
+    (Rule::kw_matches, "matches"),
     (Rule::kw_equal, "equal"),
     (Rule::kw_becomes, "becomes"),
     (Rule::kw_not, "not"),
@@ -154,8 +160,13 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::expect => quoted(&["expect"]),
         Rule::expect_error => quoted(&["error"]),
         Rule::expect_fires => quoted(&["fires"]),
+        Rule::expect_matches => quoted(&["matches"]),
         Rule::expect_equal => quoted(&["equal"]),
         Rule::expect_becomes => quoted(&["becomes"]),
+        Rule::must => quoted(&["must"]),
+        Rule::never => quoted(&["never"]),
+        Rule::sites => quoted(&["count"]),
+        Rule::place => quoted(&["at"]),
         Rule::op_body | Rule::default => quoted(&["="]),
         Rule::op_block => quoted(&["{"]),
         Rule::scalar_result => quoted(&["->"]),
@@ -172,6 +183,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         | Rule::kernel
         | Rule::test
         | Rule::family
+        | Rule::contract
         | Rule::item => quoted(&ITEM_WORDS),
         _ => None,
     }
@@ -196,11 +208,16 @@ pub(super) fn syntax_error(
         ErrorVariant::CustomError { .. } => &[],
     };
     let site = Site { builder, tokens, i, following, expected };
-    site.first_word()
+    let d = site
+        .first_word()
         .or_else(|| site.number())
         .or_else(|| site.statement_word())
         .or_else(|| site.semicolon())
-        .unwrap_or_else(|| site.general())
+        .unwrap_or_else(|| site.general());
+    match d.hints.is_empty() && site.text(0) == "contract" {
+        true => d.hint("write `must RULE;`, `must RULE count = 2;`, `must RULE at \"NODE\";` or `never RULE;`"),
+        false => d,
+    }
 }
 
 /// The place where the grammar failed.

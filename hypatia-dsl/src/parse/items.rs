@@ -25,8 +25,43 @@ impl Builder<'_> {
                 let mut kids = Children::of(pair);
                 ItemKind::Family(Family { name: self.name(kids.first()?), members: self.expr(kids.first()?)? })
             }
+            Rule::contract => ItemKind::Contract(self.contract(pair)?),
             other => return Err(Bug(other)),
         })
+    }
+
+    fn contract(&self, pair: Pair<'_, Rule>) -> Built<Contract> {
+        let mut kids = Children::of(pair);
+        let name = self.name(kids.first()?);
+        let mut clauses = Vec::new();
+        for p in kids {
+            let must = p.as_rule() == Rule::must;
+            let mut parts = Children::of(p);
+            let mut clause = Clause { must, rule: self.path(parts.first()?)?, count: None, at: None };
+            for p in parts {
+                match p.as_rule() {
+                    Rule::members => self.choose(&mut clause.rule, p),
+                    Rule::sites => {
+                        let number = Children::of(p).first()?;
+                        let count = number.as_str().parse().unwrap_or(u64::MAX);
+                        clause.count = Some(Spanned { node: count, span: self.span(&number) });
+                    }
+                    Rule::place => {
+                        let node = Children::of(p).first()?;
+                        clause.at = Some(Spanned { node: self.string(&node), span: self.span(&node) });
+                    }
+                    other => return Err(Bug(other)),
+                }
+            }
+            clauses.push(clause);
+        }
+        Ok(Contract { name, clauses })
+    }
+
+    /// Turns the path of a family into that of one of its rules.
+    fn choose(&self, rule: &mut Path, members: Pair<'_, Rule>) {
+        let end = self.span(&members).end;
+        rule.choose(&Children::of(members).map(|p| self.name(p)).collect::<Vec<_>>(), end);
     }
 
     fn use_item(&self, pair: Pair<'_, Rule>) -> Built<Use> {
@@ -339,7 +374,7 @@ impl Builder<'_> {
 
     fn expect(&self, pair: Pair<'_, Rule>) -> Built<Expect> {
         let which = pair.as_rule();
-        let fires = !pair.as_str().starts_with("not");
+        let wanted = !pair.as_str().starts_with("not");
         if which == Rule::alternatives {
             return Ok(Expect::Compare(self.expr(pair)?));
         }
@@ -347,13 +382,12 @@ impl Builder<'_> {
         let inner = kids.first()?;
         Ok(match which {
             Rule::expect_error => Expect::Error(self.name(inner)),
-            Rule::expect_fires => {
+            Rule::expect_fires | Rule::expect_matches => {
                 let mut rule = self.path(inner)?;
                 if let Some(members) = kids.next() {
-                    let end = self.span(&members).end;
-                    rule.choose(&Children::of(members).map(|p| self.name(p)).collect::<Vec<_>>(), end);
+                    self.choose(&mut rule, members);
                 }
-                Expect::Fires(rule, fires)
+                if which == Rule::expect_fires { Expect::Fires(rule, wanted) } else { Expect::Matches(rule, wanted) }
             }
             Rule::expect_equal => Expect::Equal(self.expr(inner)?),
             Rule::expect_becomes => Expect::Becomes(self.expr(inner)?),

@@ -154,7 +154,7 @@ impl FileParser<'_> {
         let mut words = tokens.iter().map(|t| t.text(text));
         match (words.next(), words.next()) {
             (Some("use"), _) => self.out.broken.push("*".to_string()),
-            (Some("scalar" | "op" | "pattern" | "family" | "ruleset" | "kernel"), Some(name)) => {
+            (Some("scalar" | "op" | "pattern" | "family" | "ruleset" | "kernel" | "contract"), Some(name)) => {
                 self.out.broken.push(name.to_string());
             }
             (Some("rule"), Some(set)) => {

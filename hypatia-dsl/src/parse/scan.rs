@@ -156,8 +156,8 @@ fn string(rest: &str) -> (Kind, usize) {
 }
 
 /// The keywords that begin an item.
-pub(crate) const ITEM_WORDS: [&str; 10] =
-    ["edition", "use", "ruleset", "scalar", "op", "pattern", "rule", "kernel", "test", "family"];
+pub(crate) const ITEM_WORDS: [&str; 11] =
+    ["edition", "use", "ruleset", "scalar", "op", "pattern", "rule", "kernel", "test", "family", "contract"];
 
 /// Splits significant tokens (no comments) into items. A `;` or a block's `}` ends an item. If
 /// those are missing, an item keyword followed by a name at the start of a line begins the next
@@ -187,7 +187,7 @@ pub(crate) fn items(tokens: &[Token], text: &str) -> Vec<Range<usize>> {
             }
             "}" => {
                 let block = open.pop().is_some_and(|(_, block)| block);
-                let head = matches!(tokens[start].text(text), "test" | "kernel" | "ruleset");
+                let head = matches!(tokens[start].text(text), "test" | "kernel" | "ruleset" | "contract");
                 open.is_empty() && (block || head || i + 1 == tokens.len() || opens_item(tokens, i + 1, text))
             }
             ";" => {

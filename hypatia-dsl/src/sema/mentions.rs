@@ -61,6 +61,6 @@ pub(crate) fn item_mentions(kind: &ItemKind, f: &mut dyn FnMut(&Path, bool)) {
                 }
             }
         }
-        ItemKind::Use(_) | ItemKind::RuleSet(_) => {}
+        ItemKind::Use(_) | ItemKind::RuleSet(_) | ItemKind::Contract(_) => {}
     }
 }

@@ -15,6 +15,7 @@ mod bounds;
 mod build;
 mod check;
 mod context;
+mod contracts;
 mod derive;
 mod guards;
 pub(crate) mod hygiene;
@@ -39,7 +40,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::ast::{self, ItemKind};
 use crate::code;
-use crate::diag::Diagnostic;
+use crate::diag::{Code, Diagnostic};
 use crate::ir::{
     CostFormulas, Head, Kernel, OpBody, OpDef, OpId, Origin, Param, ParamKind, Program, Rule, RuleSetId, ScalarBody,
     ScalarId, Test,
@@ -101,6 +102,7 @@ pub fn analyse(resolved: &Resolved, sources: &SourceMap) -> (Program, Vec<Diagno
     s.rules_kernels_tests();
     derive::derive(&mut s);
     s.expected_rules();
+    contracts::collect(&mut s);
     (s.program, s.diags)
 }
 
@@ -296,32 +298,45 @@ impl<'a> Sema<'a> {
         for (at, item) in self.items() {
             let ItemKind::Test(t) = &item.kind else { continue };
             for st in &t.statements {
-                let ast::TestStatement::Expect(ast::Expect::Fires(path, _)) = st else { continue };
+                let ast::TestStatement::Expect(ast::Expect::Fires(path, _) | ast::Expect::Matches(path, _)) = st else {
+                    continue;
+                };
                 let name = path.text();
-                let base = name.split('[').next().unwrap_or_default();
-                let excused = |n: &str| self.resolved.excused(at.file, n);
-                let lost = |d: &HashSet<String>| d.contains(base) || excused(base) || excused(ast::UNKNOWN_ITEM);
+                let lost = |d: &HashSet<String>| self.may_be_lost(at.file, &name, d);
                 if known.contains(name.as_str()) || declared.as_ref().is_some_and(lost) {
                     continue;
                 }
-                let names: Vec<&str> =
-                    known.iter().copied().chain(declared.iter().flatten().map(String::as_str)).collect();
-                found.push(self.no_rule(&name, path.span, names));
+                found.push(self.no_rule(code::EXPECTATION, &name, path.span));
             }
         }
         self.diags.extend(found);
     }
 
-    fn no_rule(&self, name: &str, span: Span, mut names: Vec<&str>) -> Diagnostic {
+    /// Whether a rule of that name may be missing because of an error: `declared` has the names of
+    /// all that are declared.
+    fn may_be_lost(&self, file: usize, name: &str, declared: &HashSet<String>) -> bool {
+        let base = name.split('[').next().unwrap_or_default();
+        let excused = |n: &str| self.resolved.excused(file, n);
+        declared.contains(base) || excused(base) || excused(ast::UNKNOWN_ITEM)
+    }
+
+    fn no_rule(&self, code: Code, name: &str, span: Span) -> Diagnostic {
+        let declared = self.declared_rules();
+        let known = self.program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]);
+        let mut names: Vec<&str> = known.chain(declared.iter().flatten().map(String::as_str)).collect();
         names.sort_unstable();
-        let d = Diagnostic::error(code::EXPECTATION, format!("there is no rule `{name}`"), span).label("unknown rule");
+        names.dedup();
+        let d = Diagnostic::error(code, format!("there is no rule `{name}`"), span).label("unknown rule");
         if let Some(why) = self.not_folded(name) {
             return d.hint(why);
         }
         match crate::spell::closest(name, names.into_iter()) {
             Some(s) => d.hint(format!("did you mean `{s}`?")),
             None => {
-                d.hint("a test sees only the rules of this file and of the files that it uses: is a `use` missing?")
+                let what = if code == code::CONTRACT { "contract" } else { "test" };
+                d.hint(format!(
+                    "a {what} sees only the rules of this file and of the files that it uses: is a `use` missing?"
+                ))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Rulesets: their budgets, and the order in which they run.
 //!
 //! Invariant: `fold`, which holds the derived rules, runs first; the others run in the order of
-//! their files and lines, unless `after` says otherwise.
+//! their files and lines, unless `after` or `before` says otherwise.
 
 use std::collections::HashMap;
 
@@ -9,6 +9,7 @@ use crate::ast::{self, ExprKind, ItemKind, Setting};
 use crate::diag::Diagnostic;
 use crate::ir::{Origin, RuleSetDef, RuleSetId};
 use crate::resolve::{ItemRef, Space};
+use crate::source::Span;
 use crate::spell::closest;
 
 use super::{Sema, code};
@@ -16,7 +17,7 @@ use super::{Sema, code};
 /// The ruleset of derived rules.
 pub(super) const FOLD: RuleSetId = RuleSetId(0);
 
-const SETTINGS: &[&str] = &["until", "iterations", "nodes", "steps", "after"];
+const SETTINGS: &[&str] = &["until", "iterations", "nodes", "steps", "after", "before"];
 /// The default node budget of a ruleset: a fixed part, and a part for each node of the graph.
 const DEFAULT_NODES: (u64, u64) = (10_000, 50);
 
@@ -29,7 +30,7 @@ pub(super) fn collect(s: &mut Sema<'_>) {
         nodes: DEFAULT_NODES,
         steps: None,
     };
-    let mut sets: Vec<(Option<ItemRef>, RuleSetDef, Option<ItemRef>)> = vec![(None, fold, None)];
+    let mut sets: Vec<(Option<ItemRef>, RuleSetDef, Order)> = vec![(None, fold, Order::default())];
     for (at, item) in s.items() {
         let ItemKind::RuleSet(r) = &item.kind else { continue };
         let mut def = RuleSetDef {
@@ -40,7 +41,7 @@ pub(super) fn collect(s: &mut Sema<'_>) {
             nodes: DEFAULT_NODES,
             steps: None,
         };
-        let mut after = None;
+        let mut order = Order::default();
         let mut seen: HashMap<&str, ()> = HashMap::new();
         for setting in &r.settings {
             if seen.insert(&setting.key.node, ()).is_some() {
@@ -51,22 +52,31 @@ pub(super) fn collect(s: &mut Sema<'_>) {
                 ));
                 continue;
             }
-            if let Err(d) = apply(s, at.file, &mut def, &mut after, setting) {
+            if let Err(d) = apply(s, at.file, &mut def, &mut order, setting) {
                 s.diags.push(*d);
             }
         }
-        sets.push((Some(at), def, after));
+        sets.push((Some(at), def, order));
     }
-    // A stable topological order by `after`; a cycle keeps the file order.
+    // A stable topological order. A set that nothing holds back goes first, in the order of the
+    // files; of sets in a circle, the first in the files.
     let mut order: Vec<usize> = Vec::new();
     while order.len() < sets.len() {
-        let next = (0..sets.len()).find(|i| {
-            !order.contains(i)
-                && sets[*i].2.is_none_or(|a| order.iter().any(|o| sets[*o].0 == Some(a)) || sets[*i].0 == Some(a))
-        });
-        match next.or_else(|| (0..sets.len()).find(|i| !order.contains(i))) {
+        let open = |i: &usize| !order.contains(i);
+        let waits_for = |i: usize, j: usize| {
+            let named = |a: Option<ItemRef>, at: usize| a.is_some() && a == sets[at].0;
+            i != j && (named(sets[i].2.after, j) || named(sets[j].2.before, i))
+        };
+        let next = (0..sets.len()).filter(open).find(|i| !(0..sets.len()).filter(open).any(|j| waits_for(*i, j)));
+        match next {
             Some(i) => order.push(i),
-            None => break,
+            None => {
+                let Some(first) = (0..sets.len()).find(open) else { break };
+                let circle = (0..sets.len()).filter(open).filter(|i| sets[*i].2.is_given());
+                let spans = circle.filter_map(|i| Some(in_circle(&sets[i].1, sets[i].1.origin.span?)));
+                s.diags.extend(spans.take(1));
+                order.push(first);
+            }
         }
     }
     for i in order {
@@ -78,11 +88,33 @@ pub(super) fn collect(s: &mut Sema<'_>) {
     }
 }
 
+/// Where a ruleset wants to run.
+#[derive(Clone, Copy, Default)]
+struct Order {
+    /// Behind this one.
+    after: Option<ItemRef>,
+    /// Before this one.
+    before: Option<ItemRef>,
+}
+
+impl Order {
+    fn is_given(&self) -> bool {
+        self.after.is_some() || self.before.is_some()
+    }
+}
+
+fn in_circle(set: &RuleSetDef, span: Span) -> Diagnostic {
+    let message = format!("`{}` would have to run both before and after another ruleset", set.name);
+    Diagnostic::error(code::SETTING, message, span)
+        .label("in a circle of `before` and `after`")
+        .hint("remove one of the settings of the circle")
+}
+
 fn apply(
     s: &Sema<'_>,
     file: usize,
     def: &mut RuleSetDef,
-    after: &mut Option<ItemRef>,
+    order: &mut Order,
     setting: &Setting,
 ) -> Result<(), Box<Diagnostic>> {
     let at = setting.value.span;
@@ -116,9 +148,10 @@ fn apply(
             Some(n) if n != (0, 0) => def.nodes = n,
             _ => return bad("a number such as `50 * graph`, `20000` or `20000 + 50 * graph`"),
         },
-        "after" => match &setting.value.kind {
+        key @ ("after" | "before") => match &setting.value.kind {
             ExprKind::Path(p) => match s.resolved.lookup(file, Space::RuleSet, p) {
-                Ok(set) => *after = Some(set),
+                Ok(set) if key == "after" => order.after = Some(set),
+                Ok(set) => order.before = Some(set),
                 Err(_) if s.resolved.excused(file, &p.text()) => {}
                 Err(d) => return Err(d),
             },

@@ -298,6 +298,7 @@ fn expectation<'a>(cx: &mut Cx<'a>, e: &'a ast::Expect, inputs: &[TestInput]) ->
             }
         },
         ast::Expect::Fires(path, yes) => Some(Expect::Fires(path.text(), *yes)),
+        ast::Expect::Matches(path, yes) => Some(Expect::Matches(path.text(), *yes)),
         ast::Expect::Equal(e) => Some(Expect::Equal(build(cx, e)?)),
         ast::Expect::Becomes(e) => Some(Expect::Becomes(build(cx, e)?)),
         ast::Expect::Compare(e) => compare(cx, e),
@@ -333,8 +334,8 @@ fn compare<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Expect> {
         }
     }
     let d = Diagnostic::error(code::EXPECTATION, "unknown expectation", e.span).note(
-        "write `launches == 1`, `count(gemm) <= 2`, `error H0304`, `fires fuse::unary`, `not fires r`, `equal \
-            e` or `becomes e`",
+        "write `launches == 1`, `count(gemm) <= 2`, `error H0304`, `fires fuse::unary`, `not fires r`, \
+         `matches r`, `equal e` or `becomes e`",
     );
     cx.report(match &e.kind {
         ExprKind::Binary(Eq, ..) => d.hint("`given a; expect equal b;` tests that a and b have the same values"),

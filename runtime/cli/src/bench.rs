@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, notes_after_run};
 use super::inputs::load_random;
-use super::model::{RuleOptions, Sizes, must_be_model};
+use super::model::{ContractOptions, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, measured};
 use roofline::Roofline;
@@ -87,12 +87,14 @@ pub struct Bench {
     rules: Vec<PathBuf>,
     #[command(flatten)]
     firing: RuleOptions,
+    #[command(flatten)]
+    contract: ContractOptions,
     /// Also show the largest error of f32 cases that multiply matrices: the difference from the
     /// same case in f64.
     #[arg(long)]
     errors: bool,
     /// Run only without rules.
-    #[arg(long, conflicts_with = "rules")]
+    #[arg(long, conflicts_with_all = ["rules", "must", "never"])]
     no_rules: bool,
     /// Run only with rules.
     #[arg(long, conflicts_with = "no_rules")]
@@ -227,6 +229,7 @@ impl Bench {
                     ("--inputs", self.inputs.is_some()),
                     ("--dim", !self.sizes.dim.is_empty()),
                     ("--seed", self.seed.is_some()),
+                    ("--must and --never", !self.contract.is_empty()),
                 ];
                 refuse(&of_a_model, "is for a model, MODEL.onnx, but a set of cases was given")?;
                 suite::run(self, self.model.as_deref(), global)
@@ -249,6 +252,7 @@ impl Bench {
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(program, &mut options.optimize)?;
+        options.optimize.contract = self.contract.clauses(program, &self.rules)?;
         if self.no_rules {
             options.check = CheckMode::Off;
         }

@@ -7,29 +7,32 @@ use clap::Args;
 use hypatia_cuda::tuning::TuningFile;
 use hypatia_dsl::ir::{OpBody, ScalarBody};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
+use hypatia_graph::Graph;
 use hypatia_library as library;
 use hypatia_onnx::import::{Supported, supported};
-use hypatia_optimize::explain::why_not;
+use hypatia_optimize::{Options, contract};
 use hypatia_pipeline as pipeline;
 use hypatia_tensor::error::{Error, Result};
+use hypatia_verify::test_runner::{given, target};
 use serde_json::{Value, json};
 
 use super::inputs::warn_if_wrong;
 use super::model::ModelOptions;
 use super::output::write_stdout;
-use super::{Exit, Global, tune};
+use super::{Exit, Global, files, tune};
 
 /// Explain an error code, a model's fusions, or why a rule did not fire.
 ///
 /// `hypatia explain H0304` explains a code, `hypatia explain codes` lists all codes, `hypatia
 /// explain builtins` lists the built-in ops and scalars, and `hypatia explain onnx` the ONNX ops
 /// that can be imported. For a model it shows which rules fired where, the graph before and after,
-/// and the cost of both, and warns if rules of your own change what the model computes. --why-not
-/// shows how close a rule came to firing.
+/// and the cost of both, and warns if rules of your own change what the model computes. For a `.hyp`
+/// file it shows the same of what each of its tests gives. --why-not shows how close a rule came to
+/// firing.
 #[derive(Args)]
 pub struct Explain {
-    /// A code such as H0304, `codes`, `builtins`, `onnx`, or a model.
-    #[arg(value_name = "CODE|MODEL.onnx")]
+    /// A code such as H0304, `codes`, `builtins`, `onnx`, a model, or a file with tests.
+    #[arg(value_name = "CODE|MODEL.onnx|FILE.hyp")]
     what: PathBuf,
     #[command(flatten)]
     options: ModelOptions,
@@ -69,22 +72,27 @@ impl Explain {
                 self.what.display()
             )));
         }
+        if self.what.extension().is_some_and(|e| e == "hyp") {
+            return self.tests();
+        }
         let graph = self.options.load(&self.what)?;
         let options = self.options.options(&graph)?;
         let tuning = self.tuning.clone().or_else(|| TuningFile::beside(&self.what));
         let tuning = tuning.filter(|_| self.why_not.is_none()).map(|path| TuningFile::read(&path)).transpose()?;
+        let mut unmet = None;
         let mut text = match &self.why_not {
             Some(rule) => {
-                let answer = why_not(&graph, &options, &pipeline::FOLDER, rule, self.node.as_deref())?;
+                let answer = pipeline::why_not(&graph, &options, rule, self.node.as_deref())?;
                 if self.json { json(&answer)? } else { answer.to_string() }
             }
             None => {
                 // User rules may be wrong: the result is run once and compared with the graph
                 // without rules.
                 if !self.options.rules.is_empty() && !options.no_rules {
-                    warn_if_wrong(&graph, &options, global.quiet);
+                    warn_if_wrong(&graph, &options, global.quiet)?;
                 }
-                let mut optimized = pipeline::optimize(&graph, &options)?;
+                let mut optimized = pipeline::optimize_anyway(&graph, &options)?;
+                unmet = contract::unmet(&optimized.report.contract);
                 pipeline::count_launches(&mut optimized, &graph, &options);
                 match (self.json, &tuning) {
                     (false, _) => optimized.report.to_string(),
@@ -102,7 +110,61 @@ impl Explain {
             text.push_str(&choices(&file));
         }
         write_stdout(&text);
+        unmet.map_or(Ok(Exit::Ok), Err)
+    }
+
+    /// The report of what each test of a `.hyp` file gives, with the rules that its tests see.
+    fn tests(&self) -> Result<Exit> {
+        let of_a_model = [
+            ("--rules", !self.options.rules.is_empty()),
+            ("--inputs", self.options.inputs.is_some()),
+            ("--dim", !self.options.sizes.dim.is_empty()),
+            ("--target", self.options.target.is_some()),
+            ("--node", self.node.is_some()),
+            ("--tuning", self.tuning.is_some()),
+        ];
+        if let Some((name, _)) = of_a_model.iter().find(|(_, given)| *given) {
+            return Err(Error::Input(format!("{name} is for a model; the tests of a file say what they are about")));
+        }
+        let programs = files::programs(std::slice::from_ref(&self.what), false)?;
+        let mut reports = Vec::new();
+        for (program, names) in &programs {
+            for test in program.tests.iter().filter(|t| names.contains(&t.origin.file)) {
+                let graph = given(program, test)?.0;
+                let no_rules = self.options.no_rules;
+                let mut options = Options { device: target(test)?, no_rules, ..Options::default() };
+                self.options.firing.apply(program, &mut options)?;
+                reports.push((test.name.clone(), self.report(&graph, &options)?));
+            }
+        }
+        if reports.is_empty() {
+            let p = self.what.display();
+            return Err(Error::Input(format!(
+                "{p} has no tests: there is nothing that its rules could be explained on"
+            )));
+        }
+        write_stdout(&match self.json {
+            true => {
+                let tests = reports.iter().map(|(name, (_, json))| json!({"test": name, "report": json}));
+                json(&json!({"tests": tests.collect::<Vec<Value>>()}))?
+            }
+            false => {
+                let tests = reports.iter().map(|(name, (text, _))| format!("test {name}\n{}\n", text.trim_end()));
+                tests.collect::<Vec<String>>().join("\n")
+            }
+        });
         Ok(Exit::Ok)
+    }
+
+    /// What the optimiser did, or why a rule did not fire, as text and as data.
+    fn report(&self, graph: &Graph, options: &Options) -> Result<(String, Value)> {
+        if let Some(rule) = &self.why_not {
+            let answer = pipeline::why_not(graph, options, rule, None)?;
+            return Ok((answer.to_string(), data(&answer)?));
+        }
+        let mut optimized = pipeline::optimize_anyway(graph, options)?;
+        pipeline::count_launches(&mut optimized, graph, options);
+        Ok((optimized.report.to_string(), data(&optimized.report)?))
     }
 }
 
@@ -118,6 +180,10 @@ fn choices(file: &TuningFile) -> String {
         text.push_str(&tune::line(c));
     }
     text
+}
+
+fn data(value: &impl serde::Serialize) -> Result<Value> {
+    serde_json::to_value(value).map_err(|e| Error::Internal(e.to_string()))
 }
 
 fn json(value: &impl serde::Serialize) -> Result<String> {

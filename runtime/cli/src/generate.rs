@@ -122,9 +122,9 @@ impl Gen {
     pub fn run(&self, global: &Global) -> Result<Exit> {
         let say = !global.quiet;
         if self.model.is_none()
-            && (!self.sizes.dim.is_empty() || self.firing.approx.is_some() || !self.firing.disable.is_empty())
+            && (!self.sizes.dim.is_empty() || self.firing.numerics.is_some() || !self.firing.disable.is_empty())
         {
-            return Err(Error::Input("--dim, --approx and --disable apply to a model's plan: add --model".into()));
+            return Err(Error::Input("--dim, --numerics and --disable apply to a model's plan: add --model".into()));
         }
         let program = library::load(&self.files)?;
         let scope = match self.files.is_empty() {

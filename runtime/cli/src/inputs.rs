@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hypatia::session::{Model, Options, Refusal};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{Demand, Program};
 use hypatia_dsl::shape::Dim;
 use hypatia_graph::{Graph, NodeKind, Symbols};
 use hypatia_optimize as optimize;
@@ -51,7 +51,10 @@ fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refu
     let tried = || -> Result<Option<Refusal>> {
         let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, TRIED_SIZE)).collect();
         let inputs = random_inputs(&graph.specialize(&sizes)?, 0)?;
-        let model = Model::new(graph.clone(), Options { optimize: options.clone(), ..Options::default() });
+        // What the contract forbids stays forbidden; what it demands is not the question here.
+        let (disabled, contract) = (options.allowed().disabled, Vec::new());
+        let optimize = optimize::Options { disabled, contract, ..options.clone() };
+        let model = Model::new(graph.clone(), Options { optimize, ..Options::default() });
         Ok(model.compile(&inputs)?.refusal.clone())
     };
     match tried() {
@@ -80,14 +83,20 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) ->
 
 /// For a command that shows the optimised graph: warns if the rules are wrong on this graph, even
 /// with -q, as `run` does.
-pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) {
-    if let Some(Refusal { reason }) = wrong(graph, options, quiet) {
-        anstream::eprintln!(
-            "warning: the rules change what the model computes, and `run` would not use this: {reason}. `--disable \
-             RULE` \
-             leaves a rule out"
-        );
+///
+/// # Errors
+/// If the contract demands rules: those of a graph that is not used have no site.
+pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
+    let Some(Refusal { reason }) = wrong(graph, options, quiet) else { return Ok(()) };
+    let text = format!(
+        "the rules change what the model computes, and `run` would not use this: {reason}. `--disable RULE` leaves a \
+         rule out"
+    );
+    if let Some(clause) = options.contract.iter().find(|c| matches!(c.demand, Demand::Must { .. })) {
+        return Err(Error::Contract(format!("`{clause}` is not met, because {text}")));
     }
+    anstream::eprintln!("warning: {text}");
+    Ok(())
 }
 
 /// True if the graph contains f16 values: constants that rules compute may leave the range of f16.

@@ -148,7 +148,7 @@ fn since_start() -> Duration {
 /// Parses the arguments, runs the command, and maps its result to an exit code.
 fn main() -> ExitCode {
     since_start();
-    let cli = Cli::parse_from(model::joined(std::env::args_os()));
+    let cli = Cli::parse();
     output::set_color(cli.global.color);
     output::set_quiet(cli.global.quiet);
     // A panic is a bug in Hypatia: it is reported as one, with the documented exit code.

@@ -4,17 +4,17 @@
 //! in every command; an unknown target, rule or size is an error that lists the known ones.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use hypatia_dsl::approx::Approx;
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{Clause, Contract, Program};
+use hypatia_dsl::numerics::Numerics;
 use hypatia_graph::Graph;
 use hypatia_library as library;
 use hypatia_onnx::import;
 use hypatia_optimize::Options;
+use hypatia_optimize::explain::no_such_rule;
 use hypatia_target::device::Device;
 use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
@@ -28,44 +28,72 @@ pub struct RuleOptions {
     /// Disable a rule, a family of rules (fuse::unary) or a ruleset; can be given several times.
     #[arg(long, value_name = "RULE")]
     pub disable: Vec<String>,
-    /// Allow all rules that are only approximately right (`class approx`), or none. By default,
-    /// those whose error is lost when results are rounded.
-    #[arg(long, value_name = "all|none", num_args = 0..=1, require_equals = true, default_missing_value = "all",
-        value_parser = approx)]
-    pub approx: Option<Approx>,
+    /// Which rules may fire: `exact`, so that results are bit for bit those without rules; `rounds`,
+    /// which round differently but as precisely (the default; also approximations that rounding the
+    /// result hides); `fast`, all that are only approximately right (`class approx`) too.
+    #[arg(long, value_name = "exact|rounds|fast", value_parser = numerics)]
+    pub numerics: Option<Numerics>,
+}
+
+/// The fusions that the plan must have, and those that it must not.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ContractOptions {
+    /// A rule (fuse::unary[relu]), family or ruleset that must have a site in the plan, as part of
+    /// one launch; `RULE count = N` for exactly N sites, `RULE at NODE` for one at a node of the
+    /// model. Otherwise the command fails and says why not. Can be given several times.
+    #[arg(long, value_name = "RULE", value_parser = Clause::must)]
+    pub must: Vec<Clause>,
+    /// A rule, family or ruleset that must have no site: it does not fire. Can be given several
+    /// times.
+    #[arg(long, value_name = "RULE")]
+    pub never: Vec<String>,
+    /// Only this `contract` of the files given with --rules; by default all of them hold. Can be
+    /// given several times.
+    #[arg(long, value_name = "NAME", requires = "rules")]
+    pub contract: Vec<String>,
+}
+
+impl ContractOptions {
+    /// The clauses that hold: those of the command line, and those of the contracts in these files.
+    pub fn clauses(&self, program: &Program, rules: &[PathBuf]) -> Result<Vec<Clause>> {
+        let files: Vec<String> = rules.iter().map(|p| p.display().to_string()).collect();
+        let mut contracts: Vec<&Contract> =
+            program.contracts.iter().filter(|c| files.contains(&c.origin.file)).collect();
+        if let Some(name) = self.contract.iter().find(|n| !contracts.iter().any(|c| c.name == **n)) {
+            let known: Vec<&str> = contracts.iter().map(|c| c.name.as_str()).collect();
+            let known = if known.is_empty() { "no contract".to_string() } else { known.join(", ") };
+            return Err(Error::Input(format!("--contract: the files of --rules have no `{name}`; they have {known}")));
+        }
+        contracts.retain(|c| self.contract.is_empty() || self.contract.contains(&c.name));
+        let written = contracts.into_iter().flat_map(|c| c.clauses.iter().cloned());
+        let given = self.must.iter().cloned().chain(self.never.iter().map(|rule| Clause::never(rule)));
+        Ok(written.chain(given).collect())
+    }
+
+    /// True if nothing is demanded on the command line.
+    pub fn is_empty(&self) -> bool {
+        self.must.is_empty() && self.never.is_empty()
+    }
 }
 
 impl RuleOptions {
     /// Writes this into the optimiser's options. `--disable` must name something in the program.
     pub fn apply(&self, program: &Program, options: &mut Options) -> Result<()> {
         for name in &self.disable {
-            let known = program.rules.iter().any(|r| r.name == *name || r.base_name == *name)
+            let known = program.rules.iter().any(|r| r.is_named(program, name))
                 || program.rulesets.iter().any(|r| r.name == *name);
             if !known {
-                return Err(Error::Input(format!("--disable: there is no rule or ruleset `{name}`")));
+                return Err(Error::Input(format!("--disable: {}", no_such_rule(program, name))));
             }
         }
-        options.approx = self.approx.unwrap_or_default();
+        options.numerics = self.numerics.unwrap_or_default();
         options.disabled = self.disable.iter().cloned().collect();
         Ok(())
     }
 }
 
-fn approx(text: &str) -> Result<Approx, String> {
-    Approx::named(text).ok_or_else(|| "expected `all` or `none`".to_string())
-}
-
-/// Joins `--approx all` into one argument: `--approx` may also be followed by a model's name.
-pub fn joined(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut out: Vec<OsString> = Vec::new();
-    for arg in args {
-        let value = arg.to_str().filter(|text| Approx::named(text).is_some());
-        match (out.last_mut(), value) {
-            (Some(last), Some(value)) if last == "--approx" => *last = format!("--approx={value}").into(),
-            _ => out.push(arg),
-        }
-    }
-    out
+fn numerics(text: &str) -> Result<Numerics, String> {
+    Numerics::named(text).ok_or_else(|| "expected `exact`, `rounds` or `fast`".to_string())
 }
 
 /// Numbers for the dynamic sizes of a model.
@@ -135,9 +163,9 @@ pub struct ModelOptions {
     /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     pub rules: Vec<PathBuf>,
-    /// The device whose cost model is used: h200, a100 or cpu.
-    #[arg(long, default_value = "cpu", value_name = "DEVICE")]
-    pub target: String,
+    /// The device whose cost model is used: h200, a100 or cpu (the default).
+    #[arg(long, value_name = "DEVICE")]
+    pub target: Option<String>,
     #[command(flatten)]
     pub sizes: Sizes,
     /// Take the dynamic sizes from the arrays in this file, for a model that cannot be imported
@@ -146,8 +174,10 @@ pub struct ModelOptions {
     pub inputs: Option<PathBuf>,
     #[command(flatten)]
     pub firing: RuleOptions,
+    #[command(flatten)]
+    pub contract: ContractOptions,
     /// Disable all rules.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["must", "never", "contract"])]
     pub no_rules: bool,
 }
 
@@ -168,8 +198,15 @@ impl ModelOptions {
 
     /// The optimiser's options.
     pub fn options(&self, graph: &Graph) -> Result<Options> {
-        let mut options = Options { device: device(&self.target)?, no_rules: self.no_rules, ..Options::default() };
+        let mut options = Options {
+            device: device(self.target.as_deref().unwrap_or("cpu"))?,
+            no_rules: self.no_rules,
+            ..Options::default()
+        };
         self.firing.apply(&graph.program, &mut options)?;
+        if !self.no_rules {
+            options.contract = self.contract.clauses(&graph.program, &self.rules)?;
+        }
         Ok(options)
     }
 }

@@ -80,7 +80,7 @@ impl Opt {
                 match self.output.is_some() {
                     // Rules that combine constants may leave the range of f16, which is narrow.
                     true if own || has_f16(&graph) => must_be_right(&graph, &options, global.quiet)?,
-                    false if own => warn_if_wrong(&graph, &options, global.quiet),
+                    false if own => warn_if_wrong(&graph, &options, global.quiet)?,
                     _ => {}
                 }
                 let mut out = pipeline::optimize(&graph, &options)?;

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, Opening, Precision, notes_after_run};
 use super::inputs::load_random;
-use super::model::{RuleOptions, Sizes, must_be_model};
+use super::model::{ContractOptions, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, since_start};
 
@@ -65,8 +65,10 @@ pub struct Run {
     rules: Vec<PathBuf>,
     #[command(flatten)]
     firing: RuleOptions,
+    #[command(flatten)]
+    contract: ContractOptions,
     /// Disable all rules.
-    #[arg(long, conflicts_with_all = ["rules", "disable", "approx"])]
+    #[arg(long, conflicts_with_all = ["rules", "disable", "numerics", "must", "never"])]
     no_rules: bool,
     #[command(flatten)]
     on: DeviceOptions,
@@ -148,6 +150,7 @@ impl Run {
         }
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(&program, &mut options.optimize)?;
+        options.optimize.contract = self.contract.clauses(&program, &self.rules)?;
         if self.no_rules {
             options.check = CheckMode::Off;
         }

@@ -9,8 +9,9 @@ use anstyle::{AnsiColor, Style};
 use clap::Args;
 use hypatia_dsl::ir::{Program, Test as Block};
 use hypatia_optimize::Options;
+use hypatia_pipeline as pipeline;
 use hypatia_tensor::error::{Error, Result};
-use hypatia_verify::test_runner::run_test_with;
+use hypatia_verify::test_runner::{given, run_test_with, target};
 
 use super::model::RuleOptions;
 use super::{Exit, Global, files};
@@ -35,6 +36,10 @@ pub struct Test {
     /// Run only the tests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
+    /// Instead of the results, print why this rule or family (fuse::unary) did not fire in what each
+    /// test gives: the nearest miss, a guard with its values, or both costs.
+    #[arg(long, value_name = "RULE", conflicts_with = "json")]
+    why_not: Option<String>,
     #[command(flatten)]
     firing: RuleOptions,
     /// Print the results as JSON.
@@ -49,6 +54,9 @@ impl Test {
         let tests = self.tests(&programs)?;
         if tests.own == 0 && !self.json && !global.quiet {
             eprintln!("note: there are no `test` blocks here; docs/language.md shows how to write one");
+        }
+        if let Some(rule) = &self.why_not {
+            return self.tell_why(rule, &tests);
         }
         let (mut passed, mut results, mut failures) = (0, Vec::new(), Vec::new());
         for (program, test) in &tests.wanted {
@@ -96,6 +104,21 @@ impl Test {
             println!("\n{passed} passed, {failed} failed{note}");
         }
         Ok(if failed == 0 { Exit::Ok } else { Exit::Failed })
+    }
+
+    /// Prints why a rule did not fire in each test.
+    fn tell_why(&self, rule: &str, tests: &Chosen<'_>) -> Result<Exit> {
+        for (program, test) in &tests.wanted {
+            let (graph, mut options) =
+                (given(program, test)?.0, Options { device: target(test)?, ..Options::default() });
+            self.firing.apply(program, &mut options)?;
+            println!("test {}", test.name);
+            println!(
+                "  {}",
+                pipeline::why_not(&graph, &options, rule, None)?.to_string().trim_end().replace('\n', "\n  ")
+            );
+        }
+        Ok(Exit::Ok)
     }
 
     /// The tests of the programs; an error if the filter matches none.

@@ -159,25 +159,35 @@ fn approximate_rules_can_be_tried_where_they_are_used() {
     let at = folder.path();
     std::fs::write(at.join("rough.hyp"), APPROX).unwrap();
     assert_eq!(hypatia(&["test", "rough.hyp"], at).status.code(), Some(1));
-    let o = hypatia(&["test", "rough.hyp", "--approx"], at);
+    let o = hypatia(&["test", "rough.hyp", "--numerics", "fast"], at);
     assert_eq!(o.status.code(), Some(0), "{}", out(&o));
-    assert_eq!(hypatia(&["test", "--approx", "rough.hyp"], at).status.code(), Some(0));
-    assert_eq!(hypatia(&["test", "rough.hyp", "--approx", "all"], at).status.code(), Some(0));
-    assert_eq!(hypatia(&["test", "rough.hyp", "--approx", "none"], at).status.code(), Some(1));
-    assert_eq!(hypatia(&["test", "rough.hyp", "--approx", "--disable", "t::rough"], at).status.code(), Some(1));
+    for numerics in ["rounds", "exact"] {
+        assert_eq!(hypatia(&["test", "rough.hyp", "--numerics", numerics], at).status.code(), Some(1));
+    }
+    let disabled = ["test", "rough.hyp", "--numerics", "fast", "--disable", "t::rough"];
+    assert_eq!(hypatia(&disabled, at).status.code(), Some(1));
+    let o = hypatia(&["test", "rough.hyp", "--numerics", "loose"], at);
+    assert!(o.status.code() == Some(2) && err(&o).contains("`exact`, `rounds` or `fast`"), "{}", err(&o));
     fails(&["test", "rough.hyp", "--filter", "zzz"], at, "rough");
     let model = digits().join("model.onnx").display().to_string();
     for command in [&["run", &model, "--device", "cpu"][..], &["opt", &model], &["explain", &model]] {
-        let all = [command, &["--approx", "--disable", "fuse", "--rules", "rough.hyp", "--dim", "batch=2"]].concat();
+        let all = [command, &["--numerics", "fast", "--disable", "fuse", "--rules", "rough.hyp", "--dim", "batch=2"]]
+            .concat();
         let o = hypatia(&all, at);
         assert_eq!(o.status.code(), Some(0), "{all:?}: {}", err(&o));
     }
     for dim in ["--dim", "--size"] {
-        let o = hypatia(&["gen", "--model", &model, "--approx", "-o", "k", "--emit", "cuda", dim, "batch=2"], at);
+        let numerics = ["--numerics", "fast", "--emit", "cuda", dim, "batch=2"];
+        let o = hypatia(&[&["gen", "--model", &model, "-o", "k"][..], &numerics].concat(), at);
         assert_eq!(o.status.code(), Some(0), "{}", err(&o));
     }
-    fails(&["gen", "rough.hyp", "--approx", "-o", "k"], at, "--model");
-    fails(&["explain", "rough.hyp"], at, "hypatia check rough.hyp");
+    fails(&["gen", "rough.hyp", "--numerics", "fast", "-o", "k"], at, "--model");
+    // A file with tests is explained by what they give.
+    let o = hypatia(&["explain", "rough.hyp", "--numerics", "fast"], at);
+    assert!(out(&o).starts_with("test rough\n") && out(&o).contains("t::rough"), "{}{}", out(&o), err(&o));
+    let o = hypatia(&["explain", "rough.hyp", "--why-not", "t::rough"], at);
+    assert!(out(&o).contains("makes no claim for f32 that this run accepts"), "{}{}", out(&o), err(&o));
+    fails(&["explain", "rough.hyp", "--target", "h200"], at, "--target is for a model");
 }
 
 #[test]

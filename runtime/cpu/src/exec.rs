@@ -387,7 +387,9 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<PreparedStep> {
         Action::Pad(before) => {
             PreparedStep::Copies(StridedCopy::pad(&step.reads[0], &step.reads[1], before, shape).into())
         }
-        Action::Reduce(kind, axes) => PreparedStep::Reduce(Reduce::new(&step.reads[0], *kind, axes)),
+        Action::Reduce(kind, axes) => {
+            PreparedStep::Reduce(Reduce::new(&step.reads[0], *kind, axes, plan.allowed.is_exact()))
+        }
         Action::Call(e) => {
             PreparedStep::Parts(e.fallback.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
         }

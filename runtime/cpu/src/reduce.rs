@@ -131,6 +131,8 @@ pub struct Reduce {
     count: usize,
     offset: isize,
     dtype: DType,
+    /// Each result by itself, in strands, as row-wise kernels compute it.
+    in_strands: bool,
 }
 
 /// The given axes of a view in order, collapsed.
@@ -145,7 +147,8 @@ fn collapsed(view: &View, axes: impl Iterator<Item = usize>) -> (Vec<usize>, Vec
 
 impl Reduce {
     /// Reduces a view over `axes`; the result is row-major over the kept axes.
-    pub fn new(view: &View, kind: Reduction, axes: &[usize]) -> Reduce {
+    /// With `in_strands`, floats are summed in the order in which row-wise kernels sum them.
+    pub fn new(view: &View, kind: Reduction, axes: &[usize], in_strands: bool) -> Reduce {
         Reduce {
             kind,
             kept: collapsed(view, (0..view.shape.len()).filter(|a| !axes.contains(a))),
@@ -153,6 +156,7 @@ impl Reduce {
             count: axes.iter().map(|a| view.shape[*a]).product(),
             offset: view.offset as isize,
             dtype: view.dtype,
+            in_strands,
         }
     }
 
@@ -175,7 +179,9 @@ impl Reduce {
         let (kept, gone) = (&self.kept, &self.gone);
         let windows = Pooling { kind: self.kind, kept, gone, offset: self.offset, dtype: self.dtype };
         workers.chunks(&mut [out], &[size], units, GRAIN.div_ceil(self.count.max(1)), |first, count, outs, _| {
-            if windows.fit() {
+            if self.in_strands {
+                self.one_by_one(x, outs[0], first, count);
+            } else if windows.fit() {
                 windows.run(x, outs[0], first, count);
             } else if columns {
                 self.columns(x, outs[0], first, count);

@@ -123,13 +123,16 @@ impl RowCode {
             match self.whole.root_f32(registers, i, len) {
                 Some(values) => reduce_rows(*kind, values, n, mine),
                 None => {
-                    mine[..rows].fill(identity(*kind));
-                    let mut at = 0;
+                    let (mut at, mut strands) = (0, [identity(*kind); STRANDS]);
                     self.whole.root_f64(registers, i, len, |v| {
-                        mine[at / n] = join(*kind, mine[at / n], v);
+                        let column = at % n;
+                        strands[column % STRANDS] = join(*kind, strands[column % STRANDS], v);
+                        if column + 1 == n {
+                            mine[at / n] = finished(*kind, total(*kind, &strands), n);
+                            strands = [identity(*kind); STRANDS];
+                        }
                         at += 1;
                     });
-                    mine[..rows].iter_mut().for_each(|v| *v = finished(*kind, *v, n));
                 }
             }
             mine[..rows].iter_mut().for_each(|v| *v = self.results[i].round(*v));

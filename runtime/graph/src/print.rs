@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::typing::TensorType;
 
-use super::{Graph, Node, NodeId, NodeKind, Strategy, Value, facts::splat, show_term};
+use super::{Candidate, Graph, Node, NodeId, NodeKind, Strategy, Value, facts::splat, show_term};
 
 impl std::fmt::Display for Graph {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -54,8 +54,13 @@ impl Graph {
 
     /// The candidate kernels of a node as text, best first.
     pub fn describe_kernels(&self, node: &Node) -> Vec<String> {
+        node.kernels.list.iter().map(|c| self.describe_kernel(node, c)).collect()
+    }
+
+    /// A candidate kernel of a node as text.
+    pub fn describe_kernel(&self, node: &Node, candidate: &Candidate) -> String {
         let name = |i: usize| node.operands.get(i).copied().flatten().map_or("?".into(), |v| self.value_name(v));
-        node.kernels.list.iter().map(|c| c.describe(&self.program, &name)).collect()
+        candidate.describe(&self.program, &name)
     }
 
     /// The optimised bodies in the lists of kernels, each once, with the nodes that it may compute.

@@ -9,14 +9,14 @@
 mod builder;
 
 use egg::Id;
-use hypatia_dsl::approx::{Approx, mantissa_bits};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AExpr, AttrValue, Class, Head, OpId, Pat, Rule, ScalarId, VarId};
+use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpId, Pat, Rule, ScalarId, VarId};
+use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::typing;
 
 use self::builder::Builder;
 use super::analysis::EGraph;
-use super::analysis::{Sort, conflict, is_term, node_types, rounded_apart, term_kind};
+use super::analysis::{Sort, class_type, conflict, is_term, node_types, rounded_apart, term_kind};
 use super::candidate::Candidate;
 use super::language::{Node, Payload};
 use super::matcher::{Binding, Match, MatchFacts, Target};
@@ -52,42 +52,38 @@ pub struct Applied {
     pub built: Vec<Node>,
 }
 
-/// Settings of application, such as whether approximations are allowed.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Policy {
-    /// Which rules that claim no more than `approx` may fire.
-    pub approx: Approx,
-}
-
-/// Whether a rule may fire for values of that dtype.
-pub fn claimed(rule: &Rule, dtype: DType, policy: Policy) -> bool {
-    let strongest = |c: &Class| policy.approx.allows(*c, mantissa_bits(dtype));
-    if rule.claims.is_empty() {
-        return true;
-    }
-    rule.claims.iter().any(|c| (c.dtypes.is_empty() || c.dtypes.contains(&dtype)) && strongest(&c.class))
-}
-
 /// Computes the `let`s of a match, and checks its rounding class and guards.
-pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match, policy: Policy) -> Result<(), Reject> {
+pub fn check(
+    egraph: &EGraph,
+    candidate: &Candidate,
+    rule: &Rule,
+    m: &mut Match,
+    numerics: Numerics,
+) -> Result<(), Reject> {
     for root in &m.roots {
         match egraph[*root].data.sort {
             Sort::Tensor(t) => {
                 let dtype = egraph.analysis.ty(t).dtype;
-                if !claimed(rule, dtype, policy) {
+                if !numerics.allows_rule(rule, dtype) {
                     return Err(Reject::Claim(dtype));
                 }
             }
             // Terms are shared by products of all dtypes, and compute in f32 or f64.
             Sort::Term(_) => {
                 for dtype in [DType::F32, DType::F64] {
-                    if !claimed(rule, dtype, policy) {
+                    if !numerics.allows_rule(rule, dtype) {
                         return Err(Reject::Claim(dtype));
                     }
                 }
             }
             _ => return Err(Reject::Type("the root is no tensor".to_string())),
         }
+    }
+    if numerics == Numerics::Exact
+        && rule.derived
+        && let Some(dtype) = rounded_inside(egraph, m)
+    {
+        return Err(Reject::Claim(dtype));
     }
     for (var, expr) in &rule.lets {
         let facts = MatchFacts { egraph, bindings: &m.bindings, device: None, candidate };
@@ -103,6 +99,14 @@ pub fn check(egraph: &EGraph, candidate: &Candidate, rule: &Rule, m: &mut Match,
         return Err(Reject::Prefer(i));
     }
     Ok(())
+}
+
+/// An element type of a matched value that is narrower than what kernels compute it in: a kernel
+/// for the whole would not round there.
+fn rounded_inside(egraph: &EGraph, m: &Match) -> Option<DType> {
+    let classes = m.nodes.iter().filter_map(|n| egraph.lookup(n.clone()));
+    let types = classes.filter_map(|c| class_type(egraph, c)).map(|t| t.dtype);
+    types.into_iter().find(|d| d.is_float() && d.compute() != *d)
 }
 
 /// Builds the sums that a match needs, and binds its variables and its root to them, so that the

@@ -6,153 +6,57 @@
 //! as the rule would have seen it. Invariant: every name in an answer is one that the user wrote or
 //! that the graph prints.
 
-use std::fmt;
-
 use egg::Id;
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
+use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::program_print::{show_pat, show_rule_lines};
 use hypatia_dsl::spell::closest;
 use hypatia_dsl::typing::{self, show_expr, show_value};
 use rustc_hash::{FxHashMap, FxHashSet};
-use serde::Serialize;
 
 use super::Options;
 use super::analysis::EGraph;
 use super::analysis::{Sort, class_type};
-use super::apply::{Policy, Reject, apply, build_sums, check};
+use super::apply::{Reject, apply, check, build_sums};
 use super::language::Payload;
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::report::WRITTEN;
-use super::rewrites::{CompiledRule, SEARCH_LIMITS, Selection, compile};
+use super::rewrites::{CompiledRule, SEARCH_LIMITS, compile};
 use super::session::Session;
+pub use super::why_not::{Verdict, WhyNot};
 use hypatia_graph::{ConstantFolder, Graph, NodeKind, show_number};
 use hypatia_tensor::error::{Error, Result};
 
-/// The answer.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct WhyNot {
-    /// The rule with the nearest miss; of a family, the member.
-    pub rule: String,
-    /// The text of the rule.
-    pub text: String,
-    /// The node whose value the rule would have replaced.
-    pub at: Option<String>,
-    /// The outcome there.
-    #[serde(flatten)]
-    pub verdict: Verdict,
-}
-
-/// The outcome.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(tag = "verdict", rename_all = "kebab-case")]
-pub enum Verdict {
-    /// It fired, and the result depends on it.
-    Fired {
-        /// All places.
-        places: Vec<String>,
-    },
-    /// It fired, but the graph without it is cheaper.
-    CostLost {
-        /// Microseconds with it.
-        with: f64,
-        /// Microseconds without it.
-        without: f64,
-        /// Rules that fired there instead.
-        instead: Vec<String>,
-    },
-    /// Its pattern matched, but a guard did not hold.
-    Guard {
-        /// `requires` or `prefer`.
-        clause: String,
-        /// The part of the guard that is not true.
-        guard: String,
-        /// The values that it saw.
-        values: Vec<String>,
-    },
-    /// It matched, but could not be applied.
-    Rejected {
-        /// Why.
-        reason: String,
-    },
-    /// Its pattern did not match.
-    NoMatch {
-        /// What the pattern expected, and what it found.
-        reason: String,
-    },
-    /// It was not tried.
-    NotTried {
-        /// Why.
-        reason: String,
-    },
-}
-
-impl fmt::Display for WhyNot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let at = self.at.as_ref().map_or(String::new(), |a| format!(" at `{a}`"));
-        let rule = &self.rule;
-        match &self.verdict {
-            Verdict::Fired { places } => writeln!(f, "{rule} did fire, at {}", places.join(", "))?,
-            Verdict::CostLost { with, without, instead } if (with - without).abs() < 0.005 => {
-                let instead = fired_instead(instead);
-                writeln!(f, "{rule} matched{at}, but gains nothing: {with:.2} us with it and without it{instead}")?;
-            }
-            Verdict::CostLost { with, without, .. } if with < without => {
-                writeln!(
-                    f,
-                    "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but a ruleset \
-                     was cut short before it could: `hypatia explain` tells which, and why"
-                )?;
-            }
-            Verdict::CostLost { with, without, instead } => {
-                let instead = fired_instead(instead);
-                writeln!(
-                    f,
-                    "{rule} matched{at}, but the cost lost: {with:.2} us with it, {without:.2} us without{instead}"
-                )?;
-            }
-            Verdict::Guard { clause, guard, values } => {
-                writeln!(f, "{rule} matched{at}, but its guard does not hold:")?;
-                writeln!(f, "  {clause} {guard}")?;
-                for v in values {
-                    writeln!(f, "    {v}")?;
-                }
-            }
-            Verdict::Rejected { reason } => writeln!(f, "{rule} matched{at}, but was not applied: {reason}")?,
-            Verdict::NoMatch { reason } => {
-                match at.is_empty() {
-                    true => writeln!(f, "{rule} does not match anywhere:")?,
-                    false => writeln!(f, "{rule} does not match; it comes nearest{at}:")?,
-                }
-                writeln!(f, "  {reason}")?;
-            }
-            Verdict::NotTried { reason } => writeln!(f, "{rule} was not tried: {reason}")?,
-        }
-        writeln!(f, "\n  {}", self.text.replace('\n', "\n  "))
-    }
-}
-
-fn fired_instead(rules: &[String]) -> String {
-    if rules.is_empty() { String::new() } else { format!("; there {} fired", rules.join(", ")) }
-}
+/// What an answer needs beside the optimiser: what computes constants, and what counts the launches
+/// of a graph's plan.
+pub type Means<'a> = (&'static dyn ConstantFolder, &'a dyn Fn(&Graph) -> Option<usize>);
 
 /// Why a rule did not fire, at a node or anywhere.
-pub fn why_not(
+pub fn why_not(graph: &Graph, options: &Options, means: Means<'_>, rule: &str, node: Option<&str>) -> Result<WhyNot> {
+    let named = |r: &Rule| r.name == rule || r.base_name == rule;
+    if !graph.program.rules.iter().any(named) {
+        return Err(Error::Input(no_such_rule(&graph.program, rule)));
+    }
+    nearest(graph, options, means, &named, node)
+}
+
+/// [`why_not`] of the rule that came nearest, among some.
+pub(super) fn nearest(
     graph: &Graph,
     options: &Options,
-    folder: &'static dyn ConstantFolder,
-    rule: &str,
+    (folder, count): Means<'_>,
+    among: &dyn Fn(&Rule) -> bool,
     node: Option<&str>,
 ) -> Result<WhyNot> {
     let program = graph.program.clone();
-    let named: Vec<&Rule> = program.rules.iter().filter(|r| r.name == rule || r.base_name == rule).collect();
-    let Some(first) = named.first() else { return Err(Error::Input(no_such_rule(&program, rule))) };
+    let named: Vec<&Rule> = program.rules.iter().filter(|r| among(r)).collect();
+    let Some(first) = named.first() else { return Err(Error::Input("the ruleset has no rules".into())) };
     let answer =
         |r: &Rule, at, verdict| WhyNot { rule: r.name.clone(), text: show_rule_lines(&program, r), at, verdict };
-    let ruleset = program.rulesets.get(first.ruleset.index()).map_or("", |s| s.name.as_str());
-    let off = |n: &str| options.disabled.contains(n);
-    if options.no_rules || off(&first.base_name) || off(ruleset) || named.iter().all(|r| off(&r.name)) {
+    let allowed = options.allowed();
+    if options.no_rules || named.iter().all(|r| allowed.is_off(&program, r)) {
         let reason = "rules are switched off for this run".to_string();
         return Ok(answer(first, None, Verdict::NotTried { reason }));
     }
@@ -164,15 +68,13 @@ pub fn why_not(
     let mut session = Session::start(graph, options, folder)?;
     session.run();
     let only = node.map(|n| find_node(&session, n)).transpose()?;
-    let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };
-    let rules: Vec<CompiledRule> = compile(&program, None, &selection)
+    let rules: Vec<CompiledRule> = compile(&program, None, &allowed)
         .into_iter()
-        .filter(|r| r.rule().name == rule || r.rule().base_name == rule)
+        .filter(|r| among(r.rule()))
         .filter(|r| only.is_none() || !r.terms)
         .collect();
-    let mut explainer =
-        Explainer { names: session.names(), session: &mut session, policy: Policy { approx: options.approx } };
-    if let Some(w) = explainer.fired(rule, only) {
+    let mut explainer = Explainer { names: session.names(), session: &mut session, numerics: options.numerics, count };
+    if let Some(w) = explainer.fired(among, only) {
         return Ok(w);
     }
     let best = rules.iter().filter_map(|r| explainer.ask(r, only)).min_by_key(|(rank, _)| *rank);
@@ -312,14 +214,15 @@ const MAX_SHOWN: usize = 6;
 const MAX_COSTED: usize = 8;
 
 struct Explainer<'s, 'o> {
+    count: &'s dyn Fn(&Graph) -> Option<usize>,
     session: &'s mut Session<'o>,
     names: FxHashMap<Id, String>,
-    policy: Policy,
+    numerics: Numerics,
 }
 
 impl Explainer<'_, '_> {
     /// The answer if the rule fired after all.
-    fn fired(&self, rule: &str, only: Option<Id>) -> Option<WhyNot> {
+    fn fired(&self, among: &dyn Fn(&Rule) -> bool, only: Option<Id>) -> Option<WhyNot> {
         let program = &self.session.graph.program;
         let egraph = self.session.egraph();
         let mut places = Vec::new();
@@ -327,7 +230,7 @@ impl Explainer<'_, '_> {
         for (t, kept) in self.session.traces.iter().zip(self.session.kept()) {
             let r = &program.rules[t.rule.index()];
             let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
-            if kept && here && (r.name == rule || r.base_name == rule) {
+            if kept && here && among(r) {
                 let names = self.session.fired_at(&self.names, t);
                 let place = if names.is_empty() { WRITTEN.to_string() } else { format!("`{}`", names.join("`, `")) };
                 if !places.contains(&place) {
@@ -372,7 +275,7 @@ impl Explainer<'_, '_> {
                 break;
             }
             let at = self.names.get(&self.session.egraph().find(m.roots[0])).cloned();
-            let (rank, verdict) = self.judge(compiled, m);
+            let (rank, verdict) = self.judge(compiled, m, costed == 0);
             costed += usize::from(rank == COST_LOST);
             if best.as_ref().is_none_or(|(r, _)| rank < *r) {
                 let text = show_rule_lines(&self.session.graph.program, rule);
@@ -390,7 +293,7 @@ impl Explainer<'_, '_> {
     }
 
     /// The outcome of a match.
-    fn judge(&mut self, compiled: &CompiledRule, mut m: Match) -> (Rank, Verdict) {
+    fn judge(&mut self, compiled: &CompiledRule, mut m: Match, counts: bool) -> (Rank, Verdict) {
         let rule = compiled.rule();
         if !m.virtual_sums.is_empty() {
             let egraph = &mut self.session.inserted.egraph;
@@ -400,7 +303,7 @@ impl Explainer<'_, '_> {
                 return self.rejected(rule, &m, &reject);
             }
         }
-        if let Err(reject) = check(self.session.egraph(), &self.session.search.candidate, rule, &mut m, self.policy) {
+        if let Err(reject) = check(self.session.egraph(), &self.session.search.candidate, rule, &mut m, self.numerics) {
             return self.rejected(rule, &m, &reject);
         }
         let root = m.roots[0];
@@ -418,7 +321,14 @@ impl Explainer<'_, '_> {
             Ok(applied) => {
                 let with = self.session.cost_with(root, applied.built.first());
                 match with.zip(before) {
-                    Some((with, without)) => (COST_LOST, Verdict::CostLost { with, without, instead }),
+                    Some((with, without)) => {
+                        let plans = |with: &Session<'_>| {
+                            let forced = with.graph_with(root, applied.built.first())?;
+                            Some([(self.count)(&forced)?, (self.count)(&with.graph_with(root, None)?)?])
+                        };
+                        let launches = if counts { plans(self.session) } else { None };
+                        (COST_LOST, Verdict::CostLost { with, without, instead, launches })
+                    }
                     None => {
                         let reason = "what it builds would contain itself".to_string();
                         ((4, 0), Verdict::Rejected { reason })
@@ -446,7 +356,9 @@ impl Explainer<'_, '_> {
             Reject::Requires(i) => ((2, -(*i as i64)), guard("requires", &rule.requires[*i])),
             Reject::Claim(dtype) => {
                 let reason = format!(
-                    "the rule makes no claim for {dtype} that this run accepts (approximations are allowed by --approx)"
+                    "the rule makes no claim for {dtype} that this run accepts (--numerics {} allows {})",
+                    self.numerics.name(),
+                    allows(self.numerics)
                 );
                 ((3, 0), Verdict::Rejected { reason })
             }
@@ -569,6 +481,15 @@ impl Explainer<'_, '_> {
                 format!("a first root is {there}, but there is no other value `{wanted}` beside it")
             }
         }
+    }
+}
+
+/// The classes of rules that a rounding contract allows, in words.
+fn allows(numerics: Numerics) -> &'static str {
+    match numerics {
+        Numerics::Exact => "`class exact` alone",
+        Numerics::Rounds => "`approx` only where rounding the result hides it; `fast` allows all of it",
+        Numerics::Fast => "all that is claimed",
     }
 }
 

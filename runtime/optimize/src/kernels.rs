@@ -20,9 +20,10 @@ use hypatia_dsl::ir::{
     Program, Rule, VarId,
 };
 use hypatia_dsl::kernel::attention::MAX_HEAD;
+use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::{Term, TermId, TermNode, prune};
 use hypatia_dsl::shape::Dim;
-use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard};
+use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr};
 
 use super::apply::implements;
 use super::matcher::applied::{Applied, Epilogue};
@@ -31,8 +32,8 @@ use super::matcher::{Match, Searchable, application, match_at};
 use super::report::Open;
 use super::{Options, optimize};
 use hypatia_graph::{
-    Attention, Candidate, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind, Product, Replacement,
-    Split, Strategy, Value, constant_nodes,
+    Attention, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind,
+    Product, Replacement, Split, Strategy, Value, constant_nodes,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
@@ -102,20 +103,26 @@ fn is_precise(kernel: &Kernel, dtype: Option<DType>) -> bool {
 
 /// The graph to plan: each node that has a choice gets a list of kernels, and ops that only their
 /// body computes are inlined. Existing lists for the same device are kept.
-pub fn select(graph: &Graph, device: &Device, folder: &'static dyn ConstantFolder) -> Result<Graph> {
+pub fn select(graph: &Graph, device: &Device, allowed: &Allowed, folder: &'static dyn ConstantFolder) -> Result<Graph> {
     let mut listed = graph.clone();
-    attach(&mut listed, device, folder)?;
+    attach(&mut listed, device, allowed, folder)?;
     let plain = |n: &Node| matches!(n.kernels.list.as_slice(), [Candidate { strategy: Strategy::Body, .. }]);
     if !listed.nodes.iter().any(plain) {
         return Ok(listed);
     }
     let mut out = listed.replaced(&|_, n| if plain(n) { Replacement::Body } else { Replacement::Itself })?;
-    attach(&mut out, device, folder)?;
+    attach(&mut out, device, allowed, folder)?;
     Ok(out)
 }
 
-/// Gives each node that has a choice its list of kernels.
-pub fn attach(graph: &mut Graph, device: &Device, folder: &'static dyn ConstantFolder) -> Result<()> {
+/// Gives each node that has a choice its list of kernels. Bodies of ops are optimised by the rules
+/// that are allowed.
+pub fn attach(
+    graph: &mut Graph,
+    device: &Device,
+    allowed: &Allowed,
+    folder: &'static dyn ConstantFolder,
+) -> Result<()> {
     let constant = constant_nodes(graph);
     let patterns: Vec<KernelPattern> =
         graph.program.kernels.iter().map(|k| KernelPattern::of(&graph.program, k)).collect();
@@ -126,7 +133,8 @@ pub fn attach(graph: &mut Graph, device: &Device, folder: &'static dyn ConstantF
         if constant[i] || node.kernels.device == device.name {
             continue;
         }
-        let chooser = Chooser { graph, node, constant: &constant, patterns: &patterns, device };
+        let chooser =
+            Chooser { graph, node, constant: &constant, patterns: &patterns, device, exact: allowed.is_exact() };
         let list = match &node.kind {
             NodeKind::Op { op, attrs, .. } => match graph.program.op(*op).body {
                 OpBody::Builtin(b) if b.multiplies() && !device.is_host() => chooser.products(b),
@@ -136,7 +144,13 @@ pub fn attach(graph: &mut Graph, device: &Device, folder: &'static dyn ConstantF
                     if let Some(known) = parts.get(&key) {
                         return Ok(known.clone());
                     }
-                    let options = Options { device: device.clone(), composed: false, ..Options::default() };
+                    let options = Options {
+                        device: device.clone(),
+                        composed: false,
+                        numerics: allowed.numerics,
+                        disabled: allowed.disabled.clone(),
+                        ..Options::default()
+                    };
                     let part = Arc::new(optimize(&graph.alone(node)?, &options, folder)?.graph);
                     parts.insert(key, part.clone());
                     Ok(part)
@@ -157,6 +171,26 @@ pub(super) fn open(graph: &Graph) -> Vec<Open> {
         false => n.name.clone(),
     };
     nodes.map(|(i, n)| Open { node: named(i, n), kernels: graph.describe_kernels(n) }).collect()
+}
+
+/// The kernels of the Program that could compute a node in one launch, and what keeps each from it.
+pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<String> {
+    let program = &graph.program;
+    let NodeKind::Op { op, attrs, term } = &graph.node(node).kind else { return Vec::new() };
+    let constant = constant_nodes(graph);
+    let patterns: Vec<KernelPattern> = program.kernels.iter().map(|k| KernelPattern::of(program, k)).collect();
+    let of = graph.node(node);
+    let chooser = Chooser { graph, node: of, constant: &constant, patterns: &patterns, device, exact: false };
+    let application = match (&program.op(*op).body, program.builtin_op(BuiltinOp::Gemm)) {
+        (OpBody::Defined(_), _) => Application::of_node(&chooser, *op, attrs),
+        (_, Some(gemm)) => {
+            let term = term.clone().unwrap_or_else(Product::plain);
+            Application::of_product(&chooser, gemm, true, (&term, of.results[0].dtype))
+        }
+        _ => return Vec::new(),
+    };
+    let dtype = of.results.first().map(|t| t.dtype);
+    (0..program.kernels.len()).filter_map(|k| application.refusal(KernelId(k as u32), dtype)).collect()
 }
 
 /// Cache key of an op's separately optimised body: the op, its attributes, its term, the types of
@@ -180,6 +214,8 @@ struct Chooser<'a> {
     /// By kernel.
     patterns: &'a [KernelPattern],
     device: &'a Device,
+    /// Only kernels that give the bits of the plan without rules.
+    exact: bool,
 }
 
 impl Chooser<'_> {
@@ -199,7 +235,8 @@ impl Chooser<'_> {
         let dtype = self.node.results.first().map(|t| t.dtype);
         let declared = |kernel: KernelId| application.matched(kernel, dtype);
         let listed = |strategy: Strategy, kind: &dyn Fn(&Backend) -> bool| -> Vec<Candidate> {
-            let kernels = of_op(program, op, kind).into_iter();
+            let called = matches!(strategy, Strategy::Call);
+            let kernels = of_op(program, op, kind).into_iter().filter(|_| !(called && self.exact));
             kernels.filter_map(|k| declared(k).map(|m| self.candidate(strategy.clone(), m))).collect()
         };
         let mut list = Vec::new();
@@ -307,6 +344,10 @@ impl Products<'_> {
     fn kernels(&self, term: &Term, out: DType) -> Vec<Matched> {
         let program = &self.of.graph.program;
         let Some(gemm) = program.builtin_op(BuiltinOp::Gemm) else { return Vec::new() };
+        // A library may choose another algorithm for each of its epilogues.
+        if self.of.exact {
+            return Vec::new();
+        }
         let application = Application::of_product(self.of, gemm, self.matrices, (term, out));
         let kernels = program.kernels.iter().enumerate();
         let kernels = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
@@ -379,6 +420,24 @@ impl<'a> Application<'a> {
         let pattern = self.of.patterns.get(id.index()).filter(|_| is_precise(kernel, dtype))?;
         let matches = self.results.iter().flat_map(|r| match_at(&self.host, &pattern.search(), *r, MATCH_STEPS));
         matches.into_iter().find_map(|m| self.admitted(id, kernel, m))
+    }
+
+    /// What keeps a kernel that matches from computing the node.
+    fn refusal(&self, id: KernelId, dtype: Option<DType>) -> Option<String> {
+        let kernel = &self.of.graph.program.kernels[id.index()];
+        let pattern = self.of.patterns.get(id.index())?;
+        let found = |r: &Id| match_at(&self.host, &pattern.search(), *r, MATCH_STEPS).into_iter().next();
+        let m = self.results.iter().find_map(found)?;
+        if !is_precise(kernel, dtype) {
+            return Some(format!("kernel {} claims only an approximation for this type", kernel.name));
+        }
+        let at = |v: VarId| self.operands.iter().position(|o| Some(*o) == m.class(v));
+        let operands: Vec<(VarId, usize)> =
+            (0..m.bindings.len()).filter_map(|v| Some((VarId(v as u32), at(VarId(v as u32))?))).collect();
+        let known = |i: usize| self.of.known(i);
+        let asked = CandidateFacts { operands: &operands, known: &known, device: self.of.device };
+        let guard = kernel.requires.iter().find(|g| eval_guard(g, &m.values, &asked) != Some(true))?;
+        Some(format!("kernel {} requires {}", kernel.name, show_expr(&kernel.vars, guard)))
     }
 
     /// The match in terms of the node, if no guard refutes it.

@@ -7,12 +7,13 @@
 //! changes. Then each node gets its list of kernels (`kernels`).
 //!
 //! Invariant: the result passes `Graph::validate`, has the inputs and outputs of the given graph,
-//! and does not cost more.
+//! and does not cost more, with launches of pointwise work joined.
 
 mod adapter;
 pub mod analysis;
 pub mod apply;
 pub mod candidate;
+pub mod contract;
 pub mod cost;
 mod dominate;
 pub mod explain;
@@ -24,6 +25,7 @@ pub mod label_filter;
 pub mod language;
 pub mod lower;
 pub mod matcher;
+pub mod outcome;
 pub mod problem;
 pub mod range_loss;
 pub mod report;
@@ -32,16 +34,17 @@ pub mod saturate;
 mod session;
 #[cfg(test)]
 mod tests;
+pub mod why_not;
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-pub use report::{Firing, Launches, Open, Report, Stage, Stop, Summary};
+pub use outcome::{Outcome, Unmet};
+pub use report::{Firing, Launches, Open, Report, Site, Stage, Stop, Summary};
 pub use rewrites::{CompiledRule, rewrites};
 
-use hypatia_dsl::approx::Approx;
-use hypatia_dsl::ir::{Program, Rule};
-use hypatia_dsl::kernel::short::Allowed;
+use hypatia_dsl::ir::{Clause, Demand, Program, Rule};
+use hypatia_dsl::numerics::{Allowed, Numerics};
 
 use hypatia_graph::{ConstantFolder, Graph};
 use hypatia_target::device::Device;
@@ -55,8 +58,8 @@ pub type Rewrite = egg::Rewrite<language::Node, analysis::Context>;
 pub struct Options {
     /// The device whose costs decide.
     pub device: Device,
-    /// Which rules that claim no more than an approximation may fire.
-    pub approx: Approx,
+    /// Which rules may fire, by what they claim of their precision.
+    pub numerics: Numerics,
     /// Fire no rules: only inline defined ops.
     pub no_rules: bool,
     /// Allow ops in the result that a `composed` kernel or a library call computes. Otherwise they
@@ -64,6 +67,9 @@ pub struct Options {
     pub composed: bool,
     /// Rules, families of rules (`fuse::unary`) or rulesets that do not fire.
     pub disabled: HashSet<String>,
+    /// What the plan must and must not have: rules that it forbids do not fire, and
+    /// [`contract::outcomes`] says whether the others have their sites.
+    pub contract: Vec<Clause>,
     /// Maximum number of e-nodes, whatever the rulesets allow.
     pub max_nodes: usize,
     /// Maximum number of steps of work (matching, and applying matches); `None` scales it with the
@@ -78,16 +84,19 @@ pub struct Options {
 }
 
 impl Options {
-    /// What the planner may do in generated kernels.
+    /// Which rules may fire, in the graph and in generated kernels.
     pub fn allowed(&self) -> Allowed {
-        let approx = if self.no_rules { Approx::None } else { self.approx };
-        Allowed { approx, disabled: self.disabled.clone() }
+        let numerics = if self.no_rules { Numerics::Exact } else { self.numerics };
+        let forbidden = self.contract.iter().filter(|c| c.demand == Demand::Never).map(|c| c.rule.clone());
+        Allowed { numerics, disabled: self.disabled.iter().cloned().chain(forbidden).collect() }
     }
 
     /// The options that only restore the names of ops from their bodies: rules that grow epilogues,
     /// or that make one op of several, do not fire.
     pub fn naming(&self, program: &Program) -> Options {
-        let mut options = Options { no_rules: false, ..self.clone() };
+        // They decide which model is computed, not how.
+        let numerics = Numerics::default();
+        let mut options = Options { no_rules: false, numerics, contract: Vec::new(), ..self.clone() };
         let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || session::builds_terms(program, r));
         options.disabled.extend(program.rules.iter().filter(grows).map(|r| r.name.clone()));
         options
@@ -98,10 +107,11 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             device: Device::cpu(),
-            approx: Approx::default(),
+            numerics: Numerics::default(),
             no_rules: false,
             composed: true,
             disabled: HashSet::new(),
+            contract: Vec::new(),
             max_nodes: 2_000_000,
             max_steps: None,
             max_time: Duration::from_secs(60),
@@ -125,7 +135,7 @@ pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantF
     let mut session = session::Session::start(graph, options, folder)?;
     session.run();
     let mut optimized = session.finish()?;
-    kernels::attach(&mut optimized.graph, &options.device, folder)?;
+    kernels::attach(&mut optimized.graph, &options.device, &options.allowed(), folder)?;
     optimized.report.open = kernels::open(&optimized.graph);
     Ok(optimized)
 }

@@ -257,7 +257,12 @@ pub struct Rebuilt {
     pub graph: Graph,
     /// The class of each node; of an op with several results, the class of the op.
     pub classes: Vec<Id>,
+    /// For each node with an epilogue, the part of it that each class became.
+    pub terms: FxHashMap<NodeId, FxHashMap<Id, TermId>>,
 }
+
+/// The values of a node that was built, and for its epilogue, the part that each class became.
+type BuiltNode = (Vec<Value>, Option<FxHashMap<Id, TermId>>);
 
 impl Rebuilder<'_> {
     /// Builds the graph.
@@ -266,6 +271,7 @@ impl Rebuilder<'_> {
         let egraph = &self.inserted.egraph;
         let mut graph = Graph::new(program.clone());
         let mut classes = Vec::new();
+        let mut terms = FxHashMap::default();
         let mut values: FxHashMap<Id, Option<Vec<Value>>> = FxHashMap::default();
         // Inputs are kept in their order, used or not.
         for id in &self.original.inputs {
@@ -289,7 +295,11 @@ impl Rebuilder<'_> {
                     let outs = self.operand(&values, node.children[0])?.ok_or_else(|| internal("no results"))?;
                     Some(vec![*outs.get(i as usize).ok_or_else(|| internal("no such result"))?])
                 }
-                _ => Some(self.node(&mut graph, &values, node)?),
+                _ => {
+                    let (built, term) = self.node(&mut graph, &values, node)?;
+                    terms.extend(built.first().map(|v| v.node).zip(term));
+                    Some(built)
+                }
             };
             if let Some(v) = built.as_ref().and_then(|b| b.first())
                 && !matches!(node.payload, Payload::Output(_))
@@ -305,7 +315,7 @@ impl Rebuilder<'_> {
             let v = self.operand(&values, *class)?.and_then(|v| v.first().copied());
             graph.output(name.clone(), v.ok_or_else(|| internal(format!("output `{name}` was not built")))?);
         }
-        Ok(Rebuilt { graph, classes })
+        Ok(Rebuilt { graph, classes, terms })
     }
 
     fn operand(&self, values: &FxHashMap<Id, Option<Vec<Value>>>, class: Id) -> Result<Option<Vec<Value>>> {
@@ -313,7 +323,7 @@ impl Rebuilder<'_> {
         values.get(&class).cloned().ok_or_else(|| internal("an operand was not built"))
     }
 
-    fn node(&self, graph: &mut Graph, values: &FxHashMap<Id, Option<Vec<Value>>>, node: &Node) -> Result<Vec<Value>> {
+    fn node(&self, graph: &mut Graph, values: &FxHashMap<Id, Option<Vec<Value>>>, node: &Node) -> Result<BuiltNode> {
         let egraph = &self.inserted.egraph;
         let single =
             |id: Id| -> Result<Option<Value>> { Ok(self.operand(values, id)?.and_then(|v| v.first().copied())) };
@@ -321,7 +331,7 @@ impl Rebuilder<'_> {
             Payload::Leaf(l) => {
                 let source = self.original.node(egraph.analysis.leaf(l).node);
                 match &source.kind {
-                    NodeKind::Const(t) => Ok(vec![graph.constant(t.clone())]),
+                    NodeKind::Const(t) => Ok((vec![graph.constant(t.clone())], None)),
                     _ => Err(internal("a leaf is no constant")),
                 }
             }
@@ -330,7 +340,7 @@ impl Rebuilder<'_> {
                     Some(NodeKind::Const(t)) => t.clone(),
                     _ => Arc::new(splat_tensor(egraph.analysis.ty(ty), f64::from_bits(bits))?),
                 };
-                Ok(vec![graph.constant(made)])
+                Ok((vec![graph.constant(made)], None))
             }
             Payload::Scalar(s) => {
                 let operands: Vec<Value> = node
@@ -338,27 +348,35 @@ impl Rebuilder<'_> {
                     .iter()
                     .map(|c| single(*c)?.ok_or_else(|| internal("an operand of a scalar is absent")))
                     .collect::<Result<_>>()?;
-                graph.scalar(s, &operands).map(|v| vec![v])
+                graph.scalar(s, &operands).map(|v| (vec![v], None))
             }
             Payload::Op(op, attrs) => {
                 let mut operands = Vec::new();
                 let mut reads = Vec::new();
-                let mut term = None;
+                let (mut term, mut parts) = (None, None);
                 for child in &node.children {
                     match egraph[*child].data.sort {
-                        Sort::Term(_) => term = Some(self.term(*child, values, &mut reads)?),
+                        Sort::Term(_) => {
+                            let built = self.term(*child, values, &mut reads)?;
+                            (term, parts) = (Some(built.0), Some(built.1));
+                        }
                         _ => operands.push(single(*child)?),
                     }
                 }
                 operands.extend(reads.into_iter().map(Some));
-                graph.op(op, &operands, egraph.analysis.attrs(attrs).to_vec(), term)
+                Ok((graph.op(op, &operands, egraph.analysis.attrs(attrs).to_vec(), term)?, parts))
             }
             _ => Err(internal("a term stands where a tensor must")),
         }
     }
 
-    /// The chosen term of a class, with the tensors that it reads.
-    fn term(&self, root: Id, values: &FxHashMap<Id, Option<Vec<Value>>>, reads: &mut Vec<Value>) -> Result<Term> {
+    /// The chosen term of a class, with the tensors that it reads, and what became of each class.
+    fn term(
+        &self,
+        root: Id,
+        values: &FxHashMap<Id, Option<Vec<Value>>>,
+        reads: &mut Vec<Value>,
+    ) -> Result<(Term, FxHashMap<Id, TermId>)> {
         let egraph = &self.inserted.egraph;
         let mut term = Term::empty();
         let mut done: FxHashMap<Id, TermId> = FxHashMap::default();
@@ -406,7 +424,7 @@ impl Rebuilder<'_> {
         }
         let root = done.get(&egraph.find(root)).copied().ok_or_else(|| internal("a term was not built"))?;
         term.roots = vec![root];
-        Ok(term)
+        Ok((term, done))
     }
 
     /// Names of the needed classes: the name of the node with that value, joined with the names of

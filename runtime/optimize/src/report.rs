@@ -7,10 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::ir::OpBody;
+use hypatia_dsl::ir::{OpBody, OpId};
+use hypatia_dsl::scalar::TermId;
 use serde::Serialize;
 
 use super::facts::is_view;
+use super::outcome::Outcome;
 use hypatia_graph::fusions::Fusion;
 use hypatia_graph::{Graph, NodeId, NodeKind};
 
@@ -105,6 +107,24 @@ pub struct Firing {
     pub nodes: Vec<String>,
     /// True if the optimised graph depends on it.
     pub kept: bool,
+    /// True if the optimised graph depends on what it built, even if the model had that already or
+    /// another rule built it first.
+    #[serde(skip)]
+    pub in_result: bool,
+    /// What became of the node that it built, if it built one and the result depends on it.
+    #[serde(skip)]
+    pub site: Option<Site>,
+}
+
+/// A place in the optimised graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// The node.
+    pub node: NodeId,
+    /// Which part of the node's epilogue a rule built, if that part is still there.
+    pub term: Option<TermId>,
+    /// The op that the rule built, and those that other rules made of it, up to the node's own.
+    pub ops: Vec<OpId>,
 }
 
 /// Statistics of a graph.
@@ -171,6 +191,12 @@ pub struct Report {
     pub stages: Vec<Stage>,
     /// Every firing, those that the result depends on first.
     pub firings: Vec<Firing>,
+    /// Every match whose result was there already.
+    #[serde(skip)]
+    pub repeats: Vec<Firing>,
+    /// Whether each clause of the contract is met.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub contract: Vec<Outcome>,
     /// Warnings, such as rules that were rejected where they matched.
     pub warnings: Vec<String>,
     /// Steps of extraction.
@@ -184,7 +210,12 @@ pub struct Report {
 impl Report {
     /// True if the result depends on a rule with that full or written name.
     pub fn fired(&self, rule: &str) -> bool {
-        self.firings.iter().any(|f| f.kept && (f.rule == rule || f.base == rule))
+        self.matches(rule).any(|f| f.in_result)
+    }
+
+    /// The applied matches of a rule with that full or written name, whatever became of them.
+    pub fn matches(&self, rule: &str) -> impl Iterator<Item = &Firing> {
+        self.firings.iter().chain(&self.repeats).filter(move |f| f.rule == rule || f.base == rule)
     }
 
     /// True if no stage was cut short.
@@ -203,6 +234,7 @@ const WIDTH: usize = 110;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show_totals(f)?;
+        self.show_contract(f)?;
         self.show_fusions(f)?;
         self.show_rules(f)?;
         self.show_counts(f)?;
@@ -229,6 +261,16 @@ impl Report {
              neighbours then share one)",
             "cost", b.micros, a.micros
         )
+    }
+
+    /// What the contract demands, and what became of it.
+    fn show_contract(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.contract.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\ncontract")?;
+        let lines = self.contract.iter().map(Outcome::to_string);
+        lines.flat_map(|l| l.lines().map(str::to_string).collect::<Vec<_>>()).try_for_each(|l| writeln!(f, "  {l}"))
     }
 
     /// The fused kernels, and how often each is called.

@@ -7,13 +7,13 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use hypatia_dsl::approx::Approx;
 use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
 use hypatia_dsl::kernel::short::is_short;
+use hypatia_dsl::numerics::{Allowed, Numerics};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::EGraph;
-use super::apply::{Applied, Policy, Reject, apply, build_sums, check};
+use super::apply::{Applied, Reject, apply, check, build_sums};
 use super::candidate::Candidate;
 use super::label_filter::LabelFilter;
 use super::language::Discriminant;
@@ -29,7 +29,7 @@ pub struct CompiledRule {
     /// True if it rewrites terms.
     pub terms: bool,
     prepared: Prepared,
-    policy: Policy,
+    numerics: Numerics,
 }
 
 /// The state that searches keep between iterations, and the inputs they have besides the e-graph.
@@ -114,7 +114,7 @@ impl CompiledRule {
         let print = m.fingerprint(egraph);
         let mut m = m.clone();
         let result = build_sums(egraph, &mut m, limit)
-            .and_then(|()| check(egraph, &search.candidate, self.rule(), &mut m, self.policy))
+            .and_then(|()| check(egraph, &search.candidate, self.rule(), &mut m, self.numerics))
             .and_then(|()| apply(egraph, self.rule(), self.terms, &m, limit));
         // Facts grow and uses are recounted, so a guard may hold later; types, rounding classes and
         // constants do not change.
@@ -123,15 +123,6 @@ impl CompiledRule {
         }
         result
     }
-}
-
-/// Which rules are used.
-#[derive(Clone, Debug, Default)]
-pub struct Selection {
-    /// Rules, families (`fuse::unary`) or rulesets that are disabled.
-    pub disabled: HashSet<String>,
-    /// Which approximations may fire.
-    pub approx: Approx,
 }
 
 /// Maximum number of applications in the left side of a rule: the matcher recurses once for each.
@@ -158,16 +149,13 @@ fn is_oversized(rule: &Rule) -> bool {
 pub fn compile(
     program: &Arc<Program>,
     present: Option<&HashSet<Discriminant>>,
-    selection: &Selection,
+    allowed: &Allowed,
 ) -> Vec<CompiledRule> {
     let mut out = Vec::new();
     let reachable = present.map(|p| reachable_heads(program, p));
     for (i, rule) in program.rules.iter().enumerate() {
-        let ruleset = program.rulesets.get(rule.ruleset.index()).map_or("", |r| r.name.as_str());
-        let off =
-            [rule.name.as_str(), rule.base_name.as_str(), ruleset].iter().any(|n| selection.disabled.contains(*n));
         // Rules on the terms of generated kernels run later, in the planner.
-        if off
+        if allowed.is_off(program, rule)
             || is_short(program, rule)
             || rule.lhs.is_empty()
             || rule.lhs.len() != rule.rhs.len()
@@ -177,6 +165,7 @@ pub fn compile(
         }
         for terms in if rule.pointwise { &[false, true][..] } else { &[false][..] } {
             let prepared = Prepared::of(program, rule, *terms);
+            let prepared = if allowed.is_exact() { prepared.as_written() } else { prepared };
             let could = reachable.as_ref().is_none_or(|have| prepared.needed.iter().all(|h| have.contains(h)));
             if could {
                 out.push(CompiledRule {
@@ -184,7 +173,7 @@ pub fn compile(
                     id: RuleId(i as u32),
                     terms: *terms,
                     prepared,
-                    policy: Policy { approx: selection.approx },
+                    numerics: allowed.numerics,
                 });
             }
         }
@@ -256,5 +245,5 @@ fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>
 
 /// The compiled rules of a program, as `hypatia_rules!` returns them.
 pub fn rewrites(program: &Arc<Program>) -> Vec<CompiledRule> {
-    compile(program, None, &Selection::default())
+    compile(program, None, &Allowed::default())
 }

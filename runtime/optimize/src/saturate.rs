@@ -112,6 +112,8 @@ pub struct Trace {
     pub matched: Vec<Node>,
     /// The nodes that it built for the roots.
     pub built: Vec<Node>,
+    /// False if what it built was there already.
+    pub changed: bool,
 }
 
 /// Maximum number of traces kept.
@@ -206,19 +208,20 @@ pub fn run(
             }
             ran.steps += STEPS_OF_APPLICATION;
             match rule.apply(egraph, search, m, budget.node_limit()) {
-                Ok(applied) if applied.changed => {
-                    changed += 1;
-                    if traces.len() < MAX_TRACES {
+                Ok(applied) => {
+                    changed += usize::from(applied.changed);
+                    let most = if applied.changed { MAX_TRACES } else { MAX_TRACES / 2 };
+                    if traces.len() < most && (applied.changed || !applied.built.is_empty()) {
                         traces.push(Trace {
                             rule: rule.id,
                             terms: rule.terms,
                             roots: m.roots.clone(),
                             matched: m.nodes.clone(),
                             built: applied.built,
+                            changed: applied.changed,
                         });
                     }
                 }
-                Ok(_) => {}
                 Err(Reject::Budget) => {
                     let by_memory = budget.memory / BYTES_PER_NODE < budget.nodes;
                     stop = Some(if by_memory { Stop::Memory } else { Stop::Nodes });

@@ -9,22 +9,24 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use egg::{Id, Language};
-use hypatia_dsl::ir::{Build, BuildNode, Head, ParamKind, Program, Rule, RuleId, RuleSetId};
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::ir::{Build, BuildNode, Head, OpBody, OpId, ParamKind, Program, Rule, RuleId, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::EGraph;
 use super::analysis::Sort;
 use super::cost::{Cost, CostModel};
 use super::extract::{extract, refine};
+use super::facts::is_view;
 use super::language::{Discriminant, Node, Payload};
-use super::lower::{Inserted, Rebuilder, insert_graph};
+use super::lower::{Inserted, Rebuilder, Rebuilt, insert_graph};
 use super::matcher::View;
 use super::problem::{Choice, Problem};
-use super::report::{Firing, Report, Stage, Summary};
-use super::rewrites::{CompiledRule, SearchState, Selection, compile, oversized};
+use super::report::{Firing, Report, Site, Stage, Summary};
+use super::rewrites::{CompiledRule, SearchState, compile, oversized};
 use super::saturate::{Budget, Rejections, SearchProgress, Trace, run};
-use super::{Optimized, Options};
-use hypatia_graph::{ConstantFolder, Graph, Value};
+use super::{Optimized, Options, kernels};
+use hypatia_graph::{ConstantFolder, Graph, NodeId, Value, cluster, constant_nodes, is_pointwise};
 use hypatia_tensor::error::{Error, Result};
 
 /// A chosen graph inside the e-graph.
@@ -38,6 +40,17 @@ pub struct Candidates {
     pub cost: Cost,
 }
 
+/// What depends on a trace.
+#[derive(Clone, Copy)]
+struct Owner {
+    /// The class of the result.
+    class: Id,
+    /// The trace that matched what it built; `None` if the result has that itself.
+    through: Option<usize>,
+}
+
+/// Maximum number of firings whose cost is counted again with launches joined.
+const MAX_RECONSIDERED: usize = 16;
 /// Maximum number of rounds of all stages; each recounts uses on the present candidate.
 const MAX_ROUNDS: usize = 6;
 
@@ -78,7 +91,11 @@ impl<'a> Session<'a> {
     /// Inlines the graph and inserts it into an e-graph.
     pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
-        let graph = graph.inlined()?.pruned();
+        // Where results must be the same bits, an op that has a kernel without any rule keeps it.
+        let graph = match options.allowed().is_exact() && !options.no_rules && options.composed {
+            true => kernels::select(graph, &options.device, &options.allowed(), folder)?.pruned(),
+            false => graph.inlined()?.pruned(),
+        };
         let inserted = insert_graph(&graph, folder)?;
         let program = graph.program.clone();
         let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
@@ -87,8 +104,7 @@ impl<'a> Session<'a> {
         } else {
             let present: HashSet<Discriminant> =
                 inserted.egraph.classes().flat_map(|c| c.nodes.iter().map(Language::discriminant)).collect();
-            let selection = Selection { disabled: options.disabled.clone(), approx: options.approx };
-            compile(&program, Some(&present), &selection)
+            compile(&program, Some(&present), &options.allowed())
         };
         let large = if options.no_rules { Vec::new() } else { oversized(&program) };
         let warnings = large.iter().map(|r| format!("{} is not used: its pattern is too large", r.name)).collect();
@@ -151,6 +167,63 @@ impl<'a> Session<'a> {
         if let Err(e) = self.choose(true) {
             self.warnings.push(e.to_string());
         }
+        self.reconsider_pointwise();
+    }
+
+    /// Pointwise work is joined into launches after extraction, so a rule that makes pointwise work of
+    /// another op looks costlier than it is. Tries those whose result lost, and keeps what is cheaper
+    /// with launches joined.
+    fn reconsider_pointwise(&mut self) {
+        let mut tried: FxHashSet<Node> = FxHashSet::default();
+        let mut kept: Option<Cost> = None;
+        for i in 0..self.traces.len() {
+            let Some((root, node)) = self.lost_to_an_op(&self.traces[i]) else { continue };
+            if !tried.insert(node.clone()) {
+                continue;
+            }
+            if tried.len() > MAX_RECONSIDERED {
+                break;
+            }
+            let Some(best) = kept.or_else(|| self.joined_cost(&self.best)) else { return };
+            let other = self.candidates_with(root, Some(&node)).and_then(|c| Some((self.joined_cost(&c)?, c)));
+            kept = Some(best);
+            if let Some((cost, candidates)) = other.filter(|(cost, _)| *cost < best) {
+                kept = Some(cost);
+                self.best = candidates;
+                self.count_uses();
+            }
+        }
+    }
+
+    /// The root and the pointwise node that a rule built there, if the present candidate computes an
+    /// op instead that the rule matched and that is not pointwise.
+    fn lost_to_an_op(&self, t: &Trace) -> Option<(Id, Node)> {
+        let egraph = &self.inserted.egraph;
+        let ([root], [built], true, false) = (&*t.roots, &*t.built, t.changed, t.terms) else { return None };
+        let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
+        let (root, built) = (egraph.find(*root), canonical(built));
+        let chosen = self.best.chosen.get(&root)?;
+        if !matches!(built.payload, Payload::Scalar(_)) || *chosen == built || egraph[root].data.constant {
+            return None;
+        }
+        let is_op = |n: &Node| {
+            let Payload::Op(op, _) = n.payload else { return false };
+            let own = !matches!(self.program.op(op).body, OpBody::Builtin(b) if is_view(b) || b == BuiltinOp::Cast);
+            let class = egraph.lookup(n.clone()).filter(|c| !egraph[*c].data.constant);
+            own && class.is_some_and(|c| self.best.chosen.get(&c) == Some(n))
+        };
+        t.matched.iter().map(canonical).any(|n| is_op(&n)).then_some((root, built))
+    }
+
+    /// The cost of a candidate if each region of pointwise work is one launch.
+    fn joined_cost(&self, candidates: &Candidates) -> Option<Cost> {
+        let graph = self.rebuilt(candidates)?;
+        let constant = constant_nodes(&graph);
+        let pointwise: Vec<bool> =
+            graph.nodes.iter().zip(&constant).map(|(n, constant)| !constant && is_pointwise(&graph, n)).collect();
+        let joined: usize = cluster(&graph, &pointwise).ok()?.iter().map(|region| region.len() - 1).sum();
+        let launch = (self.options.device.launch * 1e12) as Cost;
+        Some(candidates.cost.saturating_sub(launch.saturating_mul(joined as Cost)))
     }
 
     /// Runs one stage, and extracts a new candidate if it fired. Returns how often it fired.
@@ -213,17 +286,7 @@ impl<'a> Session<'a> {
         let choice = refined
             .or_else(|| extract(&built.problem, Some(&start)))
             .ok_or_else(|| Error::Internal("an output of the graph cannot be extracted".into()))?;
-        let order =
-            built.problem.order(&choice).ok_or_else(|| Error::Internal("the extracted graph is cyclic".into()))?;
-        let cost = built.problem.cost_of(&order, &choice);
-        let mut chosen = FxHashMap::with_capacity_and_hasher(order.len(), Default::default());
-        for class in order.iter().map(|c| *c as usize) {
-            if let Some(i) = choice[class] {
-                chosen.insert(built.ids[class], built.nodes(class)[i as usize].clone());
-            }
-        }
-        let order = order.iter().map(|c| built.ids[*c as usize]).collect();
-        self.best = Candidates { chosen, order, cost };
+        self.best = built.candidates(&choice).ok_or_else(|| Error::Internal("the extracted graph is cyclic".into()))?;
         self.extraction_steps += built.problem.walked();
         self.count_uses();
         self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
@@ -263,6 +326,7 @@ impl<'a> Session<'a> {
         // The extracted graph must be valid. If it is not, that is a bug, and the given graph is
         // returned.
         let left = rebuilder.rebuild().and_then(|l| l.graph.validate().map(|()| l));
+        let (firings, repeats) = self.firings(left.as_ref().ok());
         let (graph, cost) = match left {
             Ok(left) => (left.graph, self.best.cost),
             Err(e) => {
@@ -288,7 +352,9 @@ impl<'a> Session<'a> {
             launches: None,
             fusions: None,
             open: Vec::new(),
-            firings: self.firings(),
+            firings,
+            repeats,
+            contract: Vec::new(),
             stages: std::mem::take(&mut self.stages),
             warnings,
             extraction_steps: self.extraction_steps,
@@ -300,45 +366,68 @@ impl<'a> Session<'a> {
 
     /// For each trace, whether the result depends on it.
     pub fn kept(&self) -> Vec<bool> {
+        self.owners().0.into_iter().map(|owner| owner.is_some()).collect()
+    }
+
+    /// For each trace on which the result depends, what depends on it; and the nodes on which the
+    /// result depends.
+    fn owners(&self) -> (Vec<Option<Owner>>, FxHashSet<Node>) {
         let egraph = &self.inserted.egraph;
         let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
-        let mut kept = vec![false; self.traces.len()];
+        let mut kept: Vec<Option<Owner>> = vec![None; self.traces.len()];
         let mut by_built: FxHashMap<Node, usize> = FxHashMap::default();
-        for (i, t) in self.traces.iter().enumerate() {
+        for (i, t) in self.traces.iter().enumerate().filter(|(_, t)| t.changed) {
             for n in &t.built {
                 by_built.entry(canonical(n)).or_insert(i);
             }
         }
         let given: FxHashSet<Node> = self.given.iter().map(|(_, n)| canonical(n)).collect();
-        let mut work: Vec<Node> = self.best.chosen.values().cloned().collect();
-        let mut seen: FxHashSet<Node> = work.iter().cloned().collect();
+        let chosen = |c: &Id| self.best.chosen.get(c).map(|n| (n.clone(), Owner { class: *c, through: None }));
+        let mut work: Vec<(Node, Owner)> = self.best.order.iter().rev().filter_map(chosen).collect();
+        let mut seen: FxHashSet<Node> = work.iter().map(|(n, _)| n.clone()).collect();
         loop {
-            while let Some(node) = work.pop() {
+            while let Some((node, owner)) = work.pop() {
                 if given.contains(&node) {
                     continue;
                 }
                 if let Some(i) = by_built.get(&node)
-                    && !kept[*i]
+                    && kept[*i].is_none()
                 {
-                    kept[*i] = true;
-                    work.extend(self.traces[*i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
+                    kept[*i] = Some(owner);
+                    let owner = Owner { through: Some(*i), ..owner };
+                    let matched = self.traces[*i].matched.iter().map(canonical);
+                    work.extend(matched.filter(|n| seen.insert(n.clone())).map(|n| (n, owner)));
                 }
             }
-            let removals = self.removals(&kept, |n| given.contains(n) || seen.contains(n));
+            let asked_for = |n: &Node| given.contains(n) || seen.contains(n);
+            // What the model had already is nothing new, but the result may depend on it.
+            let nothing = |t: &Trace| {
+                let mut built = t.built.iter().map(canonical);
+                built.all(|n| given.contains(&n) && seen.contains(&n))
+            };
+            let removals = self.removals(&kept, asked_for, nothing);
             if removals.is_empty() {
-                return kept;
+                return (kept, seen);
             }
             for i in removals {
-                kept[i] = true;
-                work.extend(self.traces[i].matched.iter().map(canonical).filter(|n| seen.insert(n.clone())));
+                let class = self.traces[i].roots.first().map_or(Id::from(0), |r| egraph.find(*r));
+                let owner = Owner { class, through: None };
+                kept[i] = Some(owner);
+                let matched = self.traces[i].matched.iter().map(canonical);
+                work.extend(matched.filter(|n| seen.insert(n.clone())).map(|n| (n, owner)));
             }
         }
     }
 
-    /// Traces, not kept so far, of rules that build nothing and only remove work, such as
-    /// `x * 1 => x`: a node that they matched was asked for, and its class is needed with another
-    /// node chosen.
-    fn removals(&self, kept: &[bool], asked_for: impl Fn(&Node) -> bool) -> Vec<usize> {
+    /// Traces, not kept so far, of rules that build nothing, such as `x * 1 => x`, without which
+    /// the result would compute more: a node that they matched was asked for, and its class is
+    /// needed with another node chosen.
+    fn removals(
+        &self,
+        kept: &[Option<Owner>],
+        asked_for: impl Fn(&Node) -> bool,
+        builds_nothing: impl Fn(&Trace) -> bool,
+    ) -> Vec<usize> {
         let egraph = &self.inserted.egraph;
         let removes = |t: &Trace| {
             t.matched.iter().any(|n| {
@@ -350,32 +439,99 @@ impl<'a> Session<'a> {
         };
         // If a rule fired twice for one value, as after a sum was reordered, count it once.
         let place = |t: &Trace| (t.rule, t.roots.iter().map(|r| egraph.find(*r)).collect::<Vec<Id>>());
-        let mut places: HashSet<_> = self.traces.iter().zip(kept).filter(|(_, k)| **k).map(|(t, _)| place(t)).collect();
-        let open = |i: &usize| !kept[*i] && self.traces[*i].built.is_empty();
+        let mut places: HashSet<_> =
+            self.traces.iter().zip(kept).filter(|(_, k)| k.is_some()).map(|(t, _)| place(t)).collect();
+        let open = |i: &usize| {
+            let t = &self.traces[*i];
+            kept[*i].is_none() && t.changed && builds_nothing(t)
+        };
         let removals = (0..kept.len()).filter(open).filter(|i| removes(&self.traces[*i]));
         removals.filter(|i| places.insert(place(&self.traces[*i]))).collect()
     }
 
-    /// The traces with names, those that the result depends on first.
-    fn firings(&self) -> Vec<Firing> {
+    /// The traces with names and what became of their nodes, those that the result depends on first;
+    /// and those that changed nothing.
+    fn firings(&self, result: Option<&Rebuilt>) -> (Vec<Firing>, Vec<Firing>) {
         let names = self.names();
-        let mut out: Vec<Firing> = self
-            .traces
-            .iter()
-            .zip(self.kept())
-            .map(|(t, kept)| {
-                let rule = &self.program.rules[t.rule.index()];
-                let nodes = self.fired_at(&names, t);
-                Firing { rule: rule.name.clone(), base: rule.base_name.clone(), nodes, kept }
-            })
-            .collect();
-        out.sort_by_key(|f| !f.kept);
-        out
+        let egraph = &self.inserted.egraph;
+        let (owners, needed) = self.owners();
+        let is_needed = |n: &Node| needed.contains(&n.clone().map_children(|c| egraph.find(c)));
+        let mut nodes: FxHashMap<Id, NodeId> = FxHashMap::default();
+        for (i, class) in result.iter().flat_map(|r| r.classes.iter().enumerate()) {
+            nodes.entry(*class).or_insert(NodeId(i as u32));
+        }
+        let all = self.traces.iter().zip(&owners).map(|(t, owner)| {
+            let owner = owner.as_ref();
+            let rule = &self.program.rules[t.rule.index()];
+            let firing = Firing {
+                rule: rule.name.clone(),
+                base: rule.base_name.clone(),
+                nodes: self.fired_at(&names, t),
+                kept: owner.is_some(),
+                in_result: owner.is_some() || t.built.iter().any(is_needed),
+                site: owner.zip(result).and_then(|(owner, r)| {
+                    let mut site = self.site_of(t, owner.class, r, &nodes)?;
+                    let mut next = owner.through;
+                    while let Some(i) = next {
+                        site.ops.extend(self.op_of(&self.traces[i]));
+                        next = owners[i].as_ref().and_then(|o| o.through);
+                    }
+                    Some(site)
+                }),
+            };
+            (t.changed, firing)
+        });
+        let (changed, repeats): (Vec<_>, Vec<_>) = all.partition(|(changed, _)| *changed);
+        let without = |list: Vec<(bool, Firing)>| list.into_iter().map(|(_, f)| f).collect::<Vec<Firing>>();
+        let mut firings = without(changed);
+        firings.sort_by_key(|f| !f.kept);
+        (firings, without(repeats))
+    }
+
+    /// The op that a trace built.
+    fn op_of(&self, t: &Trace) -> Option<OpId> {
+        let egraph = &self.inserted.egraph;
+        let op = |n: &Node| if let Payload::Op(op, _) = n.payload { Some(op) } else { None };
+        let built = t.built.first()?;
+        match built.payload {
+            Payload::Output(_) => egraph[egraph.find(*built.children.first()?)].nodes.iter().find_map(op),
+            _ => op(built),
+        }
+    }
+
+    /// The node of the result that depends on a trace, and which part of its epilogue the trace built.
+    fn site_of(&self, t: &Trace, owner: Id, result: &Rebuilt, nodes: &FxHashMap<Id, NodeId>) -> Option<Site> {
+        let egraph = &self.inserted.egraph;
+        let built = t.built.first()?;
+        // A result of an op with several stands for the op.
+        let class = match self.best.chosen.get(&owner)?.payload {
+            Payload::Output(_) => egraph.find(*self.best.chosen.get(&owner)?.children.first()?),
+            _ => owner,
+        };
+        let node = *nodes.get(&class)?;
+        let is_term = |c: &&Id| matches!(egraph[**c].data.sort, Sort::Term(_));
+        let term = built.children.iter().map(|c| egraph.find(*c)).collect::<Vec<Id>>();
+        let term = term.iter().find(is_term).and_then(|c| result.terms.get(&node)?.get(c).copied());
+        Some(Site { node, term, ops: self.op_of(t).into_iter().collect() })
     }
 
     /// The cost in microseconds of the best graph that computes that class, with that node if one
     /// is given. `None` if there is no such graph.
     pub fn cost_with(&self, class: Id, node: Option<&Node>) -> Option<f64> {
+        Some(micros(self.candidates_with(class, node)?.cost))
+    }
+
+    /// That graph.
+    pub fn graph_with(&self, class: Id, node: Option<&Node>) -> Option<Graph> {
+        self.rebuilt(&self.candidates_with(class, node)?)
+    }
+
+    fn rebuilt(&self, Candidates { chosen, order, .. }: &Candidates) -> Option<Graph> {
+        let rebuilder = Rebuilder { original: &self.graph, inserted: &self.inserted, chosen, order };
+        rebuilder.rebuild().ok().map(|r| r.graph.pruned())
+    }
+
+    fn candidates_with(&self, class: Id, node: Option<&Node>) -> Option<Candidates> {
         let egraph = &self.inserted.egraph;
         let mut built = BuiltProblem::new(egraph, &self.inserted.outputs, Some(class), &self.model);
         if let Some(node) = node {
@@ -385,7 +541,7 @@ impl<'a> Session<'a> {
             built.problem.keep_only(at, keep);
         }
         let choice = extract(&built.problem, None)?;
-        built.problem.cost(&choice).map(micros)
+        built.candidates(&choice)
     }
 
     /// Where a rule fired: the values of the given graph that are its roots or, if there are none,
@@ -414,7 +570,7 @@ impl<'a> Session<'a> {
         for (i, outs) in self.inserted.values.iter().enumerate() {
             let node = &self.graph.nodes[i];
             for (k, id) in outs.iter().enumerate() {
-                let v = Value { node: hypatia_graph::NodeId(i as u32), output: k as u32 };
+                let v = Value { node: NodeId(i as u32), output: k as u32 };
                 let name = if node.name.is_empty() { self.graph.value_name(v) } else { node.name.clone() };
                 given.push((*id, name));
             }
@@ -445,7 +601,10 @@ pub(super) fn builds_terms(program: &Program, rule: &Rule) -> bool {
 fn busiest(program: &Program, traces: &[Trace]) -> Vec<(String, usize)> {
     const SHOWN: usize = 3;
     let mut times: FxHashMap<&str, usize> = FxHashMap::default();
-    traces.iter().for_each(|t| *times.entry(&program.rules[t.rule.index()].name).or_insert(0) += 1);
+    traces
+        .iter()
+        .filter(|t| t.changed)
+        .for_each(|t| *times.entry(&program.rules[t.rule.index()].name).or_insert(0) += 1);
     let mut times: Vec<(String, usize)> = times.into_iter().map(|(rule, n)| (rule.to_string(), n)).collect();
     times.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     times.truncate(SHOWN);
@@ -534,6 +693,19 @@ impl<'e> BuiltProblem<'e> {
             at += 1;
         }
         BuiltProblem { problem, ids, nodes, index }
+    }
+
+    /// The graph of a choice; `None` if it is cyclic.
+    fn candidates(&self, choice: &Choice) -> Option<Candidates> {
+        let order = self.problem.order(choice)?;
+        let cost = self.problem.cost_of(&order, choice);
+        let mut chosen = FxHashMap::with_capacity_and_hasher(order.len(), Default::default());
+        for class in order.iter().map(|c| *c as usize) {
+            if let Some(i) = choice[class] {
+                chosen.insert(self.ids[class], self.nodes(class)[i as usize].clone());
+            }
+        }
+        Some(Candidates { chosen, order: order.iter().map(|c| self.ids[*c as usize]).collect(), cost })
     }
 
     /// The nodes of a class.

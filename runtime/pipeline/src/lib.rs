@@ -10,9 +10,9 @@ use std::path::Path;
 #[cfg(feature = "onnx")]
 use std::sync::Arc;
 
-#[cfg(feature = "onnx")]
-use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::short::Allowed;
+use hypatia_dsl::ir::{Program, Rule};
+use hypatia_dsl::kernel::short::is_short;
+use hypatia_dsl::numerics::Allowed;
 
 use hypatia_cpu::HostFolder;
 use hypatia_graph::{Constants, Graph};
@@ -20,7 +20,8 @@ use hypatia_graph::{Constants, Graph};
 use hypatia_onnx::{export, import};
 use hypatia_optimize as optimize;
 use hypatia_optimize::cost::ASSUMED_SIZE;
-use hypatia_optimize::{Firing, Launches, Optimized};
+use hypatia_optimize::why_not::WhyNot;
+use hypatia_optimize::{Firing, Launches, Optimized, contract, explain};
 use hypatia_plan as plan;
 use hypatia_plan::{Plan, Shortened};
 use hypatia_target::device::Device;
@@ -36,8 +37,49 @@ pub fn load(path: &Path, program: Arc<Program>, options: &import::Options) -> Re
 }
 
 /// Optimises a graph: see [`optimize::optimize`].
+///
+/// # Errors
+/// Also if the contract of the options is not met: then the error says where, and why not.
 pub fn optimize(graph: &Graph, options: &optimize::Options) -> Result<Optimized> {
-    optimize::optimize(graph, options, &FOLDER)
+    let optimized = optimize_anyway(graph, options)?;
+    match contract::unmet(&optimized.report.contract) {
+        Some(unmet) => Err(unmet),
+        None => Ok(optimized),
+    }
+}
+
+/// [`optimize()`], but a contract that is not met is only reported.
+pub fn optimize_anyway(graph: &Graph, options: &optimize::Options) -> Result<Optimized> {
+    let mut optimized = optimize::optimize(graph, options, &FOLDER)?;
+    if options.contract.is_empty() {
+        return Ok(optimized);
+    }
+    let program = &graph.program;
+    let short = |r: &Rule| is_short(program, r) && options.contract.iter().any(|c| c.names(program, r));
+    if program.rules.iter().any(short) {
+        let fired = shortened(&optimized.graph, &options.device, options.allowed())?;
+        optimized.report.firings.extend(fired.iter().map(|s| firing(program, s)));
+    }
+    let count = counter(options);
+    optimized.report.contract = contract::outcomes(graph, options, (&FOLDER, &count), &optimized)?;
+    Ok(optimized)
+}
+
+/// Why a rule did not fire, at a node or anywhere.
+pub fn why_not(graph: &Graph, options: &optimize::Options, rule: &str, node: Option<&str>) -> Result<WhyNot> {
+    explain::why_not(graph, options, (&FOLDER, &counter(options)), rule, node)
+}
+
+/// Counts the launches of a graph's plan.
+fn counter(options: &optimize::Options) -> impl Fn(&Graph) -> Option<usize> {
+    |graph| launches(graph, &options.device, true).ok()
+}
+
+/// A rule that fired in a generated kernel.
+fn firing(program: &Program, s: &Shortened) -> Firing {
+    let rule = &program.rules[s.rule.index()];
+    let (rule, base) = (rule.name.clone(), rule.base_name.clone());
+    Firing { rule, base, nodes: vec![s.step.clone()], kept: true, in_result: true, site: None }
 }
 
 /// Plans a graph whose sizes are all numbers: see [`Plan::build`].
@@ -48,7 +90,7 @@ pub fn plan(graph: &Graph, options: &plan::Options) -> Result<Plan> {
 /// [`plan()`], with the constants that earlier plans of the model have computed. What the optimiser
 /// has not seen gets its lists of kernels now.
 pub fn plan_with(graph: &Graph, options: &plan::Options, constants: &mut Constants) -> Result<Plan> {
-    let graph = optimize::kernels::select(graph, &options.device, constants.folder())?;
+    let graph = optimize::kernels::select(graph, &options.device, &options.allowed, constants.folder())?;
     Plan::build(&graph, options, constants)
 }
 
@@ -96,13 +138,13 @@ pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimi
     }
     match shortened(&optimized.graph, &options.device, options.allowed()) {
         Ok(shortened) => {
-            let program = &optimized.graph.program;
-            let firing = |s: &Shortened| {
-                let rule = &program.rules[s.rule.index()];
-                let (rule, base) = (rule.name.clone(), rule.base_name.clone());
-                Firing { rule, base, nodes: vec![s.step.clone()], kept: true }
-            };
-            optimized.report.firings.extend(shortened.iter().map(firing));
+            let program = optimized.graph.program.clone();
+            let known = optimized.report.firings.len();
+            for firing in shortened.iter().map(|s| firing(&program, s)) {
+                if !optimized.report.firings[..known].iter().any(|f| f.rule == firing.rule && f.nodes == firing.nodes) {
+                    optimized.report.firings.push(firing);
+                }
+            }
         }
         Err(e) => optimized.report.warnings.push(format!("the short functions cannot be listed: {e}")),
     }

@@ -3,7 +3,7 @@
 //! In: a device, and what the caller allows. Out: what `prepare` and `lower` read. Invariant: the
 //! defaults let no result differ from the rounding that the rules claim.
 
-use hypatia_dsl::kernel::short::Allowed;
+use hypatia_dsl::numerics::Allowed;
 
 use hypatia_target::device::Device;
 use hypatia_tensor::memory;

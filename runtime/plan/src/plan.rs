@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Program, RuleId};
-use hypatia_dsl::kernel::short::Allowed;
+use hypatia_dsl::numerics::Allowed;
 
 use super::buffer::Buffer;
 use super::step::Step;

@@ -16,7 +16,7 @@ use super::Options;
 use super::rows::Rows;
 use hypatia_graph::prim::sizes;
 use hypatia_graph::{
-    Candidate, Constants, Graph, Known, Matched, Node, NodeId, NodeKind, Replacement, Strategy, constant_nodes,
+    Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Replacement, Strategy, constant_nodes,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
@@ -55,7 +55,9 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
         Some(Strategy::Parts(parts)) => Replacement::Parts(parts.clone()),
         _ => Replacement::Itself,
     })?;
-    let graph = known.fold(inlined(&parts, device)?, options.cluster)?.pruned();
+    // Where results must be the bits of the plan without rules, constants round as they do there.
+    let together = options.cluster && !options.allowed.is_exact();
+    let graph = known.fold(inlined(&parts, device)?, together)?.pruned();
     let graph = inlined(&graph, device)?;
     let mut kernels = Kernels::default();
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -106,11 +108,7 @@ fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Cand
     if node.kernels.device != device.name || matches!(graph.program.op(*op).body, OpBody::Builtin(_)) {
         return None;
     }
-    let known = |operand: usize| {
-        let v = node.operands.get(operand).copied().flatten()?;
-        let constant = matches!(graph.node(v.node).kind, NodeKind::Const(_));
-        Some(Known { ty: graph.ty(v).clone(), constant })
-    };
+    let known = |operand: usize| graph.known(node, operand);
     node.kernels.list.iter().find(|c| {
         c.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device))
             && (!matches!(c.strategy, Strategy::Rowwise) || rowwise(graph, node).is_some())

@@ -9,6 +9,6 @@ use super::{Options, Plan};
 
 /// The plan of a graph, after kernel choice.
 pub fn planned(graph: &Graph, options: &Options) -> Result<Plan> {
-    let graph = hypatia_optimize::kernels::select(graph, &options.device, &pipeline::FOLDER)?;
+    let graph = hypatia_optimize::kernels::select(graph, &options.device, &options.allowed, &pipeline::FOLDER)?;
     Plan::build(&graph, options, &mut pipeline::constants())
 }

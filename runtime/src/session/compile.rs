@@ -129,7 +129,7 @@ impl Model {
         let allowed = self.options.optimize.allowed();
         let mut disabled: Vec<&String> = allowed.disabled.iter().collect();
         disabled.sort();
-        let settings = format!("tf32 {} approx {:?} without {disabled:?}", self.options.tf32, allowed.approx);
+        let settings = format!("tf32 {} numerics {:?} without {disabled:?}", self.options.tf32, allowed.numerics);
         VerdictEntry::of(self.options.verdicts.as_ref()?, &Subject { given, fused, machine, settings })
     }
 

@@ -64,6 +64,9 @@ pub enum Error {
     /// A limit was exceeded: memory, size, time.
     #[error("{0}")]
     Limit(String),
+    /// The plan has not the fusions that the contract demands: see `optimize::Options::contract`.
+    #[error("{0}")]
+    Contract(String),
     /// No device, or a failed device call.
     #[error("{0}")]
     Device(String),

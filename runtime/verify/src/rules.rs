@@ -8,10 +8,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use hypatia_dsl::approx::Approx;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
+use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::regions::{Example, examples};
 use hypatia_dsl::typing::show_expr;
 
@@ -35,7 +35,6 @@ use super::source::{ChoiceSequence, Source};
 use super::vacuous::Unnoticed;
 use super::values::Distribution;
 use hypatia_graph::{NodeKind, Value};
-use hypatia_optimize::apply::{Policy, claimed};
 
 /// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
@@ -517,7 +516,7 @@ impl<'a> Run<'a> {
         let made = instance(self.program, self.rule, self.hints, source, focus, &wanted)?;
         // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
-        match dtypes.into_iter().find(|d| !claimed(self.rule, *d, Policy { approx: Approx::All })) {
+        match dtypes.into_iter().find(|d| !Numerics::Fast.allows_rule(self.rule, *d)) {
             Some(d) => reject(format!("the rule claims nothing for {d}")),
             None => Ok(made),
         }

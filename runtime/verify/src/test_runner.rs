@@ -28,7 +28,7 @@ use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Env, Graph, Instantiator, NodeId, NodeKind, Symbols, Value, show_number};
 use hypatia_optimize::cost::ASSUMED_SIZE;
 use hypatia_optimize::explain::no_such_rule;
-use hypatia_optimize::{Optimized, Options};
+use hypatia_optimize::{Firing, Optimized, Options};
 use hypatia_pipeline as pipeline;
 use hypatia_plan as plan;
 use hypatia_target::device::Device;
@@ -118,6 +118,15 @@ pub fn given(program: &Arc<Program>, test: &Test) -> Result<(Graph, Vec<(String,
     given_with(program, test, data)
 }
 
+/// The device that a test is for.
+pub fn target(test: &Test) -> Result<Device> {
+    let Some(name) = &test.target else { return Ok(Device::cpu()) };
+    Device::named(name).ok_or_else(|| {
+        let names: Vec<&str> = Device::names().collect();
+        Error::Input(format!("there is no device profile `{name}`; there are {}", names.join(", ")))
+    })
+}
+
 /// A test with its graphs.
 struct Case<'a> {
     program: &'a Arc<Program>,
@@ -126,18 +135,14 @@ struct Case<'a> {
     /// Inputs only: every expression is built on top of this graph.
     inputs: Graph,
     env: Env,
+    given: Graph,
+    options: Options,
     optimized: Optimized,
 }
 
 impl<'a> Case<'a> {
     fn new(program: &'a Arc<Program>, test: &'a Test, options: &Options) -> Result<Case<'a>> {
-        let device = match &test.target {
-            None => Device::cpu(),
-            Some(name) => Device::named(name).ok_or_else(|| {
-                let names: Vec<&str> = Device::names().collect();
-                Error::Input(format!("there is no device profile `{name}`; there are {}", names.join(", ")))
-            })?,
-        };
+        let device = target(test)?;
         let mut inputs = Graph::new(program.clone());
         let mut env = Env::default();
         for (i, input) in test.inputs.iter().enumerate() {
@@ -154,7 +159,7 @@ impl<'a> Case<'a> {
         let given = given.pruned();
         let options = Options { device: device.clone(), ..options.clone() };
         let optimized = pipeline::optimize(&given, &options)?;
-        Ok(Case { program, test, device, inputs, env, optimized })
+        Ok(Case { program, test, device, inputs, env, given, options, optimized })
     }
 
     /// Why the expectation fails, or `None` if it holds.
@@ -183,23 +188,47 @@ impl<'a> Case<'a> {
                     format!("expected count({name}) {} {n}, but there are {count}:\n{}", sign(*op), self.graph_text())
                 })
             }
-            Expect::Fires(rule, _) if !self.program.rules.iter().any(|r| r.name == *rule || r.base_name == *rule) => {
+            Expect::Fires(rule, _) | Expect::Matches(rule, _)
+                if !self.program.rules.iter().any(|r| r.name == *rule || r.base_name == *rule) =>
+            {
                 Some(no_such_rule(self.program, rule))
             }
-            Expect::Fires(rule, wanted) => {
-                let fired = self.optimized.report.fired(rule);
-                (fired != *wanted).then(|| {
-                    let word = if *wanted { "did not fire" } else { "fired" };
-                    let mut names: Vec<&str> =
-                        self.optimized.report.firings.iter().filter(|f| f.kept).map(|f| f.rule.as_str()).collect();
-                    names.dedup();
-                    let others = if names.is_empty() { "none".to_string() } else { names.join(", ") };
-                    format!("{rule} {word}; rules that contributed to the result: {others}\n{}", self.graph_text())
-                })
+            Expect::Fires(rule, true) if self.optimized.report.fired(rule) => None,
+            Expect::Fires(rule, true) => Some(format!("{rule} did not fire\n{}", self.why_not(rule)?)),
+            Expect::Fires(rule, false) => {
+                let fired = self.optimized.report.matches(rule).filter(|f| f.in_result);
+                self.unwanted(rule, "fired", fired.collect())
+            }
+            Expect::Matches(rule, wanted) => {
+                let matches: Vec<&Firing> = self.optimized.report.matches(rule).collect();
+                match (wanted, matches.is_empty()) {
+                    (true, true) => Some(format!("{rule} does not match\n{}", self.why_not(rule)?)),
+                    (true, false) => None,
+                    (false, _) => self.unwanted(rule, "matches", matches),
+                }
             }
             Expect::Equal(builds) => self.equal(builds)?,
             Expect::Becomes(builds) => self.becomes(builds)?,
         })
+    }
+
+    /// Why a rule is not part of the result, and which rules are.
+    fn why_not(&self, rule: &str) -> Result<String> {
+        let why = pipeline::why_not(&self.given, &self.options, rule, None)?;
+        let mut names: Vec<&str> =
+            self.optimized.report.firings.iter().filter(|f| f.kept).map(|f| f.rule.as_str()).collect();
+        names.dedup();
+        let others = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+        let (why, graph) = (indent(why.to_string().trim_end()), self.graph_text());
+        Ok(format!("{why}  rules that contributed to the result: {others}\n{graph}"))
+    }
+
+    /// Fails if a rule did what it must not.
+    fn unwanted(&self, rule: &str, did: &str, firings: Vec<&Firing>) -> Option<String> {
+        let mut nodes: Vec<&str> = firings.iter().flat_map(|f| &f.nodes).map(String::as_str).collect();
+        nodes.dedup();
+        let at = if nodes.is_empty() { String::new() } else { format!(" at {}", nodes.join(", ")) };
+        (!firings.is_empty()).then(|| format!("{rule} {did}{at}\n{}", self.graph_text()))
     }
 
     fn graph_text(&self) -> String {
@@ -411,7 +440,7 @@ fn random(input: &TestInput, shape: &[usize]) -> Option<Tensor> {
 }
 
 fn indent(text: &str) -> String {
-    text.lines().map(|l| format!("    {l}\n")).collect()
+    text.lines().map(|l| if l.trim().is_empty() { "\n".to_string() } else { format!("    {l}\n") }).collect()
 }
 
 fn compares(op: BinaryOp, a: i64, b: i64) -> bool {

@@ -5,8 +5,9 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::compile::{FileLoader, compile};
 use hypatia_dsl::dtype::Kind;
 use hypatia_dsl::ir::{InView, Origin, ScalarBody, ScalarDef, ScalarId};
-use hypatia_dsl::kernel::short::{Allowed, Shortener};
+use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{Access, Operand, Reduction, RowAccess};
+use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::source::SourceFile;
 

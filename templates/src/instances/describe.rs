@@ -8,8 +8,9 @@ use std::collections::HashSet;
 use crate::cuda::identifier;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{Backend, InView, Kernel, Program, ScalarBody, ScalarDef, ScalarId};
-use hypatia_dsl::kernel::short::{Allowed, Shortener};
+use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
 use super::epilogue::{doc, epilogue_term, gemm_epilogue, place};

@@ -10,9 +10,9 @@ use super::emulated::{self, Case};
 use super::gpu;
 use crate::Executor;
 use crate::tuner::Tuner;
-use hypatia_dsl::approx::Approx;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::short::Allowed;
+use hypatia_dsl::numerics::Allowed;
+use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::scalar::device::device_function;
 use hypatia_dsl::source::SourceFile;
 use hypatia_graph::Graph;
@@ -111,12 +111,12 @@ fn rules_of_kernels_fire_where_digits_are_lost_only() {
     let case = case();
     let fired = |options: Options| pipeline::plan(&case.graph, &options).unwrap().shortened.len();
     let h200 = || Options::new(Device::named("h200").unwrap());
-    let allowed = |approx| Allowed { approx, ..Allowed::default() };
+    let allowed = |numerics| Allowed { numerics, ..Allowed::default() };
     assert_eq!(fired(Options { tf32: true, ..Options::new(Device::cpu()) }), 0);
     assert_eq!(fired(h200()), 0);
     assert_eq!(fired(Options { tf32: true, ..h200() }), 3);
-    assert_eq!(fired(Options { allowed: allowed(Approx::All), ..h200() }), 3);
-    assert_eq!(fired(Options { tf32: true, allowed: allowed(Approx::None), ..h200() }), 0);
+    assert_eq!(fired(Options { allowed: allowed(Numerics::Fast), ..h200() }), 3);
+    assert_eq!(fired(Options { tf32: true, allowed: allowed(Numerics::Exact), ..h200() }), 0);
     let without = Allowed { disabled: ["short::exp".to_string()].into(), ..Allowed::default() };
     assert_eq!(fired(Options { tf32: true, allowed: without, ..h200() }), 2);
 }

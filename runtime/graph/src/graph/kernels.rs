@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrValue, Backend, DeviceFact, Fact, InView, Kernel, KernelId, Program, VarId};
+use hypatia_dsl::ir::{AttrValue, Backend, DeviceFact, Fact, InView, Kernel, KernelId, OpBody, Program, VarId};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
 use hypatia_target::cublaslt;
 
-use super::Graph;
+use super::{Graph, Node, NodeId, NodeKind};
 use hypatia_target::device::Device;
 
 /// The candidates of a node for one device.
@@ -191,6 +191,37 @@ impl Candidate {
             text.push_str(&format!(" if {}", open.join(" and ")));
         }
         text
+    }
+}
+
+impl Graph {
+    /// The first candidate of a node whose guards hold for its sizes; `None` without a list for that
+    /// device. The planner also looks at strides.
+    pub fn chosen_kernel(&self, node: NodeId, device: &Device) -> Option<&Candidate> {
+        let of = self.node(node);
+        let known = |operand: usize| self.known(of, operand);
+        let holds = |c: &&Candidate| c.matched.as_ref().is_none_or(|m| m.holds(&self.program, &known, device));
+        of.kernels.list.iter().filter(|_| of.kernels.device == device.name).find(holds)
+    }
+
+    /// What is known of a node's operand.
+    pub fn known(&self, node: &Node, operand: usize) -> Option<Known> {
+        let v = node.operands.get(operand).copied().flatten()?;
+        let constant = matches!(self.node(v.node).kind, NodeKind::Const(_));
+        Some(Known { ty: self.ty(v).clone(), constant })
+    }
+
+    /// True for an op that runs as the nodes of its body unless a kernel computes it.
+    pub fn needs_kernel(&self, node: NodeId) -> bool {
+        matches!(self.node(node).kind, NodeKind::Op { op, .. } if matches!(self.program.op(op).body, OpBody::Defined(_)))
+    }
+
+    /// The epilogue of a node.
+    pub fn term(&self, node: NodeId) -> Option<&Term> {
+        match &self.node(node).kind {
+            NodeKind::Op { term, .. } => term.as_ref(),
+            _ => None,
+        }
     }
 }
 

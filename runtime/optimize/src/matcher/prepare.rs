@@ -157,6 +157,12 @@ impl Prepared {
         }
     }
 
+    /// The same, but sums and products of floats match only in the association in which they are
+    /// written.
+    pub fn as_written(self) -> Prepared {
+        Prepared { regroups: Some(Vec::new()), ..self }
+    }
+
     /// Whether sums and products of floats of that type match in any association.
     pub fn regroups(&self, dtype: DType) -> bool {
         self.regroups.as_ref().is_none_or(|l| l.contains(&dtype))

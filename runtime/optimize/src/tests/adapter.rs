@@ -18,7 +18,7 @@ use crate::extract::extract;
 use crate::language::{Node, Payload};
 use crate::lower::{Inserted, insert_graph};
 use crate::report::Stop;
-use crate::rewrites::{SearchState, Selection, compile};
+use crate::rewrites::{SearchState, compile};
 use crate::saturate::{Budget, Rejections, SearchProgress, run};
 use crate::session::BuiltProblem;
 use crate::{CompiledRule, Options, Rewrite, rewrites};
@@ -65,7 +65,7 @@ impl RewriteScheduler<Node, Context> for InTurn {
 
 /// The rules of one ruleset.
 fn of_set(program: &Arc<Program>, set: usize) -> Vec<CompiledRule> {
-    let rules = compile(program, None, &Selection::default());
+    let rules = compile(program, None, &hypatia_dsl::numerics::Allowed::default());
     rules.into_iter().filter(|r| r.rule().ruleset == RuleSetId(set as u32)).collect()
 }
 

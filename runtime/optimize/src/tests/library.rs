@@ -172,8 +172,8 @@ fn a_ruleset_without_end_leaves_the_others_their_budgets() {
     let e = apply(&mut g, "exp", &[r]);
     g.output("s", s);
     g.output("e", e);
-    let out =
-        optimize(&g, &Options { approx: hypatia_dsl::approx::Approx::All, ..Options::default() }, &FOLDER).unwrap();
+    let out = optimize(&g, &Options { numerics: hypatia_dsl::numerics::Numerics::All, ..Options::default() }, &FOLDER)
+        .unwrap();
     let stage = |name: &str| out.report.stages.iter().find(|s| s.ruleset == name).unwrap();
     assert_eq!(stage("grow").stop, Stop::Nodes, "{}", out.report);
     assert!(stage("after").fired > 0, "{}", out.report);
@@ -223,7 +223,7 @@ fn a_rule_that_builds_nothing_is_seen_where_it_spared_something() {
     // A rule has no part in the result if it matches nowhere, or only an unused result of another
     // rule.
     assert!(!out.report.fired("own::whole") && !out.report.fired("own::nothing"), "{}", out.report);
-    let told = why_not(&g, &Options::default(), &FOLDER, "own::undone", None).unwrap().to_string();
+    let told = why_not(&g, &Options::default(), (&FOLDER, &|_| None), "own::undone", None).unwrap().to_string();
     assert!(told.contains("did fire, at `back`"), "{told}");
 }
 

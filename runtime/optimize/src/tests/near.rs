@@ -93,7 +93,7 @@ fn golden_near_misses() {
             other => other,
         };
         let node = (rule != "nowhere").then_some(node);
-        let answer = why_not(&g, &Options::default(), &FOLDER, &format!("near::{rule}"), node).unwrap();
+        let answer = why_not(&g, &Options::default(), (&FOLDER, &|_| None), &format!("near::{rule}"), node).unwrap();
         all.push_str(&format!("---- {rule}\n{answer}\n"));
     }
     insta::assert_snapshot!(all);
@@ -102,10 +102,11 @@ fn golden_near_misses() {
 #[test]
 fn what_is_not_there_is_told() {
     let g = graph();
-    let ask =
-        |rule: &str, node: Option<&str>| why_not(&g, &Options::default(), &FOLDER, rule, node).unwrap_err().to_string();
+    let ask = |rule: &str, node: Option<&str>| {
+        why_not(&g, &Options::default(), (&FOLDER, &|_| None), rule, node).unwrap_err().to_string()
+    };
     assert!(ask("near::hed", None).contains("near::head"));
     assert!(ask("near::head", Some("hea")).contains("there are head"));
     let off = Options { disabled: ["near".to_string()].into(), ..Options::default() };
-    assert!(why_not(&g, &off, &FOLDER, "near::head", None).unwrap().to_string().contains("switched off"));
+    assert!(why_not(&g, &off, (&FOLDER, &|_| None), "near::head", None).unwrap().to_string().contains("switched off"));
 }

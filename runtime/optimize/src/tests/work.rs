@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::optimize;
-use hypatia_dsl::approx::Approx;
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::numerics::Numerics;
 use hypatia_pipeline::FOLDER;
 
 use super::laws::{apply, residual_stream, ty, weight};
@@ -106,7 +106,7 @@ fn a_ruleset_may_bound_its_steps() {
         let x = g.input("x", ty(DType::F32, &[4]));
         let y = apply(&mut g, "sin", &[x]);
         g.output("y", y);
-        let report = optimize(&g, &Options { approx: Approx::All, max_nodes: 400, ..Options::default() }, &FOLDER)
+        let report = optimize(&g, &Options { numerics: Numerics::Fast, max_nodes: 400, ..Options::default() }, &FOLDER)
             .unwrap()
             .report;
         let stage = report.stages.iter().find(|s| s.ruleset == "own").unwrap().clone();

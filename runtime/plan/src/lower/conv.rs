@@ -63,7 +63,8 @@ impl Lower<'_> {
         let acc = x.dtype.compute();
         let small = shape[2..].iter().product::<usize>() <= SMALL;
         let stays = small || follows || self.channels_last.contains(&x.buffer);
-        let last = stays && self.puts_channels_last(&x, &w, &windows, groups);
+        // The order of the sums must not depend on what surrounds a convolution.
+        let last = stays && !self.plan.allowed.is_exact() && self.puts_channels_last(&x, &w, &windows, groups);
         let step = ConvStep { windows, groups, channels_last: last, acc, term: term.cloned().unwrap_or_else(plain) };
         if last {
             let order = channels_last(shape.len());

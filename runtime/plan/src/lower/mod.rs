@@ -641,7 +641,10 @@ impl Lower<'_> {
             // Generated code computes integers in 64 bits: each result wraps to its own width, as
             // if it were stored.
             let wraps = !self.plan.device.is_host() && dtype.is_int() && dtype != DType::I64;
-            let id = if wraps { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
+            // Where results must be the bits of the plan without rules, each is rounded as it is
+            // there.
+            let rounds = self.plan.allowed.is_exact() && dtype.is_float() && dtype.compute() != dtype;
+            let id = if wraps || rounds { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
             inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
         }
         let mut reads: Vec<View> = reads.into_iter().map(|(_, v)| v).collect();
