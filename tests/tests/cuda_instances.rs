@@ -188,6 +188,7 @@ fn reductions(p: &Program, dtype: DType, strided: bool) -> Instance {
             (dtype, RowAccess::PerRow, row),
         ],
         axes: if strided { [2, 1 + dtype.size() % 2] } else { [1, 1] },
+        gathers: Vec::new(),
     };
     Instance { kernel: "reductions".into(), kind: "rowwise", origin: String::new(), dtype, body: Body::Rowwise(kernel) }
 }

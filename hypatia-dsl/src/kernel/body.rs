@@ -16,8 +16,8 @@ use crate::scalar::{TermBuilder, TermId, TermNode};
 use crate::shape::{Dim, broadcast, show_shape};
 use crate::typing::{Bindings, Facts, TensorType, apply_op, apply_scalar, bind_op, eval, normalise_attrs, type_fact};
 
-use super::Reduction;
 use super::space::{Axis, Parts, Space};
+use super::{GatheredRows, Reduction};
 
 /// Maximum nesting depth of ops.
 const MAX_DEPTH: usize = 32;
@@ -57,6 +57,8 @@ pub(super) struct Body<'a> {
     /// Type and axes of each operand that is present.
     pub inputs: Vec<(TensorType, Vec<Parts>)>,
     pub steps: Vec<Step>,
+    /// Operands whose rows another one picks.
+    pub gathers: Vec<GatheredRows>,
     /// The reduced axes, once there is a reduction.
     pub row: Option<Parts>,
     known: HashMap<(Reduction, TermId), u32>,
@@ -90,6 +92,23 @@ impl Facts for Scope {
 }
 
 impl<'a> Body<'a> {
+    /// Without operands.
+    pub fn new(program: &'a Program) -> Body<'a> {
+        Body {
+            program,
+            space: Space::default(),
+            terms: TermBuilder::new(),
+            inputs: Vec::new(),
+            steps: Vec::new(),
+            gathers: Vec::new(),
+            row: None,
+            known: HashMap::new(),
+            values: Vec::new(),
+            scopes: Vec::new(),
+            left: MAX_STEPS,
+        }
+    }
+
     /// Walks the body of an op. With `aligned`, axes of operands that would meet under broadcasting
     /// are unified from the start.
     pub fn of(
@@ -99,18 +118,7 @@ impl<'a> Body<'a> {
         operands: &[Option<TensorType>],
         aligned: bool,
     ) -> Derived<(Body<'a>, Vec<Val>)> {
-        let mut body = Body {
-            program,
-            space: Space::default(),
-            terms: TermBuilder::new(),
-            inputs: Vec::new(),
-            steps: Vec::new(),
-            row: None,
-            known: HashMap::new(),
-            values: Vec::new(),
-            scopes: Vec::new(),
-            left: MAX_STEPS,
-        };
+        let mut body = Body::new(program);
         let values: Vec<Option<ValId>> = operands.iter().map(|ty| ty.as_ref().map(|ty| body.operand(ty))).collect();
         if aligned {
             body.align()?;
@@ -121,7 +129,8 @@ impl<'a> Body<'a> {
         Ok((body, results))
     }
 
-    fn operand(&mut self, ty: &TensorType) -> ValId {
+    /// A further operand.
+    pub fn operand(&mut self, ty: &TensorType) -> ValId {
         let axes: Vec<Parts> = ty.shape.iter().map(|d| self.space.axis(d)).collect();
         let input = self.inputs.len() as u32;
         self.inputs.push((ty.clone(), axes.clone()));
@@ -129,12 +138,31 @@ impl<'a> Body<'a> {
         self.value(id, ty.clone(), axes)
     }
 
-    fn value(&mut self, id: TermId, ty: TensorType, axes: Vec<Parts>) -> ValId {
+    /// The rows of a further operand, a table, that another operand picks.
+    pub fn gather(&mut self, table: &TensorType, index: ValId) -> Derived<ValId> {
+        let Val { id, axes: of_index, ty: index_ty } = self.val(index).clone();
+        let TermNode::In { input, .. } = *self.terms.node(id) else { return Err("an index is computed".into()) };
+        let rows = table.shape.first().and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
+        let rows = rows.filter(|_| input < STEP).ok_or("the rows of a table are unknown")?;
+        let mut axes: Vec<Parts> = vec![Vec::new()];
+        axes.extend(table.shape[1..].iter().map(|d| self.space.axis(d)));
+        let at = self.inputs.len();
+        self.inputs.push((table.clone(), axes.clone()));
+        self.gathers.push(GatheredRows { table: at, index: input as usize, rows });
+        let id = self.terms.add(TermNode::In { input: at as u32, view: InView::Broadcast });
+        let shape = index_ty.shape.iter().chain(&table.shape[1..]).cloned().collect();
+        let axes = of_index.into_iter().chain(axes.into_iter().skip(1)).collect();
+        Ok(self.value(id, TensorType { dtype: table.dtype, shape }, axes))
+    }
+
+    /// A further value.
+    pub fn value(&mut self, id: TermId, ty: TensorType, axes: Vec<Parts>) -> ValId {
         self.values.push(Val { id, ty, axes });
         ValId(self.values.len() - 1)
     }
 
-    fn val(&self, at: ValId) -> &Val {
+    /// What is known of a value.
+    pub fn val(&self, at: ValId) -> &Val {
         &self.values[at.0]
     }
 
@@ -159,7 +187,7 @@ impl<'a> Body<'a> {
     }
 
     /// Checks that no value has the same axis twice.
-    fn check(&self) -> Derived<()> {
+    pub fn check(&self) -> Derived<()> {
         for value in &self.values {
             let mut seen: HashSet<Axis> = HashSet::new();
             let axes: Parts = value.axes.iter().flatten().copied().collect();
@@ -170,7 +198,8 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    fn op_body(&mut self, def: &'a OpDef, attrs: &[AttrValue], operands: &[Option<ValId>]) -> Derived<Vec<ValId>> {
+    /// The results of an op with a body.
+    pub fn op_body(&mut self, def: &'a OpDef, attrs: &[AttrValue], operands: &[Option<ValId>]) -> Derived<Vec<ValId>> {
         if self.scopes.len() > MAX_DEPTH {
             return Err(format!("op definitions are nested more than {MAX_DEPTH} levels deep"));
         }
@@ -198,17 +227,10 @@ impl<'a> Body<'a> {
         self.scopes.last().ok_or_else(|| "it is the body of no op".into())
     }
 
-    fn builtin(&mut self, op: OpId, b: BuiltinOp, attrs: &[AttrValue], args: &[Option<ValId>]) -> Derived<ValId> {
+    /// The result of a builtin op.
+    pub fn builtin(&mut self, op: OpId, b: BuiltinOp, attrs: &[AttrValue], args: &[Option<ValId>]) -> Derived<ValId> {
         let name = &self.program.op(op).name;
         let types: Vec<Option<TensorType>> = args.iter().map(|v| v.map(|v| self.val(v).ty.clone())).collect();
-        let reduction = match b {
-            BuiltinOp::Sum => Some(Reduction::Sum),
-            BuiltinOp::Mean => Some(Reduction::Mean),
-            BuiltinOp::Amax => Some(Reduction::Max),
-            BuiltinOp::Amin => Some(Reduction::Min),
-            BuiltinOp::Prod => Some(Reduction::Prod),
-            _ => None,
-        };
         use BuiltinOp::{Cast, Full, Reshape, Transpose};
         if !fits_a_kernel(b) {
             return Err(format!("it uses `{name}`"));
@@ -224,7 +246,7 @@ impl<'a> Body<'a> {
         let Some(Some(x)) = args.first() else { return Err(format!("`{name}` has no operand")) };
         let x = self.val(*x).clone();
         let from = x.ty.clone();
-        if let Some(reduction) = reduction {
+        if let Some(reduction) = reduction(b) {
             return self.reduce(reduction, x, &from, attrs, ty);
         }
         let (id, axes) = match b {
@@ -290,7 +312,9 @@ impl<'a> Body<'a> {
             })
             .collect();
         let reduced = reduced.ok_or("reduced axes are unknown")?;
-        if !from.dtype.is_float() {
+        // The extremes of no integers depend on their type.
+        let nothing = reduced.iter().any(|a| from.shape[*a].as_const().is_none_or(|d| d == 0));
+        if !from.dtype.is_float() && (nothing || reduction == Reduction::Mean) {
             return Err(format!("it reduces {}", from.dtype));
         }
         let parts: Parts = reduced.iter().flat_map(|a| x.axes[*a].clone()).collect();
@@ -317,7 +341,11 @@ impl<'a> Body<'a> {
                 step
             }
         };
-        let id = self.terms.add(TermNode::In { input: STEP + step, view: InView::Broadcast });
+        let mut id = self.terms.add(TermNode::In { input: STEP + step, view: InView::Broadcast });
+        // Integers are reduced in 64 bits.
+        if !from.dtype.is_float() && from.dtype != DType::I64 {
+            id = self.terms.add(TermNode::Cast { to: ty.dtype, arg: id });
+        }
         let keep = matches!(attrs.get(1), Some(AttrValue::Bool(true)));
         let mut left = Vec::with_capacity(x.axes.len());
         for (i, parts) in x.axes.into_iter().enumerate() {
@@ -433,4 +461,16 @@ fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
 pub fn fits_a_kernel(op: BuiltinOp) -> bool {
     use BuiltinOp::*;
     matches!(op, Sum | Mean | Amax | Amin | Prod | Cast | Reshape | Expand | Full | Transpose)
+}
+
+/// The reduction that a builtin op is.
+pub fn reduction(op: BuiltinOp) -> Option<Reduction> {
+    match op {
+        BuiltinOp::Sum => Some(Reduction::Sum),
+        BuiltinOp::Mean => Some(Reduction::Mean),
+        BuiltinOp::Amax => Some(Reduction::Max),
+        BuiltinOp::Amin => Some(Reduction::Min),
+        BuiltinOp::Prod => Some(Reduction::Prod),
+        _ => None,
+    }
 }

@@ -7,6 +7,7 @@
 //! the `i`-th operand that is present; a reduction is computed once for each row, and rows do not
 //! recompute a shared reduction.
 
+use crate::dtype::DType;
 use crate::ir::{AttrValue, OpBody, OpId, Program};
 use crate::scalar::{Term, TermBuilder, TermId, TermNode, prune};
 use crate::shape::{Dim, show_shape};
@@ -98,61 +99,74 @@ fn derive(
     // which axes meet.
     let attempt = |aligned: bool| {
         let (body, values) = Body::of(program, op, attrs, operands, aligned)?;
-        finish(program, op, body, &values, results, reduces)
+        match (body.steps.is_empty(), reduces) {
+            (true, true) => return Err("it reduces nothing, so it is pointwise".into()),
+            (false, false) => return Err("it reduces over an axis".into()),
+            _ => {}
+        }
+        let doc = format!("`{}` of {}:{}", def.name, def.origin.file, def.origin.line);
+        finish(&body, &values, results, &def.name, doc)
     };
     attempt(true).or_else(|why| attempt(false).map_err(|_| why))
 }
 
 /// The axes of a kernel, final once the whole body has been walked.
-struct Shape {
-    lead: Vec<Axis>,
-    row: Vec<Axis>,
+pub(super) struct Shape {
+    /// The axes that number the rows.
+    pub lead: Vec<Axis>,
+    /// The axes that make up a row.
+    pub row: Vec<Axis>,
 }
 
-fn finish(
-    program: &Program,
-    op: OpId,
-    body: Body<'_>,
+/// The kernel that computes these values of a body.
+pub(super) fn finish(
+    body: &Body<'_>,
     values: &[Val],
     results: &[TensorType],
-    reduces: bool,
+    name: &str,
+    doc: String,
 ) -> Derived<(RowwiseKernel, RowSpace)> {
-    let def = program.op(op);
-    match (body.steps.is_empty(), reduces) {
-        (true, true) => return Err("it reduces nothing, so it is pointwise".into()),
-        (false, false) => return Err("it reduces over an axis".into()),
-        _ => {}
-    }
     if values.len() != results.len() {
         return Err(format!("its body gives {} results, not {}", values.len(), results.len()));
     }
-    let shape = shape_of(&body, values, results)?;
+    let shape = shape_of(body, values, results)?;
     let base = body.inputs.len() as u32;
-    let steps: Vec<_> = body.steps.iter().map(|s| (s.kind, extract(&body, s.value, base))).collect();
-    let terms: Vec<Term> = values.iter().map(|v| extract(&body, v.id, base)).collect();
+    let steps: Vec<_> = body.steps.iter().map(|s| (s.kind, extract(body, s.value, base))).collect();
+    let terms: Vec<Term> = values.iter().map(|v| extract(body, v.id, base)).collect();
     let mut tensors = Vec::new();
     for (i, (ty, axes)) in body.inputs.iter().enumerate() {
         let reads = |t: &Term| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input == i as u32));
-        let used = terms.iter().chain(steps.iter().map(|(_, t)| t)).any(reads);
-        tensors.push(if used { placed(&body, &shape, axes, ty)? } else { vec![Vec::new(); axes.len()] });
+        let picks = body.gathers.iter().any(|g| g.index == i);
+        let used = picks || terms.iter().chain(steps.iter().map(|(_, t)| t)).any(reads);
+        tensors.push(if used { placed(body, &shape, axes, ty)? } else { vec![Vec::new(); axes.len()] });
     }
     for (value, ty) in values.iter().zip(results) {
-        tensors.push(placed(&body, &shape, &value.axes, ty)?);
+        tensors.push(placed(body, &shape, &value.axes, ty)?);
     }
     let sizes = shape.lead.iter().chain(&shape.row).map(|a| body.space.size(*a)).collect();
     let space = RowSpace { sizes, outer: shape.lead.len(), tensors };
-    let inputs = body.inputs.iter().zip(&space.tensors).map(|((ty, _), axes)| (ty.dtype, space.access(axes))).collect();
+    let inputs = body.inputs.iter().zip(&space.tensors).map(|((ty, _), axes)| (ty.dtype, space.access(axes)));
+    let mut inputs: Vec<(DType, RowAccess)> = inputs.collect();
+    for gathered in &body.gathers {
+        let whole_rows = space.order(&space.tensors[gathered.table]).iter().copied().eq(space.outer..space.sizes.len());
+        let one_each = space.order(&space.tensors[gathered.index]).iter().copied().eq(0..space.outer);
+        if !whole_rows || !one_each {
+            return Err("a table does not hold whole rows".into());
+        }
+        inputs[gathered.table].1 = RowAccess::Gathered;
+    }
     let mut outputs = Vec::new();
     for ((ty, axes), term) in results.iter().zip(&space.tensors[body.inputs.len()..]).zip(terms) {
         outputs.push((ty.dtype, space.output_access(axes)?, term));
     }
     let mut kernel = RowwiseKernel {
-        name: def.name.clone(),
-        doc: format!("`{}` of {}:{}", def.name, def.origin.file, def.origin.line),
+        name: name.to_string(),
+        doc,
         inputs,
         steps,
         outputs,
         axes: [1, 1],
+        gathers: body.gathers.clone(),
     };
     if kernel.strided() {
         kernel.axes = [space.outer, space.sizes.len() - space.outer];
@@ -162,7 +176,7 @@ fn finish(
 
 /// The axes that number the rows, in the order of the first output that has most of them, and the
 /// axes that make up a row.
-fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<Shape> {
+pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<Shape> {
     let now = |axes: &[Parts]| -> Vec<Axis> { body.space.now(&axes.iter().flatten().copied().collect::<Vec<_>>()) };
     let mut row = body.space.now(body.row.as_deref().unwrap_or_default());
     let mut lead: Vec<Axis> = Vec::new();

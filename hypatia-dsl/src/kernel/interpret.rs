@@ -32,15 +32,15 @@ pub fn interpret_rowwise(
         let mut steps: Vec<Value> = Vec::with_capacity(kernel.steps.len());
         for (reduction, term) in &kernel.steps {
             let values = (0..n).map(|column| element(program, kernel, inputs, &steps, term, layout, (row, column)));
-            let reduced = fold(*reduction, values.collect::<Result<Vec<f64>, String>>()?);
-            steps.push(Value::F(reduced));
+            let reduced = fold(*reduction, &values.collect::<Result<Vec<Value>, String>>()?);
+            steps.push(reduced);
         }
         for (i, (out, (_, access, term))) in outputs.iter_mut().zip(&kernel.outputs).enumerate() {
             let columns = if *access == RowAccess::PerRow { 1 } else { n };
             for column in 0..columns {
                 let value = element(program, kernel, inputs, &steps, term, layout, (row, column))?;
                 let at = layout.index(inputs.len() + i, row, column);
-                *out.get_mut(at).ok_or("an output lies outside of its memory")? = value;
+                *out.get_mut(at).ok_or("an output lies outside of its memory")? = value.to_f64();
             }
         }
     }
@@ -55,11 +55,19 @@ fn element(
     term: &Term,
     layout: &RowLayout,
     (row, column): (usize, usize),
-) -> Result<f64, String> {
+) -> Result<Value, String> {
     let mut leaves: Vec<Value> = Vec::with_capacity(inputs.len() + steps.len());
     for (i, ((dtype, _), data)) in kernel.inputs.iter().zip(inputs).enumerate() {
         // An unused operand may have no elements.
-        let x = data.get(layout.index(i, row, column)).copied().unwrap_or(f64::NAN);
+        let at = match kernel.gathers.iter().find(|g| g.table == i) {
+            Some(g) => {
+                let picked = inputs[g.index].get(row).copied().unwrap_or(f64::NAN);
+                let picked = if picked < 0.0 { picked + g.rows as f64 } else { picked };
+                picked as usize * layout.n() + column
+            }
+            None => layout.index(i, row, column),
+        };
+        let x = data.get(at).copied().unwrap_or(f64::NAN);
         leaves.push(match dtype {
             DType::Bool => Value::B(x != 0.0),
             d if d.is_int() => Value::I(x as i64),
@@ -69,18 +77,33 @@ fn element(
     leaves.extend_from_slice(steps);
     let values = eval(program, term, Leaves { inputs: &leaves, ..Leaves::default() }, Precision::F64);
     let values = values.map_err(|e| e.0)?;
-    values.first().map(|v| v.to_f64()).ok_or_else(|| "a term has no result".to_string())
+    values.first().copied().ok_or_else(|| "a term has no result".to_string())
 }
 
-fn fold(reduction: Reduction, values: Vec<f64>) -> f64 {
+fn fold(reduction: Reduction, values: &[Value]) -> Value {
     use crate::builtin::BuiltinScalar::{Max, Min};
     use crate::scalar::float;
-    match reduction {
+    let int = |v: &Value| match v {
+        Value::I(v) => Some(*v),
+        Value::B(v) => Some(i64::from(*v)),
+        Value::F(_) => None,
+    };
+    if let (true, Some(ints)) = (!values.is_empty(), values.iter().map(int).collect::<Option<Vec<i64>>>()) {
+        let ints = ints.into_iter();
+        return Value::I(match reduction {
+            Reduction::Sum | Reduction::Mean => ints.fold(0, i64::wrapping_add),
+            Reduction::Max => ints.fold(i64::MIN, i64::max),
+            Reduction::Min => ints.fold(i64::MAX, i64::min),
+            Reduction::Prod => ints.fold(1, i64::wrapping_mul),
+        });
+    }
+    let values: Vec<f64> = values.iter().map(|v| v.to_f64()).collect();
+    Value::F(match reduction {
         // Not `sum()`: the sum of no elements would be -0.
         Reduction::Sum => values.iter().fold(0.0, |a, b| a + b),
         Reduction::Mean => values.iter().sum::<f64>() / values.len() as f64,
         Reduction::Max => values.iter().fold(f64::NEG_INFINITY, |a, b| float(Max, a, *b)),
         Reduction::Min => values.iter().fold(f64::INFINITY, |a, b| float(Min, a, *b)),
         Reduction::Prod => values.iter().product(),
-    }
+    })
 }

@@ -66,7 +66,7 @@ impl RowLayout {
     pub fn flat(kernel: &RowwiseKernel, rows: usize, n: usize) -> RowLayout {
         let of = |access: RowAccess| match access {
             RowAccess::Full | RowAccess::Strided => vec![n as isize, 1],
-            RowAccess::PerColumn => vec![0, 1],
+            RowAccess::PerColumn | RowAccess::Gathered => vec![0, 1],
             RowAccess::PerRow => vec![1, 0],
             RowAccess::Splat => vec![0, 0],
         };

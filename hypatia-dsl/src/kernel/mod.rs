@@ -15,6 +15,7 @@ mod interpret;
 mod layout;
 mod lines;
 mod moves;
+mod region;
 pub mod short;
 mod space;
 #[cfg(test)]
@@ -23,7 +24,7 @@ mod tests;
 use crate::dtype::DType;
 use crate::scalar::Term;
 
-pub use body::fits_a_kernel;
+pub use body::{fits_a_kernel, reduction};
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};
 pub use gemm_sm80::{Factor, WARP_TUNE, WarpGemm, WarpTiling};
@@ -31,6 +32,7 @@ pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
+pub use region::{RowOperand, RowRegion, RowValue};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`
 /// row-major.
@@ -115,6 +117,20 @@ pub enum RowAccess {
     /// Any other affine function of the axes that number the rows and those that make up a row: a
     /// stride for each of `RowwiseKernel::axes`. The strides are run-time arguments of the kernel.
     Strided,
+    /// `[rows of a table, n]`: which row is read for each row is said by one of
+    /// `RowwiseKernel::gathers`.
+    Gathered,
+}
+
+/// An operand whose rows another operand picks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GatheredRows {
+    /// The operand that is read.
+    pub table: usize,
+    /// The operand with its rows: one integer a row, contiguous; a negative one counts from the end.
+    pub index: usize,
+    /// How many rows the table has.
+    pub rows: usize,
 }
 
 /// Reductions over rows of `[rows, n]`, then outputs that may use their results: softmax,
@@ -136,6 +152,8 @@ pub struct RowwiseKernel {
     pub outputs: Vec<(DType, RowAccess, Term)>,
     /// How many axes number the rows, and how many make up a row; 1 and 1 if nothing is `Strided`.
     pub axes: [usize; 2],
+    /// Where the rows of `Gathered` operands come from.
+    pub gathers: Vec<GatheredRows>,
 }
 
 impl RowwiseKernel {

@@ -10,7 +10,7 @@ use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 use smallvec::SmallVec;
 
-use super::operand::Operand;
+use super::operand::{Offsets, Operand};
 use super::threads::Workers;
 use super::widen::Widen;
 use hypatia_eval::Val;
@@ -242,6 +242,19 @@ fn index_at(ids: Operand<'_>, i: usize) -> i64 {
         DType::I8 => ids.bytes[i] as i8 as i64,
         _ => ids.bytes[i] as i64,
     }
+}
+
+/// An error if an index lies outside of an axis of that size.
+pub fn check(ids: Operand<'_>, size: usize) -> Result<()> {
+    if ids.view.is_empty() {
+        return Ok(());
+    }
+    let mut offsets = Offsets::new(&ids.view.shape, &ids.view.strides, ids.view.offset as isize);
+    for _ in 0..ids.view.len() {
+        resolve(ids.element(offsets.at).i(), size)?;
+        offsets.step();
+    }
+    Ok(())
 }
 
 fn resolve(value: i64, size: usize) -> Result<usize> {

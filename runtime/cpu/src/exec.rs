@@ -311,6 +311,9 @@ impl Executor {
                 pointwise(p, code, step, &reads, &workers, &mut outs)
             }
             (Action::Rowwise(r), PreparedStep::Rowwise(code)) => {
+                for (read, count) in &r.lookups {
+                    copies::check(source(*read), *count)?;
+                }
                 let mut own: SmallVec<[&[u8]; 8]> = SmallVec::new();
                 for (bytes, v) in reads.iter().zip(&step.reads) {
                     own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });

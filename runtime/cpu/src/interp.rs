@@ -179,6 +179,12 @@ impl Code {
         (bank(lane) == 0).then(|| &registers.f32s[reg][..len])
     }
 
+    /// Result `index` of the last run, if it is in a lane of integers.
+    pub fn root_int<'a>(&self, registers: &'a Registers, index: usize, len: usize) -> Option<&'a [i64]> {
+        let (lane, reg, _) = self.roots[index];
+        (bank(lane) == 2).then(|| &registers.ints[reg][..len])
+    }
+
     /// Stores result `index` of the last run into elements `start..start + len` of an output.
     pub fn store(&self, registers: &Registers, index: usize, out: &mut [u8], start: usize, len: usize) {
         let size = self.roots[index].2.size();

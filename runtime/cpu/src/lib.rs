@@ -26,6 +26,8 @@ mod operand;
 mod pointwise;
 mod pooling;
 mod reduce;
+#[cfg(test)]
+mod regions_tests;
 mod rowwise;
 #[cfg(test)]
 mod rowwise_tests;

@@ -7,8 +7,8 @@
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout};
-use hypatia_dsl::scalar::typed::Source;
+use hypatia_dsl::kernel::{GatheredRows, Reduction, RowAccess, RowLayout};
+use hypatia_dsl::scalar::typed::{Source, inlined};
 use hypatia_dsl::scalar::{Term, TermNode};
 
 use super::interp::{BLOCK, Code, Dst, Loader, Registers, part, read};
@@ -35,6 +35,7 @@ pub struct RowCode {
     pieces: Vec<Code>,
     accesses: Vec<RowAccess>,
     inputs: Vec<(DType, RowAccess)>,
+    gathers: Vec<GatheredRows>,
     /// The type of each reduction's result.
     results: Vec<DType>,
     layout: RowLayout,
@@ -52,7 +53,7 @@ impl RowCode {
         let mut dtypes: Vec<DType> = kernel.inputs.iter().map(|(d, _)| *d).collect();
         let mut results = Vec::new();
         for (_, term) in &kernel.steps {
-            let compute = if is_wide(term, &dtypes) { DType::F64 } else { DType::F32 };
+            let compute = compute_type(program, term, &dtypes)?;
             dtypes.push(compute);
             results.push(compute);
         }
@@ -68,6 +69,7 @@ impl RowCode {
             pieces: pieces.collect::<Result<_>>()?,
             accesses: kernel.outputs.iter().map(|(_, access, _)| *access).collect(),
             inputs: kernel.inputs.clone(),
+            gathers: kernel.gathers.clone(),
             results,
             layout: step.layout.clone(),
             sizes: kernel.outputs.iter().map(|(d, access, _)| d.size() * of_row(access)).collect(),
@@ -120,9 +122,16 @@ impl RowCode {
             let (done, mine) = results.split_at_mut(i * rows);
             let loader = RowLoader { code: self, inputs, results: done, first, rows, column: 0 };
             self.whole.run_root(registers, &loader, i, 0, len);
-            match self.whole.root_f32(registers, i, len) {
-                Some(values) => reduce_rows(*kind, values, n, mine),
-                None => {
+            let lane = (self.whole.root_f32(registers, i, len), self.whole.root_int(registers, i, len));
+            match lane {
+                (Some(values), _) => reduce_rows(*kind, values, n, mine),
+                (_, Some(values)) => {
+                    let rows = values
+                        .chunks_exact(n)
+                        .map(|row| row.iter().fold(int_identity(*kind), |a, b| join_ints(*kind, a, *b)));
+                    mine.iter_mut().zip(rows).for_each(|(to, v)| *to = held(v));
+                }
+                _ => {
                     let (mut at, mut strands) = (0, [identity(*kind); STRANDS]);
                     self.whole.root_f64(registers, i, len, |v| {
                         let column = at % n;
@@ -135,7 +144,9 @@ impl RowCode {
                     });
                 }
             }
-            mine[..rows].iter_mut().for_each(|v| *v = self.results[i].round(*v));
+            if self.results[i].is_float() {
+                mine[..rows].iter_mut().for_each(|v| *v = self.results[i].round(*v));
+            }
         }
         let steps = self.reductions.len();
         let loader = RowLoader { code: self, inputs, results: &results[..steps * rows], first, rows, column: 0 };
@@ -176,14 +187,15 @@ impl RowCode {
             let mut loader = RowLoader { code: self, inputs, results: done, first: row, rows: 1, column: 0 };
             let code = &self.pieces[i];
             code.start(registers);
-            let mut strands = [identity(*kind); STRANDS];
+            let (mut strands, mut ints) = ([identity(*kind); STRANDS], int_identity(*kind));
             for start in (0..self.n).step_by(BLOCK) {
                 let count = BLOCK.min(self.n - start);
                 loader.column = start;
                 code.run(registers, &loader, 0, count);
-                match code.root_f32(registers, 0, count) {
-                    Some(values) => accumulate(*kind, &mut strands, values),
-                    None => {
+                match (code.root_f32(registers, 0, count), code.root_int(registers, 0, count)) {
+                    (Some(values), _) => accumulate(*kind, &mut strands, values),
+                    (_, Some(values)) => ints = values.iter().fold(ints, |a, b| join_ints(*kind, a, *b)),
+                    _ => {
                         let mut i = 0;
                         code.root_f64(registers, 0, count, |v| {
                             strands[i % STRANDS] = join(*kind, strands[i % STRANDS], v);
@@ -192,7 +204,10 @@ impl RowCode {
                     }
                 }
             }
-            mine[0] = self.results[i].round(finished(*kind, total(*kind, &strands), self.n));
+            mine[0] = match self.results[i].is_float() {
+                true => self.results[i].round(finished(*kind, total(*kind, &strands), self.n)),
+                false => held(ints),
+            };
         }
         let mut loader = RowLoader { code: self, inputs, results, first: row, rows: 1, column: 0 };
         for (i, access) in self.accesses.iter().enumerate() {
@@ -228,6 +243,42 @@ impl RowCode {
             let which = element + from..element + to;
             code.store_strided(registers, root, out, which, (base + at) as usize, stride as usize);
         });
+    }
+}
+
+/// The type in which the result of a reduction of these terms is kept: f32, f64 or i64.
+fn compute_type(program: &Program, term: &Term, dtypes: &[DType]) -> Result<DType> {
+    let typed = inlined(program, term, None, dtypes)?;
+    let root = typed.roots.first().and_then(|r| typed.nodes.get(*r as usize)).map(|n| n.ty);
+    Ok(match root {
+        Some(ty) if !ty.is_float() => DType::I64,
+        _ if is_wide(term, dtypes) => DType::F64,
+        _ => DType::F32,
+    })
+}
+
+/// An integer among the results of reductions, which are f64: its bits.
+fn held(value: i64) -> f64 {
+    f64::from_bits(value as u64)
+}
+
+/// The identity of a reduction of integers.
+fn int_identity(kind: Reduction) -> i64 {
+    match kind {
+        Reduction::Sum | Reduction::Mean => 0,
+        Reduction::Prod => 1,
+        Reduction::Max => i64::MIN,
+        Reduction::Min => i64::MAX,
+    }
+}
+
+/// One step of a reduction of integers, in 64 bits.
+fn join_ints(kind: Reduction, a: i64, b: i64) -> i64 {
+    match kind {
+        Reduction::Sum | Reduction::Mean => a.wrapping_add(b),
+        Reduction::Prod => a.wrapping_mul(b),
+        Reduction::Max => a.max(b),
+        Reduction::Min => a.min(b),
     }
 }
 
@@ -408,11 +459,13 @@ impl Loader for RowLoader<'_> {
         let width = len / self.rows.max(1);
         let Some((dtype, access)) = self.code.inputs.get(i) else {
             let at = (i - self.code.inputs.len()) * self.rows;
+            let is_int = self.code.results.get(i - self.code.inputs.len()) == Some(&DType::I64);
             for row in 0..self.rows {
                 let v = self.results.get(at + row).copied().unwrap_or(f64::NAN);
                 match part(&mut dst, row * width, (row + 1) * width) {
                     Dst::F32(d) => d.fill(v as f32),
                     Dst::F64(d) => d.fill(v),
+                    Dst::Int(d) if is_int => d.fill(v.to_bits() as i64),
                     Dst::Int(d) => d.fill(v as i64),
                     Dst::Bool(d) => d.fill((v != 0.0) as u8),
                 }
@@ -432,6 +485,10 @@ impl Loader for RowLoader<'_> {
                     match access {
                         RowAccess::PerColumn => read(bytes, *dtype, self.column as isize, 1, dst),
                         RowAccess::Strided => self.load_strided(i, at, dst),
+                        RowAccess::Gathered => {
+                            let from = self.picked(i, at) * n + self.column;
+                            read(bytes, *dtype, from as isize, 1, dst);
+                        }
                         _ => read(bytes, *dtype, at as isize, 0, dst),
                     }
                 }
@@ -441,6 +498,15 @@ impl Loader for RowLoader<'_> {
 }
 
 impl RowLoader<'_> {
+    /// The row of a table that is read for a row. It was looked at before the step.
+    fn picked(&self, table: usize, row: usize) -> usize {
+        let Some(gathered) = self.code.gathers.iter().find(|g| g.table == table) else { return 0 };
+        let (mut index, dtype) = ([0i64], self.code.inputs[gathered.index].0);
+        read(self.inputs[gathered.index], dtype, row as isize, 1, Dst::Int(&mut index));
+        let index = if index[0] < 0 { index[0] + gathered.rows as i64 } else { index[0] };
+        index.clamp(0, gathered.rows as i64 - 1) as usize
+    }
+
     /// Loads the elements of a strided row.
     fn load_strided(&self, input: usize, row: usize, mut dst: Dst<'_>) {
         let (bytes, dtype, layout) = (self.inputs[input], self.code.inputs[input].0, &self.code.layout);

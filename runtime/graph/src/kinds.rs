@@ -1,13 +1,14 @@
 //! Classifies nodes.
 //!
 //! In: a node. Out: the builtin op that it applies, and whether it is a view or pointwise.
-//! Invariant: the answers follow from the op alone, not from types or users, so every stage gets
-//! the same ones.
+//! Also which operands are numbers in a kernel. Invariant: the answers about ops follow from the op
+//! alone, not from types or users, so every stage gets the same ones.
 
 use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::Kind;
 use hypatia_dsl::ir::OpBody;
 
-use super::{Graph, Node, NodeKind};
+use super::{Graph, Node, NodeKind, Value};
 
 /// The builtin that a node applies.
 pub fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
@@ -30,4 +31,27 @@ pub fn is_view(graph: &Graph, node: &Node) -> bool {
 /// True for nodes that compute each element of their result from one element of each operand.
 pub fn is_pointwise(graph: &Graph, node: &Node) -> bool {
     matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
+}
+
+/// The number that replaces an operand of a scalar function in a kernel: a one-element float
+/// constant, where another operand gives the literal its type.
+pub fn literal(graph: &Graph, node: &Node, v: Value) -> Option<f64> {
+    let NodeKind::Scalar(scalar) = node.kind else { return None };
+    let number = float_splat(graph.node(v.node))?;
+    let dtype = graph.ty(v).dtype;
+    let params = &graph.program.scalar(scalar).params;
+    let typed = node.operands.iter().zip(params).any(|(o, (_, kind))| {
+        o.is_some_and(|o| {
+            *kind == Kind::Number && graph.ty(o).dtype == dtype && float_splat(graph.node(o.node)).is_none()
+        })
+    });
+    typed.then_some(number)
+}
+
+/// The value of a one-element float constant.
+fn float_splat(node: &Node) -> Option<f64> {
+    match &node.kind {
+        NodeKind::Const(t) if t.len() == 1 && t.dtype().is_float() => t.to_f64().first().copied(),
+        _ => None,
+    }
 }

@@ -6,12 +6,13 @@
 //!
 //! The algorithm is greedy. Each pointwise node joins the regions of its operands, in graph order.
 //! Then sibling regions that read the same tensor are joined, so that it is read once. A region may
-//! have several results, and operands that broadcast.
+//! have several results, and operands that broadcast. `rows` then grows regions around reductions.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
 use super::Graph;
+use super::kinds::is_view;
 use hypatia_tensor::error::{Error, Result};
 
 /// Maximum number of nodes in a region: generated code has a limited number of registers.
@@ -21,24 +22,33 @@ const MAX_OPERANDS: usize = 32;
 /// Maximum number of earlier readers of a tensor that a reader is compared with.
 const MAX_SIBLINGS: usize = 8;
 /// Maximum number of groups that one path search visits; beyond it, the regions stay separate.
-const MAX_VISITS: usize = 4096;
+pub(super) const MAX_VISITS: usize = 4096;
 
 /// A region, or a single node.
-struct Group {
-    nodes: Vec<usize>,
+pub(super) struct Group {
+    /// Ascending.
+    pub nodes: Vec<usize>,
     /// Nodes outside the group that its members read.
-    operands: Vec<usize>,
+    pub operands: Vec<usize>,
 }
 
-struct Cluster<'a> {
-    graph: &'a Graph,
+/// The regions so far.
+pub(super) struct Cluster<'a> {
+    /// The graph.
+    pub graph: &'a Graph,
     /// The group of each node, which is the index of one of its nodes.
-    group_of: Vec<usize>,
-    groups: Vec<Group>,
+    pub group_of: Vec<usize>,
+    /// By the index of one of their nodes.
+    pub groups: Vec<Group>,
 }
 
 /// Groups of nodes in an order in which they can run; nodes within a group ascend.
 pub fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
+    pointwise_regions(graph, pointwise).order()
+}
+
+/// The regions of the pointwise nodes.
+pub(super) fn pointwise_regions<'a>(graph: &'a Graph, pointwise: &[bool]) -> Cluster<'a> {
     let groups = graph.nodes.iter().enumerate().map(|(i, node)| {
         let mut operands: Vec<usize> = node.operands.iter().flatten().map(|v| v.node.index()).collect();
         operands.sort_unstable();
@@ -54,7 +64,18 @@ pub fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
         }
     }
     c.join_siblings(pointwise);
-    c.order()
+    c
+}
+
+/// For each node the one whose result it is a view of; itself if it is no view.
+fn sources(graph: &Graph) -> Vec<usize> {
+    let mut sources: Vec<usize> = (0..graph.nodes.len()).collect();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        if let (true, Some(Some(of))) = (is_view(graph, node), node.operands.first()) {
+            sources[i] = sources[of.node.index()];
+        }
+    }
+    sources
 }
 
 impl Cluster<'_> {
@@ -86,33 +107,35 @@ impl Cluster<'_> {
         self.groups[b] = Group { nodes: Vec::new(), operands: Vec::new() };
     }
 
-    /// Joins groups that read the same tensor of their results' shape. Only groups that could run
-    /// at the same time anyway are joined: what one reads and the other does not is available from
-    /// the start.
+    /// Joins groups with results of one shape that read the same tensor: as a whole, or parts of it,
+    /// as queries and keys of one projection. Only groups that could run at the same time anyway are
+    /// joined: what one reads and the other does not is available from the start, or a view of that
+    /// tensor.
     fn join_siblings(&mut self, pointwise: &[bool]) {
         let graph = self.graph;
         let shape = |n: usize| &graph.nodes[n].results[0].shape;
-        let from_the_start = |n: &usize| graph.nodes[*n].operands.iter().flatten().count() == 0;
+        let from_the_start = |n: usize| graph.nodes[n].operands.iter().flatten().count() == 0;
+        let sources = sources(graph);
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
         for node in (0..graph.nodes.len()).filter(|n| pointwise[*n]) {
-            for operand in self.groups[self.group_of[node]].operands.clone() {
-                let result = shape(node);
-                let whole = |v: &super::Value| v.node.index() == operand && graph.ty(*v).shape == *result;
-                if graph.nodes[node].operands.iter().flatten().any(whole) {
-                    readers[operand].push(node);
+            let result = shape(node);
+            let whole = |v: &&super::Value| graph.ty(**v).shape == *result;
+            let read = graph.nodes[node].operands.iter().flatten().filter(whole).map(|v| v.node.index());
+            for operand in read.filter(|n| self.group_of[*n] != self.group_of[node]) {
+                let source = sources[operand];
+                if readers[source].last() != Some(&node) {
+                    readers[source].push(node);
                 }
             }
         }
-        for nodes in readers {
+        for (source, nodes) in readers.iter().enumerate() {
             for (i, b) in nodes.iter().enumerate() {
                 for a in nodes[..i].iter().rev().take(MAX_SIBLINGS) {
                     let (ga, gb) = (self.group_of[*a], self.group_of[*b]);
+                    let ready = |o: usize| from_the_start(sources[o]) || sources[o] == source;
                     let lacks = |x: usize, y: usize| {
-                        self.groups[x]
-                            .operands
-                            .iter()
-                            .filter(|o| !self.groups[y].operands.contains(o))
-                            .all(from_the_start)
+                        let (x, y) = (&self.groups[x].operands, &self.groups[y].operands);
+                        x.iter().filter(|o| !y.contains(o)).all(|o| ready(*o))
                     };
                     if ga != gb && shape(*a) == shape(*b) && lacks(ga, gb) && lacks(gb, ga) {
                         self.join(*a, *b);
@@ -153,7 +176,7 @@ impl Cluster<'_> {
 
     /// The groups in topological order. Among those that are ready, the one whose first node comes
     /// first in the graph runs first.
-    fn order(&self) -> Result<Vec<Vec<usize>>> {
+    pub fn order(&self) -> Result<Vec<Vec<usize>>> {
         let n = self.graph.nodes.len();
         let mut waits = vec![0usize; n];
         let mut users: Vec<Vec<usize>> = vec![Vec::new(); n];

@@ -46,7 +46,7 @@ impl Rows {
 pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseStep {
     let layout = joined(layout);
     let inputs = kernel.inputs.len();
-    for (i, (_, access)) in kernel.inputs.iter_mut().enumerate() {
+    for (i, (_, access)) in kernel.inputs.iter_mut().enumerate().filter(|(_, input)| input.1 != RowAccess::Gathered) {
         *access = layout.access(i);
     }
     for (i, (_, access, _)) in kernel.outputs.iter_mut().enumerate() {
@@ -58,7 +58,7 @@ pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseSt
     }
     let strided = kernel.strided();
     kernel.axes = if strided { [layout.outer, layout.sizes.len() - layout.outer] } else { [1, 1] };
-    RowwiseStep { kernel, rows: layout.rows(), n: layout.n(), layout }
+    RowwiseStep { kernel, rows: layout.rows(), n: layout.n(), layout, lookups: Vec::new() }
 }
 
 /// Collapses axes that are contiguous for all operands, separately for those across rows and those

@@ -100,6 +100,8 @@ pub struct RowwiseStep {
     /// The layout of the elements of each read, then of each write. At least one axis numbers the
     /// rows, and at least one makes up a row.
     pub layout: RowLayout,
+    /// Reads that hold places in a row, and the number of places.
+    pub lookups: Vec<(usize, usize)>,
 }
 
 /// Attention over a batch of heads: softmax(score(q k^T)) v. `reads[0]` is `batch + [queries,

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 pub mod random;
+pub mod rows;
 
 use std::sync::Arc;
 

@@ -47,7 +47,7 @@ fn bytes(kernel: &RowwiseKernel, values: usize) -> usize {
             }
         }
     }
-    let own = |a: &RowAccess| matches!(a, RowAccess::Full | RowAccess::Strided);
+    let own = |a: &RowAccess| matches!(a, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
     let inputs = kernel.inputs.iter().zip(read).filter(|((_, a), read)| *read && own(a));
     inputs.map(|((d, _), _)| d.size()).sum::<usize>() + values * DType::F32.size()
 }

@@ -98,7 +98,7 @@ pub(super) fn emit(
 
     let used: Vec<usize> =
         (0..kernel.inputs.len()).filter(|i| steps.iter().chain(&outputs).any(|p| p.inputs.contains(i))).collect();
-    let wide = |a: RowAccess| matches!(a, RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided);
+    let wide = |a: RowAccess| !matches!(a, RowAccess::PerRow | RowAccess::Splat);
     let moved: Vec<DType> = used
         .iter()
         .filter(|i| wide(kernel.inputs[**i].1))
@@ -217,6 +217,7 @@ pub(super) fn emit(
         row_args => row_args(kernel, &used, stream.is_some()),
         kept => per_element(kernel, &in_rows),
         carried => carried,
+        gathers => !kernel.gathers.is_empty(),
         outer => kernel.axes[0],
         inner => kernel.axes[1],
         strided => strided(kernel, &used),
@@ -248,10 +249,9 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
             RowAccess::PerRow => {
                 let varies = term.nodes.iter().zip(reachable(term)).any(|(n, r)| match n {
                     TermNode::In { input, .. } => {
-                        r && kernel
-                            .inputs
-                            .get(*input as usize)
-                            .is_some_and(|i| i.1 == RowAccess::Full || i.1 == RowAccess::PerColumn)
+                        r && kernel.inputs.get(*input as usize).is_some_and(|i| {
+                            matches!(i.1, RowAccess::Full | RowAccess::PerColumn | RowAccess::Gathered)
+                        })
                     }
                     _ => false,
                 });
@@ -375,9 +375,13 @@ fn passes(
             _ => groups.push(vec![i]),
         }
     }
-    // Integers are computed in 64 bits, but the element type sets their limits.
+    // Integers are computed in 64 bits, but the element type sets the limits of an operand.
     let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
     let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
+    let bare = |i: usize| {
+        let term = &kernel.steps[i].1;
+        matches!(term.nodes.get(term.root().0 as usize), Some(TermNode::In { .. }))
+    };
     let mut out = Vec::new();
     for group in groups {
         let mut values = Vec::new();
@@ -398,7 +402,7 @@ fn passes(
             values.push(context! {
                 name => name.clone(),
                 type => compute_name(ty),
-                identity => identity_literal(start, if ty == DType::I64 { narrow } else { ty })?,
+                identity => identity_literal(start, if ty == DType::I64 && bare(i) { narrow } else { ty })?,
                 element => carries.then(|| format!("const float e{i} = stays({element});")),
                 carried => carries.then(|| format!("e{i}_kept[c].v[k] = e{i};")),
                 accumulate => combine(functions, &name, &term),
@@ -465,7 +469,9 @@ fn call(kernel: &RowwiseKernel, piece: &Piece, steps: &[Piece]) -> String {
 fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], row: bool) -> String {
     let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
         RowAccess::Strided if row => format!("in{i}[0]"),
-        RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided => format!("in{i}_v.v[k]"),
+        RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided | RowAccess::Gathered => {
+            format!("in{i}_v.v[k]")
+        }
         RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
     });
     let carried = piece.carried.iter().map(|s| {
@@ -482,7 +488,9 @@ fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Value {
     inputs
         .iter()
         .filter_map(|i| match kernel.inputs[*i].1 {
-            RowAccess::Full | RowAccess::Strided => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
+            RowAccess::Full | RowAccess::Strided | RowAccess::Gathered => {
+                Some(format!("const auto in{i}_v = in{i}_at(c, col);"))
+            }
             RowAccess::PerColumn if streamed => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
             RowAccess::PerColumn => Some(format!("const auto in{i}_v = load<V>(in{i} + col);")),
             _ => None,
@@ -512,11 +520,13 @@ fn streamed(kernel: &RowwiseKernel, stream: Option<&Stream>) -> Value {
 
 /// Per-element operands that a thread may keep.
 fn per_element(kernel: &RowwiseKernel, used: &[usize]) -> Value {
-    let own = used.iter().filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided));
+    let is_own = |a: RowAccess| matches!(a, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
+    let own = used.iter().filter(|i| is_own(kernel.inputs[**i].1));
     own.map(|i| {
         let (dtype, access) = kernel.inputs[*i];
         context! {
             name => format!("in{i}"), type => storage(dtype), strided => access == RowAccess::Strided,
+            picked => access == RowAccess::Gathered,
         }
     })
     .collect()
@@ -537,7 +547,9 @@ fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
     let inputs = used.iter().map(|i| {
         let ty = storage(kernel.inputs[*i].0);
         match kernel.inputs[*i].1 {
-            RowAccess::Full | RowAccess::PerColumn => format!("const {ty}* __restrict__ const in{i}"),
+            RowAccess::Full | RowAccess::PerColumn | RowAccess::Gathered => {
+                format!("const {ty}* __restrict__ const in{i}")
+            }
             RowAccess::Strided => format!("const {ty}* __restrict__ const in{i}, const {axes}& in{i}_strides"),
             RowAccess::PerRow | RowAccess::Splat => format!("const {ty} in{i}"),
         }
@@ -558,6 +570,11 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
         RowAccess::PerRow => format!("in{i}[row]"),
         RowAccess::Splat => format!("in{i}_all"),
         RowAccess::Strided => format!("in{i}_row, in{i}_strides"),
+        RowAccess::Gathered => {
+            let gathered = kernel.gathers.iter().find(|g| g.table == *i);
+            let (index, rows) = gathered.map_or((*i, 0), |g| (g.index, g.rows));
+            format!("picked_row(in{i}, in{index}[row], {rows}, n)")
+        }
     });
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| match o.1 {
         RowAccess::Full => format!("out{i} + row * n"),
@@ -572,7 +589,7 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
 fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     let read = used
         .iter()
-        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::PerColumn))
+        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::PerColumn | RowAccess::Gathered))
         .map(|i| format!("aligned<V>(in{i})"));
     let written = kernel.outputs.iter().enumerate().filter(|(_, o)| o.1 == RowAccess::Full);
     read.chain(written.map(|(i, _)| format!("aligned<V>(out{i})"))).collect()
@@ -585,6 +602,7 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
         RowAccess::PerRow => "one element a row",
         RowAccess::Splat => "one element",
         RowAccess::Strided => "one element each, with the strides of that name",
+        RowAccess::Gathered => "a table of rows of n elements, row-major",
     };
     let mut out = Vec::new();
     for (i, (d, a)) in kernel.inputs.iter().enumerate() {
@@ -613,7 +631,7 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
 /// Bytes of the packs of all operands that a thread keeps.
 fn pack_bytes(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> usize {
     used.iter()
-        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided))
+        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered))
         .map(|i| kernel.inputs[*i].0.size() * vector)
         .sum()
 }

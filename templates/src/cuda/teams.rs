@@ -112,7 +112,10 @@ impl Stream {
             .collect();
         let size = |i: &usize| kernel.inputs[*i].0.size() as u64;
         // A copy moves 16 bytes.
-        if kernel.strided() || streamed.iter().any(|i| !(size(i) * vector).is_multiple_of(16)) {
+        if kernel.strided()
+            || !kernel.gathers.is_empty()
+            || streamed.iter().any(|i| !(size(i) * vector).is_multiple_of(16))
+        {
             return None;
         }
         let all: u64 = streamed.iter().map(size).sum();

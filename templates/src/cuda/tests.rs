@@ -133,6 +133,7 @@ fn softmax(p: &Program) -> RowwiseKernel {
         steps: vec![(Reduction::Max, max), (Reduction::Sum, sum)],
         outputs: vec![(DType::F16, RowAccess::Full, b.done(&[q]))],
         axes: [1, 1],
+        gathers: Vec::new(),
     }
 }
 

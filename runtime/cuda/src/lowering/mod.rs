@@ -269,11 +269,12 @@ fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> 
         steps: vec![(kind, input(0))],
         outputs: vec![(out.dtype, RowAccess::PerRow, input(1))],
         axes: [1, 1],
+        gathers: Vec::new(),
     };
     if kernel.strided() {
         kernel.axes = [layout.outer, layout.sizes.len() - layout.outer];
     }
-    let step = RowwiseStep { rows: layout.rows(), n: layout.n(), kernel, layout };
+    let step = RowwiseStep { rows: layout.rows(), n: layout.n(), kernel, layout, lookups: Vec::new() };
     Some(rowwise(&step))
 }
 

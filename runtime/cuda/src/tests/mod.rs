@@ -10,6 +10,7 @@ mod emulated;
 mod heads;
 mod irregular;
 mod precision;
+mod rows;
 mod scalars;
 mod templates;
 mod tiled;

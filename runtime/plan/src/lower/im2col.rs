@@ -190,6 +190,7 @@ impl Lower<'_> {
             steps: vec![(Reduction::Sum, product)],
             outputs: vec![(out.dtype, RowAccess::PerRow, epilogue(&step.term, views.len() as u32))],
             axes: [1, 1],
+            gathers: Vec::new(),
         };
         let step = fitted(kernel, &layout);
         self.step(name, Action::Rowwise(step), views, vec![out]);

@@ -16,9 +16,10 @@ mod workspace;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use hypatia_dsl::dtype::{DType, Kind};
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, InView};
-use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel, reduction};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 
@@ -34,7 +35,8 @@ use crate::{
 };
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{
-    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Strategy, Value, builtin, cluster, is_pointwise,
+    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Region, RowsOperand, RowwiseRegion, Strategy,
+    Value, builtin, cluster_rows, is_pointwise, literal,
 };
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -56,8 +58,8 @@ pub(super) struct Lower<'a> {
     pub(super) channels_last: HashSet<BufferId>,
     /// True for nodes whose result reaches a convolution with its layout unchanged.
     feeds_convolution: Vec<bool>,
-    /// Groups of nodes that become one launch, in order.
-    groups: Vec<Vec<usize>>,
+    /// Nodes that become one launch, in order.
+    groups: Vec<Region>,
     options: &'a Options,
 }
 
@@ -109,10 +111,10 @@ fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
     }
 }
 
-fn leaves_group(graph: &Graph, groups: &[Vec<usize>]) -> Vec<bool> {
+fn leaves_group(graph: &Graph, groups: &[Region]) -> Vec<bool> {
     let mut group_of = vec![0; graph.nodes.len()];
-    for (g, nodes) in groups.iter().enumerate() {
-        nodes.iter().for_each(|n| group_of[*n] = g);
+    for (g, region) in groups.iter().enumerate() {
+        region.nodes.iter().for_each(|n| group_of[*n] = g);
     }
     let mut leaves = vec![false; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -124,21 +126,22 @@ fn leaves_group(graph: &Graph, groups: &[Vec<usize>]) -> Vec<bool> {
     leaves
 }
 
-/// The value of a one-element float constant.
-fn float_splat(node: &Node) -> Option<f64> {
-    match &node.kind {
-        NodeKind::Const(t) if t.len() == 1 && t.dtype().is_float() => t.to_f64().first().copied(),
-        _ => None,
-    }
-}
-
 impl<'a> Lower<'a> {
     /// The state before the first node; steps are appended to `plan`.
     fn new(prepared: &'a Prepared, options: &'a Options, plan: Plan) -> Result<Lower<'a>> {
         let graph = &prepared.graph;
         let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
         let none = vec![false; pointwise.len()];
-        let groups = cluster(graph, if options.cluster { &pointwise } else { &none })?;
+        let rowwise = |i: usize| {
+            let picks = |op: BuiltinOp| op == BuiltinOp::GatherElements;
+            let reduces = builtin(graph, &graph.nodes[i]).is_some_and(|op| reduction(op).is_some() || picks(op));
+            reduces || prepared.kernels.rowwise.contains_key(&NodeId(i as u32))
+        };
+        let rowwise: Vec<bool> = (0..graph.nodes.len()).map(rowwise).collect();
+        let groups = match options.cluster {
+            true => cluster_rows(graph, &pointwise, &rowwise, &options.device)?,
+            false => cluster_rows(graph, &none, &none, &options.device)?,
+        };
         Ok(Lower {
             graph,
             kernels: &prepared.kernels,
@@ -157,11 +160,12 @@ impl<'a> Lower<'a> {
     fn nodes(&mut self) -> Result<()> {
         let graph = self.graph;
         for group in std::mem::take(&mut self.groups) {
-            match group.as_slice() {
-                [node] if !is_pointwise(graph, &graph.nodes[*node]) => self.node(*node),
-                nodes => self.region(nodes),
+            match (group.nodes.as_slice(), &group.rows) {
+                (_, Some(rows)) => self.rows(rows),
+                ([node], _) if !is_pointwise(graph, &graph.nodes[*node]) => self.node(*node),
+                (nodes, _) => self.region(nodes),
             }
-            .map_err(|e| at_node(e, graph, &group))?;
+            .map_err(|e| at_node(e, graph, &group.nodes))?;
         }
         Ok(())
     }
@@ -616,7 +620,7 @@ impl Lower<'_> {
             for v in node.operands.iter().flatten() {
                 let arg = match inside.get(v) {
                     Some(id) => *id,
-                    None => match self.literal(node, *v) {
+                    None => match literal(graph, node, *v) {
                         Some(number) => term.add(TermNode::Lit(Literal(number))),
                         None => {
                             let input = match reads.iter().position(|(w, _)| w == v) {
@@ -673,46 +677,66 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// The number that replaces an operand: a one-element float constant, where another operand
-    /// gives the literal its type.
-    fn literal(&self, node: &Node, v: Value) -> Option<f64> {
-        let NodeKind::Scalar(scalar) = node.kind else { return None };
-        let number = float_splat(&self.graph.nodes[v.node.index()])?;
-        let dtype = self.graph.ty(v).dtype;
-        let params = &self.graph.program.scalar(scalar).params;
-        let typed = node.operands.iter().zip(params).any(|(o, (_, kind))| {
-            o.is_some_and(|o| {
-                *kind == Kind::Number
-                    && self.graph.ty(o).dtype == dtype
-                    && float_splat(&self.graph.nodes[o.node.index()]).is_none()
-            })
-        });
-        typed.then_some(number)
+    /// A region with a row-wise kernel.
+    fn rows(&mut self, region: &RowwiseRegion) -> Result<()> {
+        let sizes = sizes(&region.space.sizes, &|_| None)?;
+        let rows = Rows { kernel: region.kernel.clone(), space: region.space.clone(), sizes };
+        let mut reads = Vec::new();
+        for operand in &region.operands {
+            reads.push(match operand {
+                RowsOperand::Value(v) => self.value(*v)?,
+                RowsOperand::Positions(dtype, count) => {
+                    let places: Vec<f64> = (0..*count).map(|i| i as f64).collect();
+                    let tensor = Tensor::from_f64(*dtype, &[*count], &places);
+                    self.constant(&Arc::new(tensor.ok_or_else(|| Error::Internal("places of a row".into()))?))
+                }
+            });
+        }
+        for gathered in &region.kernel.gathers {
+            // Its first row stands for a table: the kernel finds the others itself.
+            let table = self.contiguous(&reads[gathered.table], &region.kernel.doc)?;
+            reads[gathered.table] = table.sliced(0, 0, 1, 1);
+            reads[gathered.index] = self.contiguous(&reads[gathered.index], &region.kernel.doc)?;
+        }
+        let place = |v: &Value| region.operands.iter().position(|o| matches!(o, RowsOperand::Value(w) if w == v));
+        let lookups = region.lookups.iter().filter_map(|(v, count)| Some((place(v)?, *count))).collect();
+        self.rowwise(&region.kernel.doc, &rows, reads, &region.results, lookups)
     }
 
     fn rowwise_node(&mut self, id: NodeId, node: &Node, rows: &Rows) -> Result<()> {
-        let operands: Vec<Value> = node.operands.iter().flatten().copied().collect();
-        let mut reads = Vec::new();
-        for v in &operands {
-            let view = self.value(*v)?;
+        let reads = node.operands.iter().flatten().map(|v| self.value(*v)).collect::<Result<Vec<View>>>()?;
+        let results = (0..node.results.len()).map(|output| Value { node: id, output: output as u32 });
+        self.rowwise(&node.name, rows, reads, &results.collect::<Vec<_>>(), Vec::new())
+    }
+
+    fn rowwise(
+        &mut self,
+        name: &str,
+        rows: &Rows,
+        mut reads: Vec<View>,
+        results: &[Value],
+        lookups: Vec<(usize, usize)>,
+    ) -> Result<()> {
+        for view in &mut reads {
             // Row-wise kernels do not support negative strides.
-            let back = view.strides.iter().zip(&view.shape).any(|(stride, size)| *stride < 0 && *size > 1);
-            reads.push(if back { self.contiguous(&view, &node.name)? } else { view });
+            if view.strides.iter().zip(&view.shape).any(|(stride, size)| *stride < 0 && *size > 1) {
+                *view = self.contiguous(view, name)?;
+            }
         }
-        let types = (0..node.results.len()).map(|output| self.ty(Value { node: id, output: output as u32 }));
-        let types = types.collect::<Result<Vec<(DType, Vec<usize>)>>>()?;
+        let types = results.iter().map(|v| self.ty(*v)).collect::<Result<Vec<(DType, Vec<usize>)>>>()?;
         let shapes: Vec<Vec<usize>> = types.iter().map(|(_, shape)| shape.clone()).collect();
         let step = rows.step(&reads, &shapes);
         let mut step =
             step.ok_or_else(|| Error::Internal(format!("kernel {} does not fit its operands", rows.kernel.name)))?;
         let mut writes = Vec::new();
-        for (output, (dtype, shape)) in types.into_iter().enumerate() {
+        for (value, (dtype, shape)) in results.iter().zip(types) {
             let out = self.fresh(dtype, &shape)?;
-            self.values.insert(Value { node: id, output: output as u32 }, out.clone());
+            self.values.insert(*value, out.clone());
             writes.push(out);
         }
         step.kernel.name = format!("{}_{}", step.kernel.name, self.plan.steps.len());
-        self.step(&node.name, Action::Rowwise(step), reads, writes);
+        step.lookups = lookups;
+        self.step(name, Action::Rowwise(step), reads, writes);
         Ok(())
     }
 }

@@ -1,0 +1,167 @@
+//! Row-wise kernels of regions: what a graph computes along one axis, node by node.
+//!
+//! In: the nodes of a region in order, on operands of known types. Out: its row-wise kernel, or the
+//! reason why there is none. Invariant: as for the body of an op (see `derive`); moreover no value
+//! is computed again for each row or for each element that shares it.
+
+use crate::builtin::{BuiltinOp, BuiltinScalar};
+use crate::dtype::DType;
+use crate::interpret::Host;
+use crate::ir::{AttrValue, OpBody, OpId, Program, ScalarId};
+use crate::scalar::TermNode;
+use crate::typing::TensorType;
+
+use super::body::{Body, Val, ValId};
+use super::derive::{finish, shape_of};
+use super::{RowSpace, RowwiseKernel};
+
+/// A region under construction.
+pub struct RowRegion<'p> {
+    program: &'p Program,
+    body: Body<'p>,
+    /// The values that take work.
+    computed: Vec<ValId>,
+    operands: Vec<RowOperand>,
+}
+
+/// An operand of a region's kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowOperand {
+    /// The next one of those that were given to [`RowRegion::operand`].
+    Given,
+    /// 0, 1, 2 and so on along a row of that many elements, in that type.
+    Positions(DType, usize),
+}
+
+/// A value of a region.
+#[derive(Clone, Copy, Debug)]
+pub struct RowValue(ValId);
+
+impl<'p> RowRegion<'p> {
+    /// A region without nodes.
+    pub fn new(program: &'p Program) -> RowRegion<'p> {
+        RowRegion { program, body: Body::new(program), computed: Vec::new(), operands: Vec::new() }
+    }
+
+    /// The next operand of the kernel.
+    pub fn operand(&mut self, ty: &TensorType) -> RowValue {
+        self.operands.push(RowOperand::Given);
+        RowValue(self.body.operand(ty))
+    }
+
+    /// The rows of a table, the next operand of the kernel, that an operand picks.
+    pub fn gather(&mut self, table: &TensorType, index: RowValue) -> Result<RowValue, String> {
+        self.operands.push(RowOperand::Given);
+        Ok(RowValue(self.body.gather(table, index.0)?))
+    }
+
+    /// The operands of the kernel so far.
+    pub fn operands(&self) -> &[RowOperand] {
+        &self.operands
+    }
+
+    /// A number, of a type that another operand of its user has.
+    pub fn number(&mut self, value: f64, dtype: DType) -> RowValue {
+        let id = self.body.terms.lit(value);
+        RowValue(self.body.value(id, TensorType { dtype, shape: Vec::new() }, Vec::new()))
+    }
+
+    /// A function of each element.
+    pub fn scalar(&mut self, scalar: ScalarId, operands: &[RowValue]) -> Result<RowValue, String> {
+        let operands: Vec<Option<ValId>> = operands.iter().map(|v| Some(v.0)).collect();
+        let value = Host::scalar(&mut self.body, scalar, &operands)?.ok_or("a function without a result")?;
+        self.computed.push(value);
+        Ok(RowValue(value))
+    }
+
+    /// The value as if it were stored in its own type: integers wrap around.
+    pub fn stored(&mut self, value: RowValue) -> RowValue {
+        let Val { id, ty, axes } = self.body.val(value.0).clone();
+        let id = self.body.terms.add(TermNode::Cast { to: ty.dtype, arg: id });
+        RowValue(self.body.value(id, ty, axes))
+    }
+
+    /// The results of an op.
+    pub fn op(
+        &mut self,
+        op: OpId,
+        attrs: &[AttrValue],
+        operands: &[Option<RowValue>],
+    ) -> Result<Vec<RowValue>, String> {
+        let operands: Vec<Option<ValId>> = operands.iter().map(|v| v.map(|v| v.0)).collect();
+        let def = self.program.op(op);
+        if let (OpBody::Builtin(BuiltinOp::GatherElements), [Some(x), Some(index)]) = (&def.body, operands.as_slice()) {
+            return Ok(vec![self.picked(*x, *index, attrs)?]);
+        }
+        let results = match def.body {
+            OpBody::Defined(_) => self.body.op_body(def, attrs, &operands)?,
+            OpBody::Builtin(b) => vec![self.body.builtin(op, b, attrs, &operands)?],
+        };
+        use BuiltinOp::{Expand, Full, Reshape, Transpose};
+        if !matches!(def.body, OpBody::Builtin(Reshape | Transpose | Expand | Full)) {
+            self.computed.extend(&results);
+        }
+        Ok(results.into_iter().map(RowValue).collect())
+    }
+
+    /// The element of each row that an index names: the largest of that one and of -inf for all
+    /// others, which is exact. NaN if the index lies outside of the row.
+    fn picked(&mut self, x: ValId, index: ValId, attrs: &[AttrValue]) -> Result<RowValue, String> {
+        use BuiltinScalar::{Add, And, Eq, Le, Lt, Select};
+        let (of_x, of_index) = (self.body.val(x).ty.clone(), self.body.val(index).ty.clone());
+        let last = of_x.shape.len().checked_sub(1).ok_or("it picks from a number")?;
+        let axis = match attrs.first() {
+            Some(AttrValue::Dim(axis)) => axis.as_const().ok_or("an axis is unknown")?,
+            _ => return Err("an axis is unknown".into()),
+        };
+        let one_each = of_index.shape.len() == last + 1
+            && of_index.shape[..last] == of_x.shape[..last]
+            && of_index.shape[last].as_const() == Some(1);
+        let size = of_x.shape[last].as_const().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0);
+        let (Some(size), true) = (size, one_each && (axis == last as i64 || axis == -1) && of_x.dtype.is_float())
+        else {
+            return Err("it picks more than one element of each row".into());
+        };
+        let dtype = of_index.dtype;
+        let positions = self.body.operand(&TensorType { dtype, shape: vec![of_x.shape[last].clone()] });
+        self.operands.push(RowOperand::Positions(dtype, size));
+        let (at, index) = (RowValue(positions), RowValue(index));
+        let (zero, count) = (self.number(0.0, dtype), self.number(size as f64, dtype));
+        let (negative, from_end) = (self.function(Lt, &[index, zero])?, self.function(Add, &[index, count])?);
+        let index = self.function(Select, &[negative, from_end, index])?;
+        let (not_before, not_behind) = (self.function(Le, &[zero, index])?, self.function(Lt, &[index, count])?);
+        let inside = self.function(And, &[not_before, not_behind])?;
+        let this = self.function(Eq, &[at, index])?;
+        let (nothing, nan) = (self.number(f64::NEG_INFINITY, of_x.dtype), self.number(f64::NAN, of_x.dtype));
+        let one = self.function(Select, &[this, RowValue(x), nothing])?;
+        let op = self.program.builtin_op(BuiltinOp::Amax).ok_or("a builtin op is not declared")?;
+        let axes = AttrValue::List(vec![AttrValue::Dim((last as i64).into())]);
+        let largest = self.op(op, &[axes, AttrValue::Bool(true)], &[Some(one)])?;
+        self.function(Select, &[inside, largest[0], nan])
+    }
+
+    /// A builtin function of each element.
+    fn function(&mut self, f: BuiltinScalar, operands: &[RowValue]) -> Result<RowValue, String> {
+        let scalar = self.program.builtin_scalar(f).ok_or("a builtin function is not declared")?;
+        self.scalar(scalar, operands)
+    }
+
+    /// The kernel that computes these values.
+    pub fn finish(self, name: &str, doc: String, results: &[RowValue]) -> Result<(RowwiseKernel, RowSpace), String> {
+        let body = self.body;
+        body.check()?;
+        if body.steps.is_empty() {
+            return Err("it reduces nothing".into());
+        }
+        let values: Vec<Val> = results.iter().map(|v| body.val(v.0).clone()).collect();
+        let types: Vec<TensorType> = values.iter().map(|v| v.ty.clone()).collect();
+        let shape = shape_of(&body, &values, &types)?;
+        for value in &self.computed {
+            let axes = body.space.now(&body.val(*value).axes.concat());
+            if !shape.lead.iter().all(|a| axes.contains(a)) {
+                return Err("a value that rows share would be computed again for each".into());
+            }
+        }
+        finish(&body, &values, &types, name, doc)
+    }
+}

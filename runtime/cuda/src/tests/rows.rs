@@ -1,0 +1,55 @@
+//! Row-wise regions against the reference: on a GPU, and emulated without one.
+#![allow(clippy::unwrap_used)]
+
+use hypatia_dsl::dtype::DType;
+
+use super::emulated::{self, Case};
+use super::{executor, gpu};
+use hypatia_eval::{Mode, evaluate};
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::rows::{RowCase, integer_cases, row_cases};
+
+fn all() -> Vec<RowCase> {
+    let floats = [DType::F32, DType::F64, DType::BF16, DType::F16].into_iter().map(row_cases);
+    let integers = [DType::I64, DType::I32, DType::I8, DType::U8].into_iter().map(integer_cases);
+    floats.chain(integers).flatten().collect()
+}
+
+fn check(case: &RowCase, got: &[Tensor], plan: &hypatia_plan::Plan) {
+    assert_eq!(plan.launches(), case.launches, "{}\n{plan}", case.name);
+    let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        case.compare(got, &want.to_tensor().unwrap(), &format!("{}, output {i}\n{plan}", case.name));
+    }
+}
+
+#[test]
+fn rows_are_one_launch_and_agree_with_the_reference_on_a_gpu() {
+    let cases = all();
+    let Some(gpu) = gpu(cases.len()) else { return };
+    for case in &cases {
+        let (plan, executor) = executor(&gpu, &case.graph, true).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        let inputs: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();
+        for _ in 0..2 {
+            check(case, &executor.run(&inputs).unwrap_or_else(|e| panic!("{}: {e}", case.name)), &plan);
+        }
+    }
+    println!("{} cases of rows agree", cases.len());
+}
+
+/// Compilation is slow, so only every third case runs; neighbours differ in what they compute.
+#[test]
+fn emulated_rows_are_one_launch_and_agree_with_the_reference() {
+    let cases: Vec<RowCase> = all().into_iter().step_by(3).collect();
+    let list: Vec<Case> =
+        cases.iter().map(|c| Case { what: c.name.clone(), graph: c.graph.clone(), inputs: c.inputs.clone() }).collect();
+    let results = match emulated::run(&list) {
+        Ok(results) => results,
+        Err(why) => return eprintln!("SKIPPED {} emulated cases of rows: {why}", list.len()),
+    };
+    for (case, result) in cases.iter().zip(results) {
+        let (plan, got) = result.unwrap_or_else(|| panic!("{} has a step without a kernel", case.name));
+        check(case, &got, &plan);
+    }
+    println!("{} emulated cases of rows agree", list.len());
+}

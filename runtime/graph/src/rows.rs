@@ -1,0 +1,411 @@
+//! Row-wise regions: reductions along one axis, and the work between, before and behind them, that
+//! become one launch.
+//!
+//! In: pointwise regions, and which nodes are computed row by row. Out: larger regions, each with
+//! its row-wise kernel, operands and results. Invariant: as for pointwise regions, no path leaves a
+//! region and comes back; the members of a region have a row-wise kernel ([`RowRegion`]) that
+//! computes nothing twice.
+//!
+//! A region grows along the edges from an operand to its user, through the views between them, as
+//! long as the kernel exists and is worth it ([`Grower::is_worth_it`]).
+
+use std::collections::{HashMap, HashSet};
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
+use hypatia_dsl::kernel::{RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel};
+use hypatia_dsl::shape::Dim;
+use hypatia_target::device::Device;
+use hypatia_tensor::error::Result;
+
+use super::kinds::{builtin, is_view, literal};
+use super::regions::{Cluster, Group, MAX_VISITS, pointwise_regions};
+use super::{Graph, NodeId, NodeKind, Value};
+
+/// Maximum number of nodes in a region.
+const MAX_NODES: usize = 96;
+/// Maximum number of operands and results of a kernel.
+const MAX_TENSORS: usize = 24;
+/// Maximum number of views between two members.
+const MAX_VIEWS: usize = 8;
+/// How often all edges are tried.
+const ROUNDS: usize = 3;
+/// Bytes that one element of a row may have in all operands that are as large as the result: a GPU
+/// keeps them in registers from the first pass to the last.
+const ROW_BYTES: usize = 32;
+/// Elements of a row up to which a host keeps values in registers from pass to pass, and a GPU.
+const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
+/// Elements of a row that are computed in the time of a launch, however few rows there are: by a
+/// thread of a host together with all other rows, and by a block of a GPU.
+const ALONE: [i64; 2] = [1 << 14, 1 << 13];
+/// Rows that occupy a host, and a GPU.
+const ROWS: [i64; 2] = [8, 64];
+
+/// A region that is computed row by row.
+#[derive(Clone, Debug)]
+pub struct RowwiseRegion {
+    /// Its kernel. Operands and results are in the order of those below.
+    pub kernel: RowwiseKernel,
+    /// The axes of the kernel's operands and results.
+    pub space: RowSpace,
+    /// What it reads.
+    pub operands: Vec<RowsOperand>,
+    /// What it stores.
+    pub results: Vec<Value>,
+    /// Operands that hold places in a row, and the number of places: a place outside is an error
+    /// where the device can say so.
+    pub lookups: Vec<(Value, usize)>,
+}
+
+/// An operand of a row-wise region.
+#[derive(Clone, Debug)]
+pub enum RowsOperand {
+    /// A value of the graph.
+    Value(Value),
+    /// 0, 1, 2 and so on: so many, in that type.
+    Positions(DType, usize),
+}
+
+/// Nodes that run as one launch, or one node.
+pub struct Region {
+    /// Indices of the nodes, ascending.
+    pub nodes: Vec<usize>,
+    /// How it runs row by row, if it is more than one node and reduces something.
+    pub rows: Option<RowwiseRegion>,
+}
+
+/// Regions in an order in which they can run. `rowwise` says which nodes are reductions or ops with
+/// a row-wise kernel.
+pub fn cluster_rows(graph: &Graph, pointwise: &[bool], rowwise: &[bool], device: &Device) -> Result<Vec<Region>> {
+    let mut c = pointwise_regions(graph, pointwise);
+    let mut found =
+        Grower { convolved: convolved(graph, pointwise), cluster: &mut c, pointwise, rowwise, device }.grow();
+    let order = c.order()?;
+    let region = |nodes: Vec<usize>| {
+        let rows = nodes.first().and_then(|n| found.remove(&c.group_of[*n]));
+        Region { nodes, rows }
+    };
+    Ok(order.into_iter().map(region).collect())
+}
+
+/// Grows pointwise regions to row-wise ones. `rowwise` says which nodes are reductions or ops with
+/// a row-wise kernel.
+struct Grower<'c, 'g> {
+    cluster: &'c mut Cluster<'g>,
+    pointwise: &'c [bool],
+    rowwise: &'c [bool],
+    device: &'c Device,
+    /// Convolutions, and views and pointwise functions of these.
+    convolved: Vec<bool>,
+}
+
+impl Grower<'_, '_> {
+    /// The row-wise regions by group.
+    fn grow(mut self) -> HashMap<usize, RowwiseRegion> {
+        let mut found: HashMap<usize, RowwiseRegion> = HashMap::new();
+        let users = users(self.cluster.graph);
+        for _ in 0..ROUNDS {
+            let mut changed = false;
+            for node in 0..self.cluster.graph.nodes.len() {
+                if !self.is_member(node) {
+                    continue;
+                }
+                for operand in self.cluster.graph.nodes[node].operands.iter().flatten() {
+                    let Some(union) = self.union(node, operand.node.index()) else { continue };
+                    changed |= self.join(union, &users, &mut found);
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        self.join_siblings(&users, &mut found);
+        found
+    }
+
+    /// Makes one region of a union, if it has a kernel that is worth it.
+    fn join(&mut self, union: Union, users: &Users, found: &mut HashMap<usize, RowwiseRegion>) -> bool {
+        let Some(rows) = self.rows(&union.nodes, users) else { return false };
+        for group in &union.groups {
+            found.remove(group);
+        }
+        found.insert(self.cluster.merge(&union.groups, union.nodes), rows);
+        true
+    }
+
+    /// Joins regions that read the same tensor, so that it is read once. Only regions that could run
+    /// at the same time anyway are joined: what one reads and the other does not is available from
+    /// the start.
+    fn join_siblings(&mut self, users: &Users, found: &mut HashMap<usize, RowwiseRegion>) {
+        let graph = self.cluster.graph;
+        let mut values: Vec<(&Value, &Vec<usize>)> = users.iter().collect();
+        values.sort_unstable();
+        for (value, nodes) in values {
+            let ready =
+                |o: &usize| *o == value.node.index() || graph.nodes[*o].operands.iter().flatten().next().is_none();
+            for pair in nodes.windows(2) {
+                let [a, b] = pair else { continue };
+                if *b == usize::MAX || !self.is_member(*a) || !self.is_member(*b) {
+                    continue;
+                }
+                let groups = [self.cluster.group_of[*a], self.cluster.group_of[*b]];
+                let alone = groups.iter().all(|g| self.cluster.groups[*g].operands.iter().all(ready));
+                if groups[0] != groups[1]
+                    && alone
+                    && let Some(union) = self.joined(groups.to_vec())
+                {
+                    self.join(union, users, found);
+                }
+            }
+        }
+    }
+
+    fn is_member(&self, node: usize) -> bool {
+        self.pointwise[node] || self.rowwise[node] || gathers(self.cluster.graph, node)
+    }
+
+    /// The groups of a node and of what computes its operand, with the views between them.
+    fn union(&self, node: usize, operand: usize) -> Option<Union> {
+        let graph = self.cluster.graph;
+        let own = self.cluster.group_of[node];
+        let (mut at, mut groups) = (operand, vec![own]);
+        while is_alias(graph, at) && self.cluster.group_of[at] != own {
+            groups.push(self.cluster.group_of[at]);
+            at = graph.nodes[at].operands.first().copied().flatten()?.node.index();
+            if groups.len() > MAX_VIEWS {
+                return None;
+            }
+        }
+        let other = self.cluster.group_of[at];
+        if !self.is_member(at) || other == own {
+            return None;
+        }
+        if !groups.contains(&other) {
+            groups.push(other);
+        }
+        self.joined(groups)
+    }
+
+    /// The nodes of these groups, if they reduce something and may become one.
+    fn joined(&self, groups: Vec<usize>) -> Option<Union> {
+        let nodes = |g: &usize| self.cluster.groups[*g].nodes.iter().copied();
+        let mut all: Vec<usize> = groups.iter().flat_map(nodes).collect();
+        all.sort_unstable();
+        let reduces = all.iter().any(|n| self.rowwise[*n]);
+        (reduces && all.len() <= MAX_NODES && !self.cluster.comes_back(&groups)).then_some(Union { groups, nodes: all })
+    }
+
+    /// The kernel of these nodes, if there is one that is worth it.
+    fn rows(&self, nodes: &[usize], users: &Users) -> Option<RowwiseRegion> {
+        let graph = self.cluster.graph;
+        let inside: HashSet<usize> = nodes.iter().copied().collect();
+        let leaves = |v: &Value| users.get(v).is_some_and(|u| u.iter().any(|n| !inside.contains(n)));
+        let mut region = RowRegion::new(&graph.program);
+        let mut values: HashMap<Value, RowValue> = HashMap::new();
+        let (mut operands, mut results, mut lookups) = (Vec::new(), Vec::new(), Vec::new());
+        for index in nodes {
+            let node = &graph.nodes[*index];
+            if let (true, [Some(table), Some(places)]) = (gathers(graph, *index), node.operands.as_slice()) {
+                if [table, places].iter().any(|v| inside.contains(&v.node.index())) || values.contains_key(places) {
+                    return None;
+                }
+                let picked = region.operand(graph.ty(*places));
+                let made = region.gather(graph.ty(*table), picked).ok()?;
+                operands.extend([RowsOperand::Value(*places), RowsOperand::Value(*table)]);
+                lookups.push((*places, graph.ty(*table).shape[0].as_const().and_then(|n| usize::try_from(n).ok())?));
+                let v = Value { node: NodeId(*index as u32), output: 0 };
+                if leaves(&v) {
+                    results.push((v, made));
+                }
+                values.extend([(v, made), (*places, picked)]);
+                continue;
+            }
+            let mut args: Vec<Option<RowValue>> = Vec::new();
+            for operand in &node.operands {
+                let Some(v) = operand else {
+                    args.push(None);
+                    continue;
+                };
+                let value = match (values.get(v), literal(graph, node, *v)) {
+                    (Some(known), _) => *known,
+                    (None, Some(number)) => region.number(number, graph.ty(*v).dtype),
+                    (None, None) => {
+                        operands.push(RowsOperand::Value(*v));
+                        let value = region.operand(graph.ty(*v));
+                        values.insert(*v, value);
+                        value
+                    }
+                };
+                args.push(Some(value));
+            }
+            let made = match &node.kind {
+                NodeKind::Scalar(scalar) => {
+                    let args: Vec<RowValue> = args.into_iter().flatten().collect();
+                    let value = region.scalar(*scalar, &args).ok()?;
+                    let dtype = node.results[0].dtype;
+                    // As in pointwise regions, generated code computes integers in 64 bits.
+                    let wraps = !self.device.is_host() && dtype.is_int() && dtype != DType::I64;
+                    vec![if wraps { region.stored(value) } else { value }]
+                }
+                NodeKind::Op { op, attrs, .. } => region.op(*op, attrs, &args).ok()?,
+                _ => return None,
+            };
+            if let Some(RowOperand::Positions(dtype, count)) = region.operands().get(operands.len()) {
+                operands.push(RowsOperand::Positions(*dtype, *count));
+                let index = node.operands.get(1).copied().flatten()?;
+                // What is computed inside cannot be looked at before.
+                if inside.contains(&index.node.index()) && self.device.is_host() {
+                    return None;
+                }
+                lookups.push((index, *count));
+            }
+            for (output, value) in made.into_iter().enumerate() {
+                let v = Value { node: NodeId(*index as u32), output: output as u32 };
+                if leaves(&v) {
+                    // A view that is read elsewhere costs nothing outside, and a copy inside.
+                    if is_alias(graph, *index) {
+                        return None;
+                    }
+                    results.push((v, value));
+                }
+                values.insert(v, value);
+            }
+        }
+        // Where the channels come first or last is decided for convolutions, in the plan.
+        let convolved = |o: &RowsOperand| matches!(o, RowsOperand::Value(v) if self.convolved[v.node.index()]);
+        if operands.iter().any(convolved) {
+            return None;
+        }
+        if results.is_empty() || operands.len() + results.len() > MAX_TENSORS {
+            return None;
+        }
+        let (results, made): (Vec<Value>, Vec<RowValue>) = results.into_iter().unzip();
+        let (name, doc) = self.named(nodes);
+        let (kernel, space) = region.finish(&name, doc, &made).ok()?;
+        self.is_worth_it(&kernel, &space).then_some(RowwiseRegion { kernel, space, operands, results, lookups })
+    }
+
+    /// A name for the kernel, and the names of the nodes.
+    fn named(&self, nodes: &[usize]) -> (String, String) {
+        let graph = self.cluster.graph;
+        let of_rows = nodes.iter().filter(|n| self.rowwise[**n]);
+        let mut heads: Vec<&str> = of_rows.map(|n| graph.head_name(NodeId(*n as u32))).collect();
+        heads.dedup();
+        let names = nodes.iter().map(|n| graph.nodes[*n].name.as_str()).filter(|n| !n.is_empty());
+        (format!("rows_{}", heads.join("_")), names.collect::<Vec<_>>().join(" + "))
+    }
+
+    /// Whether one launch is faster than the parts: rows that are neither too long to be kept in
+    /// registers nor too few for the device, elements of a row side by side in memory.
+    fn is_worth_it(&self, kernel: &RowwiseKernel, space: &RowSpace) -> bool {
+        let size = |sizes: &[Dim]| sizes.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
+        let (rows, n) = (size(&space.sizes[..space.outer]), size(&space.sizes[space.outer..]));
+        let gpu = usize::from(!self.device.is_host());
+        if n.is_some_and(|n| n > LONGEST[gpu]) {
+            return false;
+        }
+        if let (Some(rows), Some(n)) = (rows, n) {
+            let alone = if gpu == 1 { n } else { rows.saturating_mul(n) };
+            if rows < ROWS[gpu] && alone > ALONE[gpu] {
+                return false;
+            }
+        }
+        // Results lie row after row, and so do operands, as far as rows go.
+        let along = |axes: &Vec<Vec<usize>>| {
+            let of_row: Vec<usize> = axes.iter().flatten().copied().skip_while(|a| *a < space.outer).collect();
+            of_row.is_empty() || of_row.iter().copied().eq(space.outer..space.sizes.len())
+        };
+        let wide = |access: RowAccess| matches!(access, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
+        let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
+        let stored = kernel.outputs.iter().all(|o| o.1 != RowAccess::Strided);
+        stored && bytes <= ROW_BYTES && space.tensors.iter().all(along)
+    }
+}
+
+/// What would become one region.
+struct Union {
+    groups: Vec<usize>,
+    nodes: Vec<usize>,
+}
+
+/// True for views that neither leave elements out nor repeat an operand's storage elsewhere.
+fn is_alias(graph: &Graph, node: usize) -> bool {
+    let node = &graph.nodes[node];
+    use BuiltinOp::{Expand, Reshape, Transpose};
+    is_view(graph, node) && matches!(builtin(graph, node), Some(Reshape | Transpose | Expand))
+}
+
+/// The convolutions, and views and pointwise functions of these.
+fn convolved(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
+    let mut out = vec![false; graph.nodes.len()];
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let of = builtin(graph, node);
+        let is_convolution = matches!(of, Some(BuiltinOp::Conv | BuiltinOp::ConvGemm));
+        let passes_on = pointwise[i] || is_view(graph, node);
+        out[i] = is_convolution || passes_on && node.operands.iter().flatten().any(|v| out[v.node.index()]);
+    }
+    out
+}
+
+/// True for a lookup of rows of a table.
+fn gathers(graph: &Graph, node: usize) -> bool {
+    let node = &graph.nodes[node];
+    let first = |attrs: &[AttrValue]| matches!(attrs.first(), Some(AttrValue::Dim(d)) if d.as_const() == Some(0));
+    let along_rows = matches!(&node.kind, NodeKind::Op { attrs, .. } if first(attrs));
+    let wide = node.operands.first().copied().flatten().is_some_and(|v| graph.ty(v).shape.len() > 1);
+    builtin(graph, node) == Some(BuiltinOp::Gather) && along_rows && wide
+}
+
+/// The nodes that read each value.
+type Users = HashMap<Value, Vec<usize>>;
+
+/// The nodes that read each value; a result of the graph is read by no node of it.
+fn users(graph: &Graph) -> Users {
+    let mut users = Users::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        node.operands.iter().flatten().for_each(|v| users.entry(*v).or_default().push(i));
+    }
+    graph.outputs.iter().for_each(|(_, v)| users.entry(*v).or_default().push(usize::MAX));
+    users
+}
+
+impl Cluster<'_> {
+    /// True if a path leaves these groups and comes back, or if the search was cut off.
+    fn comes_back(&self, of: &[usize]) -> bool {
+        let first = of.iter().filter_map(|g| self.groups[*g].nodes.first()).min().copied().unwrap_or(0);
+        let mut seen: HashSet<usize> = HashSet::new();
+        let outside = |g: &usize| !of.contains(g);
+        let before = |g: usize| self.groups[g].operands.iter().map(|n| self.group_of[*n]);
+        let mut stack: Vec<usize> = of.iter().flat_map(|g| before(*g)).filter(outside).collect();
+        while let Some(g) = stack.pop() {
+            if of.contains(&g) {
+                return true;
+            }
+            let last = self.groups[g].nodes.last().copied().unwrap_or(0);
+            if last < first || !seen.insert(g) {
+                continue;
+            }
+            if seen.len() > MAX_VISITS {
+                return true;
+            }
+            stack.extend(before(g));
+        }
+        false
+    }
+
+    /// Makes one group of these; returns it.
+    fn merge(&mut self, groups: &[usize], nodes: Vec<usize>) -> usize {
+        let into = groups[0];
+        let mut operands: Vec<usize> = groups.iter().flat_map(|g| self.groups[*g].operands.clone()).collect();
+        operands.retain(|n| nodes.binary_search(n).is_err());
+        operands.sort_unstable();
+        operands.dedup();
+        for g in groups {
+            self.groups[*g] = Group { nodes: Vec::new(), operands: Vec::new() };
+        }
+        nodes.iter().for_each(|n| self.group_of[*n] = into);
+        self.groups[into] = Group { nodes, operands };
+        into
+    }
+}

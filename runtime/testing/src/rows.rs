@@ -1,0 +1,353 @@
+//! Work along rows as models have it, from primitives: what should become one launch, and what
+//! should not.
+//!
+//! In: nothing. Out: graphs with inputs, and the number of launches of each. Invariant: no case
+//! uses a named op, so that whatever becomes one launch was clustered.
+
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
+use hypatia_graph::{Graph, Value};
+use hypatia_tensor::Tensor;
+use rand::prelude::*;
+use rand_chacha::ChaCha8Rng;
+
+use super::random::{coarsest, compare};
+use super::{int, list, program, ty};
+use BuiltinScalar::{Abs, Add, Div, Exp, Log, Lt, Max, Min, Mul, Neg, Round, Rsqrt, Select, Sub, Tanh};
+
+/// A graph with inputs.
+pub struct RowCase {
+    /// What it is.
+    pub name: String,
+    /// The graph.
+    pub graph: Graph,
+    /// Its inputs.
+    pub inputs: Vec<(String, Tensor)>,
+    /// Launches of its plan, on any device.
+    pub launches: usize,
+}
+
+impl RowCase {
+    /// Compares a result with the reference. An integer that was rounded from numbers within their
+    /// tolerance may be the next one.
+    pub fn compare(&self, got: &Tensor, want: &Tensor, what: &str) {
+        if got.dtype().is_float() || got.dtype() == DType::Bool {
+            return compare(got, want, want.dtype(), coarsest(&self.graph), what);
+        }
+        assert_eq!((got.dtype(), got.shape()), (want.dtype(), want.shape()), "{what}");
+        for (i, (g, w)) in got.to_f64().iter().zip(want.to_f64()).enumerate() {
+            assert!((g - w).abs() <= 1.0, "{what} element {i}: {g} instead of {w}");
+        }
+    }
+}
+
+/// A graph under construction.
+struct Rows {
+    graph: Graph,
+    inputs: Vec<(String, Tensor)>,
+    rng: ChaCha8Rng,
+    dtype: DType,
+}
+
+impl Rows {
+    fn new(dtype: DType) -> Rows {
+        Rows { graph: Graph::new(program()), inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(7), dtype }
+    }
+
+    /// An input of the case's type.
+    fn x(&mut self, shape: &[usize]) -> Value {
+        self.input(self.dtype, shape, -2.0..2.0)
+    }
+
+    fn input(&mut self, dtype: DType, shape: &[usize], range: std::ops::Range<f64>) -> Value {
+        let name = format!("x{}", self.inputs.len());
+        let count = shape.iter().product();
+        let values: Vec<f64> = (0..count)
+            .map(|_| self.rng.random_range(range.clone()))
+            .map(|v| if dtype.is_float() { v } else { v.floor() })
+            .map(|v| if dtype == DType::U8 { v.abs() } else { v })
+            .collect();
+        self.inputs.push((name.clone(), Tensor::from_f64(dtype, shape, &values).unwrap()));
+        self.graph.input(name, ty(dtype, shape))
+    }
+
+    fn n(&mut self, value: f64) -> Value {
+        self.graph.number(self.dtype, value).unwrap()
+    }
+
+    fn f(&mut self, scalar: BuiltinScalar, operands: &[Value]) -> Value {
+        self.graph.builtin_scalar(scalar, operands).unwrap()
+    }
+
+    fn op(&mut self, op: BuiltinOp, operands: &[Value], attrs: Vec<AttrValue>) -> Value {
+        self.graph.builtin(op, operands, attrs).unwrap()[0]
+    }
+
+    /// A reduction over the last axis, which stays.
+    fn reduce(&mut self, op: BuiltinOp, x: Value) -> Value {
+        let last = self.graph.ty(x).shape.len() - 1;
+        self.op(op, &[x], vec![list(&[last]), true.into()])
+    }
+
+    fn cast(&mut self, x: Value, to: DType) -> Value {
+        self.op(BuiltinOp::Cast, &[x], vec![AttrValue::DType(to)])
+    }
+
+    fn reshape(&mut self, x: Value, shape: &[usize]) -> Value {
+        self.op(BuiltinOp::Reshape, &[x], vec![list(shape)])
+    }
+
+    fn square(&mut self, x: Value) -> Value {
+        self.f(Mul, &[x, x])
+    }
+
+    /// x / sqrt(mean(x x) + eps) * w
+    fn rms_norm(&mut self, x: Value, w: Value) -> Value {
+        let (s, eps) = (self.square(x), self.n(1e-5));
+        let m = self.reduce(BuiltinOp::Mean, s);
+        let a = self.f(Add, &[m, eps]);
+        let r = self.f(Rsqrt, &[a]);
+        let y = self.f(Mul, &[x, r]);
+        self.f(Mul, &[y, w])
+    }
+
+    /// Centred and scaled: the result, and the factor of each row.
+    fn layer_norm(&mut self, x: Value) -> (Value, Value) {
+        let m = self.reduce(BuiltinOp::Mean, x);
+        let c = self.f(Sub, &[x, m]);
+        let (s, eps) = (self.square(c), self.n(1e-5));
+        let v = self.reduce(BuiltinOp::Mean, s);
+        let a = self.f(Add, &[v, eps]);
+        let r = self.f(Rsqrt, &[a]);
+        (self.f(Mul, &[c, r]), r)
+    }
+
+    fn softmax(&mut self, x: Value) -> Value {
+        let m = self.reduce(BuiltinOp::Amax, x);
+        let d = self.f(Sub, &[x, m]);
+        let e = self.f(Exp, &[d]);
+        let s = self.reduce(BuiltinOp::Sum, e);
+        self.f(Div, &[e, s])
+    }
+
+    fn log_softmax(&mut self, x: Value) -> Value {
+        let m = self.reduce(BuiltinOp::Amax, x);
+        let d = self.f(Sub, &[x, m]);
+        let e = self.f(Exp, &[d]);
+        let s = self.reduce(BuiltinOp::Sum, e);
+        let l = self.f(Log, &[s]);
+        self.f(Sub, &[d, l])
+    }
+
+    /// Rounded to 8 bits with a scale for each row: the numbers, and the scales.
+    fn quantised(&mut self, x: Value) -> (Value, Value) {
+        let a = self.f(Abs, &[x]);
+        let m = self.reduce(BuiltinOp::Amax, a);
+        let (top, bottom, least) = (self.n(127.0), self.n(-127.0), self.n(1e-6));
+        let m = self.f(Max, &[m, least]);
+        let s = self.f(Div, &[m, top]);
+        let q = self.f(Div, &[x, s]);
+        let q = self.f(Round, &[q]);
+        let q = self.f(Min, &[q, top]);
+        let q = self.f(Max, &[q, bottom]);
+        (self.cast(q, DType::I8), s)
+    }
+
+    fn case(mut self, name: &str, outputs: &[Value], launches: usize) -> RowCase {
+        for (i, v) in outputs.iter().enumerate() {
+            self.graph.output(format!("y{i}"), *v);
+        }
+        RowCase { name: format!("{name} {}", self.dtype), graph: self.graph, inputs: self.inputs, launches }
+    }
+}
+
+/// The cases for elements of that type.
+pub fn row_cases(dtype: DType) -> Vec<RowCase> {
+    [before_and_behind(dtype), results(dtype), backward(dtype), apart(dtype)].into_iter().flatten().collect()
+}
+
+/// Pointwise work before, between and behind the reductions.
+fn before_and_behind(dtype: DType) -> Vec<RowCase> {
+    let norm_of_exp = {
+        let mut r = Rows::new(dtype);
+        let (x, w) = (r.x(&[5, 33]), r.x(&[33]));
+        let e = r.f(Exp, &[x]);
+        let y = r.rms_norm(e, w);
+        r.case("norm of exp", &[y], 1)
+    };
+    let behind_softmax = {
+        let mut r = Rows::new(dtype);
+        let (x, mask) = (r.x(&[2, 3, 7, 40]), r.x(&[2, 1, 1, 40]));
+        let a = r.f(Add, &[x, mask]);
+        let s = r.softmax(a);
+        let y = r.f(Tanh, &[s]);
+        r.case("tanh of softmax of a sum", &[y], 1)
+    };
+    let dropout = {
+        let mut r = Rows::new(dtype);
+        let (x, keep) = (r.x(&[6, 31]), r.input(DType::Bool, &[6, 31], 0.0..2.0));
+        let (s, scale, zero) = (r.softmax(x), r.n(1.25), r.n(0.0));
+        let scaled = r.f(Mul, &[s, scale]);
+        let y = r.f(Select, &[keep, scaled, zero]);
+        r.case("softmax and dropout", &[y, s], 1)
+    };
+    let reshaped = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[4, 6, 8]);
+        let e = r.f(Exp, &[x]);
+        let rows = r.reshape(e, &[24, 8]);
+        let m = r.op(BuiltinOp::Sum, &[rows], vec![list(&[1]), false.into()]);
+        let m = r.reshape(m, &[4, 6, 1]);
+        let y = r.f(Div, &[e, m]);
+        r.case("views between", &[y], 1)
+    };
+    let long = {
+        let mut r = Rows::new(dtype);
+        let (x, w) = (r.x(&[3, 1500]), r.x(&[1500]));
+        let e = r.f(Tanh, &[x]);
+        let y = r.rms_norm(e, w);
+        r.case("longer rows", &[y], 1)
+    };
+    vec![norm_of_exp, behind_softmax, dropout, reshaped, long]
+}
+
+/// Several reductions, several results, several users.
+fn results(dtype: DType) -> Vec<RowCase> {
+    let residual = {
+        let mut r = Rows::new(dtype);
+        let (x, y, w) = (r.x(&[9, 24]), r.x(&[9, 24]), r.x(&[24]));
+        let s = r.f(Add, &[x, y]);
+        let n = r.rms_norm(s, w);
+        r.case("residual and norm", &[s, n], 1)
+    };
+    let quantised = {
+        let mut r = Rows::new(dtype);
+        let (x, w) = (r.x(&[7, 64]), r.x(&[64]));
+        let n = r.rms_norm(x, w);
+        let (q, s) = r.quantised(n);
+        r.case("norm and quantise", &[q, s], 1)
+    };
+    let extremes = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[11, 17]);
+        let e = r.f(Tanh, &[x]);
+        let (most, least) = (r.reduce(BuiltinOp::Amax, e), r.reduce(BuiltinOp::Amin, e));
+        let (d, p) = (r.f(Sub, &[most, least]), r.reduce(BuiltinOp::Prod, e));
+        r.case("three reductions", &[d, p, most], 1)
+    };
+    let cross_entropy = {
+        let mut r = Rows::new(dtype);
+        let (x, index) = (r.x(&[9, 50]), r.input(DType::I64, &[9, 1], -50.0..50.0));
+        let l = r.log_softmax(x);
+        let y = r.op(BuiltinOp::GatherElements, &[l, index], vec![int(1)]);
+        let y = r.f(Neg, &[y]);
+        r.case("logarithm of softmax and a place", &[y], 1)
+    };
+    let embedding = {
+        let mut r = Rows::new(dtype);
+        let (table, places) = (r.x(&[20, 24]), r.input(DType::I64, &[3, 5], -20.0..20.0));
+        let (positions, w) = (r.x(&[5, 24]), r.x(&[24]));
+        let e = r.op(BuiltinOp::Gather, &[table, places], vec![int(0)]);
+        let s = r.f(Add, &[e, positions]);
+        let n = r.rms_norm(s, w);
+        r.case("rows of a table, their sum and norm", &[n, s], 1)
+    };
+    vec![residual, quantised, extremes, cross_entropy, embedding]
+}
+
+/// Reductions of integers, and of truth values as integers.
+pub fn integer_cases(dtype: DType) -> Vec<RowCase> {
+    let sums = {
+        let mut r = Rows::new(dtype);
+        let x = r.input(dtype, &[6, 21], -99.0..99.0);
+        let s = r.square(x);
+        let (sum, most, least) =
+            (r.reduce(BuiltinOp::Sum, s), r.reduce(BuiltinOp::Amax, x), r.reduce(BuiltinOp::Amin, s));
+        let d = r.f(Sub, &[x, most]);
+        r.case("reductions of integers", &[sum, d, least], 1)
+    };
+    let truth = {
+        let mut r = Rows::new(dtype);
+        let (x, y) = (r.input(dtype, &[40, 3], -2.0..2.0), r.input(dtype, &[40, 3], -2.0..2.0));
+        let (less, zero) = (r.f(Lt, &[x, y]), r.n(0.0));
+        let less = r.cast(less, DType::U8);
+        let (any, all) = (r.reduce(BuiltinOp::Amax, less), r.reduce(BuiltinOp::Amin, less));
+        let none = r.graph.number(DType::U8, 0.0).unwrap();
+        let any = r.f(Lt, &[none, any]);
+        let z = r.f(Select, &[any, x, zero]);
+        r.case("any and all", &[z, all], 1)
+    };
+    vec![sums, truth]
+}
+
+/// Derivatives.
+fn backward(dtype: DType) -> Vec<RowCase> {
+    let of_softmax = {
+        let mut r = Rows::new(dtype);
+        let (y, g) = (r.x(&[6, 40]), r.x(&[6, 40]));
+        let p = r.f(Mul, &[g, y]);
+        let s = r.reduce(BuiltinOp::Sum, p);
+        let d = r.f(Sub, &[g, s]);
+        let dx = r.f(Mul, &[y, d]);
+        r.case("derivative of softmax", &[dx], 1)
+    };
+    let of_norm = {
+        let mut r = Rows::new(dtype);
+        let (x, g, w) = (r.x(&[5, 48]), r.x(&[5, 48]), r.x(&[48]));
+        let (n, scale) = r.layer_norm(x);
+        let gw = r.f(Mul, &[g, w]);
+        let p = r.f(Mul, &[gw, n]);
+        let (a, b) = (r.reduce(BuiltinOp::Mean, gw), r.reduce(BuiltinOp::Mean, p));
+        let nb = r.f(Mul, &[n, b]);
+        let d = r.f(Sub, &[gw, a]);
+        let d = r.f(Sub, &[d, nb]);
+        let dx = r.f(Mul, &[d, scale]);
+        r.case("derivative of layer norm", &[dx], 1)
+    };
+    let of_log_softmax = {
+        let mut r = Rows::new(dtype);
+        let (x, g) = (r.x(&[8, 30]), r.x(&[8, 30]));
+        let l = r.log_softmax(x);
+        let (p, s) = (r.f(Exp, &[l]), r.reduce(BuiltinOp::Sum, g));
+        let ps = r.f(Mul, &[p, s]);
+        let dx = r.f(Sub, &[g, ps]);
+        r.case("derivative of log softmax", &[dx, l], 1)
+    };
+    vec![of_softmax, of_norm, of_log_softmax]
+}
+
+/// What stays apart.
+fn apart(dtype: DType) -> Vec<RowCase> {
+    let columns = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[24, 32]);
+        let e = r.f(Exp, &[x]);
+        let s = r.op(BuiltinOp::Sum, &[e], vec![list(&[0]), false.into()]);
+        r.case("sums of columns", &[e, s], 2)
+    };
+    let shared = {
+        let mut r = Rows::new(dtype);
+        let (x, w) = (r.x(&[24, 32]), r.x(&[32]));
+        let t = r.f(Tanh, &[w]);
+        let y = r.rms_norm(x, t);
+        r.case("a row that all rows share is computed once", &[y], 2)
+    };
+    let few = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[2, 20000]);
+        let e = r.f(Exp, &[x]);
+        let s = r.reduce(BuiltinOp::Sum, e);
+        r.case("few long rows", &[s], 2)
+    };
+    let around = {
+        let mut r = Rows::new(dtype);
+        let (x, w) = (r.x(&[8, 8]), r.x(&[8]));
+        let n = r.rms_norm(x, w);
+        let t = r.op(BuiltinOp::Transpose, &[n], vec![list(&[1, 0])]);
+        let s = r.softmax(t);
+        let y = r.f(Add, &[n, s]);
+        r.case("rows of another direction", &[y], 2)
+    };
+    vec![columns, shared, few, around]
+}
