@@ -203,7 +203,12 @@ fn harmful_templates_are_quarantined_on_a_gpu() {
         ("", entry, "  ((float*)in0)[row] = 7.0f;", "changed an operand"),
         ("", "some_other_name", "", "cannot be loaded"),
         ("", entry, "  not_a_function();", "cannot be compiled"),
-        ("", entry, "  if (row == 3 && threadIdx.x == 0) out1[row] = __int_as_float(0x7fffffff);", "wrong: element 3 of result 1"),
+        (
+            "",
+            entry,
+            "  if (row == 3 && threadIdx.x == 0) out1[row] = __int_as_float(0x7fffffff);",
+            "wrong: element 3 of result 1",
+        ),
         (", shared = 900000", entry, "", "shared memory"),
     ];
     let Some(gpu) = gpu(faults.len()) else { return };
