@@ -161,7 +161,9 @@ def write():
         print(name, counts.get(name), flush=True)
     COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
     rows = [
-        f"| {name} | " + " | ".join(f"{of[k][1]} of {of[k][0]}" if k in of else "" for k in ("float32", "float64")) + " |"
+        f"| {name} | "
+        + " | ".join(f"{of[k][1]} of {of[k][0]}" if k in of else "" for k in ("float32", "float64"))
+        + " |"
         for name, of in counts.items()
     ]
     PAGE.write_text(HEAD.format(len(counts)) + "\n".join(rows) + "\n")
