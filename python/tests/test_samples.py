@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
 from functorch.compile import aot_function  # noqa: E402
 from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
-
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException  # noqa: E402
 
 import hypatia_core as hyp  # noqa: E402
