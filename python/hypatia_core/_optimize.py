@@ -120,7 +120,8 @@ def replace(module: fx.GraphModule, found: Fused, others: set[str], rules: Rules
     named = {n for n in module.graph.nodes if n.name in set(found.nodes)}
     nodes = together(module.graph, named, others)
     results = read_outside(nodes)
-    if sum(name_of(n.target) not in VIEWS for n in nodes) < 2 or not results:
+    ops = [n for n in nodes if not is_view(n) and n.target is not operator.getitem]
+    if not results or len(ops) < 2:
         return
     graph, env = fx.Graph(), {}
     inputs = list(dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in nodes))
@@ -150,18 +151,26 @@ def together(graph: fx.Graph, nodes: set[fx.Node], others: set[str]) -> list[fx.
 
     None if another fusion's node stands between them, or one that no plan computes.
     """
+    nodes |= {u for n in nodes for u in n.users if u.target is operator.getitem}
     after, before = reached(nodes, lambda n: n.users), reached(nodes, lambda n: n.all_input_nodes)
     nodes |= after & before
-    if any(n.name in others or (not is_small(n) and name_of(n.target) not in TABLE) for n in nodes):
+    if any(n.name in others or not is_known(n, nodes) for n in nodes):
         return []
-    while front := {i for n in nodes for i in n.all_input_nodes if is_small(i) and set(i.users) <= nodes} - nodes:
+    while front := {i for n in nodes for i in n.all_input_nodes if is_view(i) and set(i.users) <= nodes} - nodes:
         nodes |= front
     return [n for n in graph.nodes if n in nodes]
 
 
-def is_small(node: fx.Node) -> bool:
-    """Whether a node is a view, or picks one of several results."""
-    return name_of(node.target) in VIEWS or node.target is operator.getitem
+def is_view(node: fx.Node) -> bool:
+    """Whether a node moves no numbers."""
+    return name_of(node.target) in VIEWS
+
+
+def is_known(node: fx.Node, nodes: set[fx.Node]) -> bool:
+    """Whether a plan can compute a node as one of these."""
+    if node.target is operator.getitem:
+        return node.args[0] in nodes
+    return name_of(node.target) in TABLE
 
 
 def reached(start: set[fx.Node], step: Any) -> set[fx.Node]:

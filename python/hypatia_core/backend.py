@@ -37,7 +37,17 @@ _count = itertools.count(1)
 
 
 #: Ops that draw random numbers, which must be those that eager draws: they stay whole.
-RANDOM = ("native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "normal", "uniform", "rand", "randn")
+RANDOM = (
+    "native_dropout",
+    "bernoulli",
+    "rand_like",
+    "randn_like",
+    "randint_like",
+    "normal",
+    "uniform",
+    "rand",
+    "randn",
+)
 
 
 def table() -> dict[Any, Any]:

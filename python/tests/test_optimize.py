@@ -128,3 +128,12 @@ def test_what_cannot_be_optimized_says_so():
     graph = hyp.optimize(model, (x,))
     assert not fused(graph)
     torch.testing.assert_close(graph(x), model(x))
+
+
+def test_fusions_that_follow_each_other():
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
+    x = torch.randn(3, 8)
+    graph = hyp.optimize(model.eval(), (x,))
+    assert len(fused(graph)) >= 2
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x), model(x))

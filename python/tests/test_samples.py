@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")
 from functorch.compile import aot_function  # noqa: E402
 from torch._functorch._aot_autograd.utils import make_boxed_func  # noqa: E402
-
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException  # noqa: E402
 
 import hypatia_core as hyp  # noqa: E402
@@ -161,7 +160,9 @@ def write():
         print(name, counts.get(name), flush=True)
     COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
     rows = [
-        f"| {name} | " + " | ".join(f"{of[k][1]} of {of[k][0]}" if k in of else "" for k in ("float32", "float64")) + " |"
+        f"| {name} | "
+        + " | ".join(f"{of[k][1]} of {of[k][0]}" if k in of else "" for k in ("float32", "float64"))
+        + " |"
         for name, of in counts.items()
     ]
     PAGE.write_text(HEAD.format(len(counts)) + "\n".join(rows) + "\n")

@@ -108,7 +108,7 @@ impl Executor {
         let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
         if captures != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
             // SAFETY: the caller guarantees the addresses.
-            return unsafe { self.into_capture(&mut guests, &stream, guest) };
+            return unsafe { self.step_into_capture(&mut guests, &stream, guest) };
         }
         let key = [guest.inputs, guest.outputs, &[guest.scratch]].concat();
         if let Some(at) = guests.graphs.iter().position(|(k, _)| *k == key) {
@@ -190,7 +190,7 @@ impl Executor {
     ///
     /// # Safety
     /// As [`Executor::run_as_guest`].
-    unsafe fn into_capture(&self, guests: &mut Guests, stream: &Arc<CudaStream>, guest: &Guest<'_>) -> Result<()> {
+    unsafe fn step_into_capture(&self, guests: &mut Guests, stream: &Arc<CudaStream>, guest: &Guest<'_>) -> Result<()> {
         // A strict capture forbids what is done here on other streams: memory for the lists.
         let _relaxed = Relaxed::new()?;
         let (sides, lists) = (self.side_streams()?, self.gpu.context().new_stream());
