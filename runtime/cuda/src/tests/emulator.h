@@ -109,8 +109,11 @@ static void run_block(const int threads, const bool backwards) {
           const int t = backwards ? first + end - 1 - i : i;
           if (fibers[t].waits == RUNS) run_thread(t);
         }
-        released = std::all_of(fibers + first, fibers + end, [&](const Fiber& f) { return f.waits == first / 32; });
-        if (released) std::for_each(fibers + first, fibers + end, [](Fiber& f) { f.waits = RUNS; });
+        // Lanes that share a row exchange values while those without one have ended.
+        const auto waits = [&](const Fiber& f) { return f.waits == first / 32; };
+        released = std::any_of(fibers + first, fibers + end, waits) &&
+                   std::all_of(fibers + first, fibers + end, [&](const Fiber& f) { return waits(f) || f.waits == DONE; });
+        if (released) std::for_each(fibers + first, fibers + end, [&](Fiber& f) { if (waits(f)) f.waits = RUNS; });
       }
     }
     for (int t = 0; t < threads; ++t) done += fibers[t].waits == DONE, at_block += fibers[t].waits == BLOCK;
