@@ -19,7 +19,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::Options;
 use super::analysis::EGraph;
 use super::analysis::{Sort, class_type};
-use super::apply::{Reject, apply, check, build_sums};
+use super::apply::{Reject, apply, build_sums, check};
 use super::language::Payload;
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::report::WRITTEN;

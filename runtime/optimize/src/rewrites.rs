@@ -13,7 +13,7 @@ use hypatia_dsl::numerics::{Allowed, Numerics};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::EGraph;
-use super::apply::{Applied, Reject, apply, check, build_sums};
+use super::apply::{Applied, Reject, apply, build_sums, check};
 use super::candidate::Candidate;
 use super::label_filter::LabelFilter;
 use super::language::Discriminant;
