@@ -160,10 +160,10 @@ def alone(whole: fx.GraphModule) -> Callable[..., Any] | None:
         return None
     inputs = whole.graph.find_nodes(op="placeholder")
     part = whole.get_submodule(str(calls[0].target))
-    (results,) = whole.graph.output_node().args
-    if not isinstance(part, Part) or not part.single or list(results) != calls:
+    results = whole.graph.output_node().args[0]
+    if not isinstance(part, Part) or not part.single or results not in (calls, tuple(calls)):
         return None
-    order = [inputs.index(a) for a in calls[0].args]
+    order = [inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)]
     return lambda *args: [part.forward(*[args[i] for i in order])]
 
 
@@ -315,9 +315,10 @@ class Loose(Part):
     def forward(self, *args: Any) -> Any:
         """Compute the part."""
         devices = {args[i].device for i in self.tensors}
-        known = all(args[i].dtype in NAMES for i in self.tensors)
-        if len(devices) != 1 or not known or (why := _launch.unreachable(next(iter(devices)))):
-            note(self.label, why if len(devices) == 1 and known else "devices or element types that no plan has")
+        known = len(devices) == 1 and all(args[i].dtype in NAMES for i in self.tensors)
+        why = _launch.unreachable(devices.pop()) if known else "devices or element types that no plan has"
+        if why:
+            note(self.label, why)
             return self.graph(*args)
         return super().forward(*args)
 

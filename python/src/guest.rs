@@ -26,6 +26,9 @@ struct Scratch {
     bytes: usize,
 }
 
+/// Tensors, and the names and element types that they must have.
+pub type Operands<'a> = (&'a Bound<'a, PyTuple>, &'a [(String, DType)]);
+
 /// How a run reaches PyTorch's allocator.
 pub struct Allocator<'py> {
     /// A function of a number of bytes and a GPU's ordinal that makes a tensor.
@@ -46,7 +49,7 @@ pub fn release_scratch() {
 pub fn run(
     py: Python<'_>,
     executor: &Executor,
-    [inputs, outputs]: [(&Bound<'_, PyTuple>, &[(String, DType)]); 2],
+    [inputs, outputs]: [Operands<'_>; 2],
     allocator: &Allocator<'_>,
 ) -> PyResult<Vec<usize>> {
     let mut gpu = None;
