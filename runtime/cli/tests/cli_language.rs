@@ -137,6 +137,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("gated.hyp", 2),
         ("group_norm.hyp", 3),
         ("no_elements.hyp", 3),
+        ("order.hyp", 1),
         ("overflow.hyp", 2),
         ("regrouping.hyp", 0),
         ("residual_norm.hyp", 4),

@@ -209,7 +209,7 @@ fn harmful_templates_are_quarantined_on_a_gpu() {
             "  if (row == 3 && threadIdx.x == 0) out1[row] = __int_as_float(0x7fffffff);",
             "wrong: element 3 of result 1",
         ),
-        (", shared = 900000", entry, "", "shared memory"),
+        (", shared = 900000", entry, "", "cannot be loaded"),
     ];
     let Some(gpu) = gpu(faults.len()) else { return };
     for (grid, entry, body, expected) in faults {

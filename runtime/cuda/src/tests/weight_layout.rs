@@ -172,7 +172,10 @@ fn packed_weights_agree_with_the_reference_on_a_gpu() {
             let what = format!("{dtype} {shape:?} {form}");
             let executor = from_file(&gpu, &plan, file(tuner.choices(), |_| true));
             let has = tuner.choices().any(|c| c.problem.starts_with(PACKED));
-            assert_eq!(executor.notes().len(), usize::from(has), "{what}\n{plan}");
+            // A generated product that is faster than its fallback reads the weight as it lies.
+            let own = plan.steps.iter().any(|s| crate::lowering::timed::kernel(&plan, s).is_some());
+            let notes = executor.notes().len();
+            assert!(notes == usize::from(has) || own && notes == 0, "{what}\n{plan}");
             packed += executor.notes().len();
             agrees(&executor, &graph, &inputs, &what);
             let as_it_lies = from_file(&gpu, &plan, file(tuner.choices(), |_| false));

@@ -137,7 +137,9 @@ impl<'a> Lower<'a> {
             let reduces = builtin(graph, &graph.nodes[i]).is_some_and(|op| reduction(op).is_some() || picks(op));
             reduces || prepared.kernels.rowwise.contains_key(&NodeId(i as u32))
         };
-        let rowwise: Vec<bool> = (0..graph.nodes.len()).map(rowwise).collect();
+        // A region of rows keeps f32 inside, where the unfused plan rounds.
+        let exact = options.allowed.is_exact();
+        let rowwise: Vec<bool> = (0..graph.nodes.len()).map(|i| !exact && rowwise(i)).collect();
         let groups = match options.cluster {
             true => cluster_rows(graph, &pointwise, &rowwise, &options.device)?,
             false => cluster_rows(graph, &none, &none, &options.device)?,
