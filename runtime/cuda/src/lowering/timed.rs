@@ -19,7 +19,7 @@ use hypatia_plan::{CallStep, Called, Plan, Step};
 #[derive(Clone, Debug)]
 pub enum Timed {
     /// A product, by a template of ours.
-    Product(OwnProduct),
+    Product(Box<OwnProduct>),
     /// Attention, by a template of ours.
     Attention(TiledAttention),
     /// By a user's template: each launch that it declares.
@@ -33,7 +33,7 @@ impl Timed {
         let reads = &step.reads[..call.reads];
         match &call.called {
             Called::Product(g) if g.k == 0 => None,
-            Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(Timed::Product),
+            Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p))),
             Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Timed::Attention),
             Called::Template(t) => {
                 Some(Timed::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))

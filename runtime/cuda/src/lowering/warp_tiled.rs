@@ -184,7 +184,7 @@ fn as_batch(step: &GemmStep, all: &[&View]) -> Option<([usize; 2], usize, Vec<St
 fn unit(view: &View, steps: &[(isize, usize)]) -> usize {
     let size = view.dtype.size();
     let offsets = steps.iter().filter(|(_, count)| *count > 1).map(|(step, _)| step.unsigned_abs());
-    let bits = offsets.chain([view.offset]).fold(WIDEST, |bits, n| bits | n * size);
+    let bits = offsets.chain([view.offset]).fold(WIDEST, |bits, n| bits | (n * size));
     1 << bits.trailing_zeros()
 }
 

@@ -65,6 +65,9 @@ pub(super) fn pairs(program: &Program, rule: &Rule) -> Option<Vec<(Term, Term)>>
     }
 }
 
+/// Reads the operand of that position, with what its accumulator stands for.
+type ReadOperand<'r, R> = &'r mut dyn FnMut(&mut R, usize, Option<&Term>) -> Option<Term>;
+
 struct Reader<'a> {
     program: &'a Program,
     rule: &'a Rule,
@@ -165,7 +168,7 @@ impl Reader<'_> {
         attrs: &[String],
         output: u32,
         args: usize,
-        read: &mut dyn FnMut(&mut Self, usize, Option<&Term>) -> Option<Term>,
+        read: ReadOperand<'_, Self>,
     ) -> Option<Term> {
         let product = match self.program.op(op).body {
             OpBody::Builtin(b) => b.accumulator().and_then(|a| self.program.builtin_op(a)),
