@@ -21,7 +21,7 @@ pub enum Timed {
     /// A product, by a template of ours.
     Product(Box<OwnProduct>),
     /// Attention, by a template of ours.
-    Attention(TiledAttention),
+    Attention(Box<TiledAttention>),
     /// By a user's template: each launch that it declares.
     Template(Vec<(Body, Work)>),
 }
@@ -34,7 +34,7 @@ impl Timed {
         match &call.called {
             Called::Product(g) if g.k == 0 => None,
             Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p))),
-            Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(Timed::Attention),
+            Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(|a| Timed::Attention(Box::new(a))),
             Called::Template(t) => {
                 Some(Timed::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
             }
