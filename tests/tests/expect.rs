@@ -23,7 +23,7 @@ fn report(path: &Path) -> String {
             text.push_str("  ok\n");
         }
         for line in failures.iter().flat_map(|f| f.lines()) {
-            text.push_str(&format!("  {line}").trim_end().to_string());
+            text.push_str(format!("  {line}").trim_end());
             text.push('\n');
         }
     }
