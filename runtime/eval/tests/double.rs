@@ -1,5 +1,8 @@
 //! [`Double`] against numbers of 80 digits (mpmath 1.3), and its special values against f64.
 
+// The tables hold digits as the reference printed them.
+#![allow(clippy::approx_constant)]
+
 use hypatia_dsl::builtin::BuiltinScalar::{self, *};
 use hypatia_eval::{Double, Number};
 
