@@ -67,7 +67,7 @@ def optimize(
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
     >>> graph = hyp.optimize(model, (torch.ones(2, 4),))
     >>> [node.args[1] for node in graph.graph.nodes if node.target is torch.ops.hypatia.fusion.default]
-    ['gemm_relu']
+    ['gemm_add_relu']
     """
     chosen = _together(list(rules)) or library()
     if isinstance(model, torch.export.ExportedProgram):

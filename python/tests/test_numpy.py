@@ -141,7 +141,7 @@ def test_files_that_are_no_models(tmp_path):
     path = MODELS / "digits" / "model.onnx"
     with pytest.raises(hyp.InputError, match="no rule or ruleset `none::such`"):
         hyp.Model(path, disable=["none::such"])
-    with pytest.raises(hyp.InputError, match="`cpu`, `cuda` or `auto`"):
+    with pytest.raises(hyp.InputError, match="`cpu`, `cuda`, `cuda:1` or `auto`"):
         hyp.Model(path, device="tpu")
     with pytest.raises(hyp.InputError, match="expected `exact`, `rounds` or `fast`"):
         hyp.Model(path, numerics="some")
