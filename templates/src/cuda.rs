@@ -15,6 +15,7 @@ mod expr;
 mod gemm;
 mod gemm_sm80;
 mod growth;
+mod limits;
 mod lines;
 mod moves;
 mod names;
@@ -26,6 +27,7 @@ pub mod template;
 pub mod term;
 #[cfg(test)]
 mod tests;
+mod tiles;
 
 use std::fmt;
 use std::sync::OnceLock;

@@ -14,6 +14,7 @@ use crate::dtype::DType;
 use crate::ir::{InView, Program};
 use crate::scalar::{Literal, Term, TermBuilder, TermId, TermNode, prune};
 
+use super::tune::{self, StoredTiling, Table};
 use super::{Operand, Reduction, RowAccess, RowwiseKernel};
 
 /// Rows of queries that a group of 128 threads owns.
@@ -43,7 +44,7 @@ pub struct AttentionTiling {
 }
 
 /// The tuning parameters of a `tiled` kernel for attention, with the values that the hardware has.
-pub const ATTENTION_TUNE: &[(&str, &[i64])] =
+pub const ATTENTION_TUNE: &Table =
     &[("tile_n", &[16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208]), ("consumers", &[1, 2, 3])];
 
 /// Marks the stored form of a tiling.
@@ -53,27 +54,13 @@ impl AttentionTiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
     /// are missing have a value that suits most lengths.
     pub fn named(values: &[(&str, i64)]) -> Option<AttentionTiling> {
-        let value = |name: &str, otherwise: i64| {
-            let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
-            let (_, known) = ATTENTION_TUNE.iter().find(|(n, _)| *n == name)?;
-            usize::try_from(value).ok().filter(|_| known.contains(&value))
-        };
+        let value = |name, otherwise| tune::value(ATTENTION_TUNE, values, name, otherwise);
         Some(AttentionTiling { keys: value("tile_n", 128)?, consumers: value("consumers", 2)? })
     }
 
     /// The tilings that these tuning parameters of a kernel name.
     pub fn all(tune: &[(String, Vec<i64>)]) -> Vec<AttentionTiling> {
-        let list = |name: &str, otherwise: i64| -> Vec<i64> {
-            let own = tune.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
-            own.unwrap_or_else(|| vec![otherwise])
-        };
-        let mut out = Vec::new();
-        for keys in list("tile_n", 128) {
-            for consumers in list("consumers", 2) {
-                out.extend(AttentionTiling::named(&[("tile_n", keys), ("consumers", consumers)]));
-            }
-        }
-        out
+        tune::combinations(ATTENTION_TUNE, tune).iter().filter_map(|c| AttentionTiling::named(c)).collect()
     }
 
     /// Rows of queries of a block.
@@ -87,15 +74,13 @@ impl AttentionTiling {
     }
 
     /// As eight numbers, for a tuning file.
-    pub fn words(&self) -> [u64; 8] {
-        [STORED, self.keys as u64, self.consumers as u64, 0, 0, 0, 0, 0]
+    pub fn words(&self) -> StoredTiling {
+        tune::store(STORED, &[self.keys, self.consumers])
     }
 
     /// The tiling that [`AttentionTiling::words`] gave, if it is one.
-    pub fn of_words(words: &[u64; 8]) -> Option<AttentionTiling> {
-        let [STORED, keys, consumers, 0, 0, 0, 0, 0] = words else { return None };
-        let number = |v: &u64| i64::try_from(*v).ok();
-        AttentionTiling::named(&[("tile_n", number(keys)?), ("consumers", number(consumers)?)])
+    pub fn of_words(words: &StoredTiling) -> Option<AttentionTiling> {
+        AttentionTiling::named(&tune::stored(STORED, ATTENTION_TUNE, words)?)
     }
 }
 

@@ -7,6 +7,7 @@
 use crate::dtype::DType;
 use crate::scalar::Term;
 
+use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
 /// Elements of k that one stage holds: 128 bytes of a 16-bit type, the widest swizzle of the copy
@@ -43,7 +44,7 @@ pub struct Tiling {
 
 /// The tuning parameters of a `tiled` kernel for Hopper, each with the values that the hardware
 /// has.
-pub const TUNE: &[(&str, &[i64])] = &[
+pub const TUNE: &Table = &[
     ("tile_m", &[64, 128]),
     ("tile_n", &[64, 128, 192, 256]),
     ("consumers", &[1, 2]),
@@ -60,11 +61,7 @@ impl Tiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
     /// are missing have the value of the first choice that makes sense for any product.
     pub fn named(values: &[(&str, i64)]) -> Option<Tiling> {
-        let value = |name: &str, otherwise: i64| {
-            let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
-            let (_, known) = TUNE.iter().find(|(n, _)| *n == name)?;
-            usize::try_from(value).ok().filter(|_| known.contains(&value))
-        };
+        let value = |name, otherwise| tune::value(TUNE, values, name, otherwise);
         let tiling = Tiling {
             rows: value("tile_m", 64)?,
             columns: value("tile_n", 128)?,
@@ -79,15 +76,7 @@ impl Tiling {
     /// The tilings that these tuning parameters of a kernel name, without combinations that the
     /// hardware cannot run. Parameters of other templates have no meaning here.
     pub fn all(tune: &[(String, Vec<i64>)]) -> Vec<Tiling> {
-        let mut choices: Vec<Vec<(&str, i64)>> = vec![Vec::new()];
-        for (name, values) in tune {
-            let Some((_, known)) = TUNE.iter().find(|(n, _)| n == name) else { continue };
-            // Each value once, so that their product stays small.
-            let values = known.iter().filter(|v| values.contains(v));
-            let with = |c: Vec<(_, i64)>| values.clone().map(move |v| [&c[..], &[(name.as_str(), *v)]].concat());
-            choices = choices.into_iter().flat_map(with).collect();
-        }
-        choices.iter().filter_map(|c| Tiling::named(c)).collect()
+        tune::combinations(TUNE, tune).iter().filter_map(|c| Tiling::named(c)).collect()
     }
 
     fn is_possible(&self) -> bool {
@@ -112,20 +101,15 @@ impl Tiling {
     }
 
     /// As eight numbers, for a tuning file.
-    pub fn words(&self) -> [u64; 8] {
+    pub fn words(&self) -> StoredTiling {
         let [m, n] = self.cluster;
-        let both = [self.rows, self.columns, self.consumers, usize::from(self.pingpong), m, n, self.group];
-        let mut out = [STORED; 8];
-        out[1..].copy_from_slice(&both.map(|v| v as u64));
-        out
+        let pingpong = usize::from(self.pingpong);
+        tune::store(STORED, &[self.rows, self.columns, self.consumers, pingpong, m, n, self.group])
     }
 
     /// The tiling that [`Tiling::words`] gave, if it is one.
-    pub fn of_words(words: &[u64; 8]) -> Option<Tiling> {
-        let [STORED, rest @ ..] = words else { return None };
-        let values: Vec<(&str, i64)> =
-            TUNE.iter().zip(rest).map(|((n, _), v)| Some((*n, i64::try_from(*v).ok()?))).collect::<Option<_>>()?;
-        Tiling::named(&values)
+    pub fn of_words(words: &StoredTiling) -> Option<Tiling> {
+        Tiling::named(&tune::stored(STORED, TUNE, words)?)
     }
 }
 

@@ -8,6 +8,7 @@
 use crate::dtype::DType;
 use crate::scalar::Term;
 
+use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
 /// Shared memory that a block may use on every GPU from Ampere on, in bytes.
@@ -39,7 +40,7 @@ pub struct WarpTiling {
 }
 
 /// The tuning parameters of a `tiled` kernel for products of warps, each with its values.
-pub const WARP_TUNE: &[(&str, &[i64])] = &[
+pub const WARP_TUNE: &Table = &[
     ("tile_m", &[16, 32, 64, 128]),
     ("tile_n", &[32, 64, 128, 256]),
     ("tile_k", &[32, 64, 128, 256]),
@@ -56,11 +57,7 @@ impl WarpTiling {
     /// The tiling that these tuning parameters name, if warps can share it. Parameters that are
     /// missing have a value that suits most products.
     pub fn named(values: &[(&str, i64)]) -> Option<WarpTiling> {
-        let value = |name: &str, otherwise: i64| {
-            let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
-            let (_, known) = WARP_TUNE.iter().find(|(n, _)| *n == name)?;
-            usize::try_from(value).ok().filter(|_| known.contains(&value))
-        };
+        let value = |name, otherwise| tune::value(WARP_TUNE, values, name, otherwise);
         let tiling = WarpTiling {
             rows: value("tile_m", 64)?,
             columns: value("tile_n", 64)?,
@@ -76,15 +73,7 @@ impl WarpTiling {
     /// The tilings that these tuning parameters of a kernel name, without combinations that do not
     /// fit. Parameters of other templates have no meaning here.
     pub fn all(tune: &[(String, Vec<i64>)]) -> Vec<WarpTiling> {
-        let mut choices: Vec<Vec<(&str, i64)>> = vec![Vec::new()];
-        for (name, values) in tune {
-            let Some((_, known)) = WARP_TUNE.iter().find(|(n, _)| n == name) else { continue };
-            // Each value once, so that their product stays small.
-            let values = known.iter().filter(|v| values.contains(v));
-            let with = |c: Vec<(_, i64)>| values.clone().map(move |v| [&c[..], &[(name.as_str(), *v)]].concat());
-            choices = choices.into_iter().flat_map(with).collect();
-        }
-        choices.iter().filter_map(|c| WarpTiling::named(c)).collect()
+        tune::combinations(WARP_TUNE, tune).iter().filter_map(|c| WarpTiling::named(c)).collect()
     }
 
     /// Rows and columns of warps in a group. Of the divisions of the tile the one in which a warp
@@ -111,19 +100,14 @@ impl WarpTiling {
     }
 
     /// As eight numbers, for a tuning file.
-    pub fn words(&self) -> [u64; 8] {
+    pub fn words(&self) -> StoredTiling {
         let all = [self.rows, self.columns, self.depth, self.warps, self.split, self.stages, self.group];
-        let mut out = [STORED; 8];
-        out[1..].copy_from_slice(&all.map(|v| v as u64));
-        out
+        tune::store(STORED, &all)
     }
 
     /// The tiling that [`WarpTiling::words`] gave, if it is one.
-    pub fn of_words(words: &[u64; 8]) -> Option<WarpTiling> {
-        let [STORED, rest @ ..] = words else { return None };
-        let values: Vec<(&str, i64)> =
-            WARP_TUNE.iter().zip(rest).map(|((n, _), v)| Some((*n, i64::try_from(*v).ok()?))).collect::<Option<_>>()?;
-        WarpTiling::named(&values)
+    pub fn of_words(words: &StoredTiling) -> Option<WarpTiling> {
+        WarpTiling::named(&tune::stored(STORED, WARP_TUNE, words)?)
     }
 }
 

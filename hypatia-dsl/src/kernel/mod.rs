@@ -20,6 +20,7 @@ pub mod short;
 mod space;
 #[cfg(test)]
 mod tests;
+mod tune;
 
 use crate::dtype::DType;
 use crate::scalar::Term;
@@ -33,6 +34,7 @@ pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
 pub use region::{RowOperand, RowRegion, RowValue};
+pub use tune::{StoredTiling, Table};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`
 /// row-major.

@@ -139,17 +139,10 @@ pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<
 mod tests {
     #![allow(clippy::unwrap_used)]
     use hypatia_dsl::dtype::DType;
-    use hypatia_dsl::scalar::{Term, TermNode};
 
     use super::*;
+    use crate::lowering::fixtures::product as step;
     use hypatia_plan::BufferId;
-
-    fn step(batch: &[usize], m: usize, n: usize, k: usize) -> GemmStep {
-        let mut term = Term::empty();
-        let acc = term.add(TermNode::Acc);
-        term.roots.push(acc);
-        GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term }
-    }
 
     fn whole(shape: &[usize]) -> View {
         View::whole(BufferId(0), DType::F32, shape)

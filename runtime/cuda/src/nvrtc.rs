@@ -64,7 +64,8 @@ impl fmt::Display for NvrtcError {
                 }
                 write!(
                     f,
-                    "Install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`, and name the folder in HYPATIA_CUDA_PATH"
+                    "Install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc`, and name the folder in \
+                     HYPATIA_CUDA_PATH"
                 )
             }
             NvrtcError::Unusable { path, reason } => write!(f, "{}: {reason}", path.display()),
@@ -423,7 +424,8 @@ mod tests {
         let Some(n) = compiler() else { return };
         for source in [
             "extern \"C\" __global__ void k(float* p) { p[0] = erff(p[1]); }",
-            "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\nextern \"C\" __global__ void k(__half* p) { p[0] = __float2half_rn(1.5f); }",
+            "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n\
+             extern \"C\" __global__ void k(__half* p) { p[0] = __float2half_rn(1.5f); }",
         ] {
             let cubin = n.compile(source, "k.cu", "sm_80").unwrap();
             assert_eq!(&cubin.bytes[..4], b"\x7fELF");

@@ -35,7 +35,7 @@ pub struct Trials {
     /// Launches that passed in this process.
     passed: Vec<Key>,
     /// Why no kernel can be tried, if that is so.
-    hindrance: Option<String>,
+    disabled: Option<String>,
 }
 
 /// What a stored pass contains.
@@ -96,16 +96,16 @@ impl Trials {
     }
 
     /// Keeps why kernels cannot be tried on this machine.
-    pub(crate) fn hinder(&mut self, reason: String) {
-        self.hindrance.get_or_insert(reason);
+    pub(crate) fn disable(&mut self, reason: String) {
+        self.disabled.get_or_insert(reason);
     }
 
     /// What the user should know: the kernels in quarantine that were asked for, and why others
     /// were not tried.
     pub fn notes(&self) -> Vec<String> {
         let failed = self.failed.values().map(Quarantined::to_string);
-        let hindrance = self.hindrance.iter().map(|why| format!("kernels from templates are not used: {why}"));
-        failed.chain(hindrance).collect()
+        let disabled = self.disabled.iter().map(|why| format!("kernels from templates are not used: {why}"));
+        failed.chain(disabled).collect()
     }
 }
 

@@ -6,6 +6,7 @@
 
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};
+use hypatia_dsl::kernel::StoredTiling;
 use hypatia_templates::cuda::{CudaSource, EmitError};
 
 use super::cubin;
@@ -14,7 +15,6 @@ use super::fallback::FALLBACK;
 use super::nvrtc::NvrtcError;
 use super::tune::{Tuner, WARM, footprint, machine};
 use crate::lowering::Work;
-use crate::lowering::own_product::Words;
 use crate::lowering::timed::Timed;
 pub(super) use crate::lowering::timed::kernel;
 use crate::tuner::{Effort, Measured, Source};
@@ -32,7 +32,7 @@ pub(super) struct Tilings {
     /// The problem's name in tuning files.
     pub problem: String,
     /// Each with its source and arguments.
-    pub variants: Vec<(Words, CudaSource, Work)>,
+    pub variants: Vec<(StoredTiling, CudaSource, Work)>,
 }
 
 /// Whether a kernel is from a user's template.
@@ -71,7 +71,7 @@ impl Tilings {
         tuner: &Tuner,
     ) -> Result<Option<Tilings>> {
         let all = work.plausible(kernel, gpu.multiprocessors());
-        let source = |words: &Words| -> Result<Option<(Words, CudaSource, Work)>> {
+        let source = |words: &StoredTiling| -> Result<Option<(StoredTiling, CudaSource, Work)>> {
             let Some((body, work)) = work.launch(words) else { return Ok(None) };
             let source = match body.emit(&plan.program) {
                 Ok(source) => source,
@@ -90,7 +90,7 @@ impl Tilings {
         let problem = problem(plan, step, call, &work.name(kernel), &first.1.text);
         let known = tuner.known(&machine(gpu), &problem).filter(|c| accepted(&all, c));
         let chosen = |c: &Choice| if c.algorithm == FALLBACK { Vec::new() } else { vec![c.algorithm] };
-        let wanted: Vec<Words> = match (known, tuner.effort()) {
+        let wanted: Vec<StoredTiling> = match (known, tuner.effort()) {
             (Some(c), Effort::Unknown) => chosen(&c),
             (Some(c), Effort::Guessed) if c.us.is_some() => chosen(&c),
             (_, Effort::Unknown) => all.iter().copied().take(FIRST).collect(),
@@ -110,7 +110,7 @@ impl Tilings {
         race: impl FnOnce() -> Result<Option<Vec<f64>>>,
     ) -> Result<Option<usize>> {
         let guess = Measured { algorithm: FALLBACK, workspace: 0, us: None, first_us: None, candidates: 1 };
-        let tilings: Vec<Words> = self.variants.iter().map(|(t, ..)| *t).collect();
+        let tilings: Vec<StoredTiling> = self.variants.iter().map(|(t, ..)| *t).collect();
         let measure = || {
             let Some(times) = race()? else { return Ok(None) };
             let fastest = (0..times.len()).min_by(|i, j| times[*i].total_cmp(&times[*j])).unwrap_or(0);
@@ -128,7 +128,7 @@ impl Tilings {
     }
 }
 
-fn accepted(tilings: &[Words], choice: &Choice) -> bool {
+fn accepted(tilings: &[StoredTiling], choice: &Choice) -> bool {
     choice.algorithm == FALLBACK || tilings.contains(&choice.algorithm)
 }
 

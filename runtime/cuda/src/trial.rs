@@ -47,7 +47,7 @@ enum Outcome {
     /// It did this, as the end of a sentence.
     Failed(String),
     /// It could not be tried.
-    Hindered(String),
+    Unavailable(String),
 }
 
 /// Whether a launch of a template's kernel may be used: it passed its trial, now or earlier.
@@ -69,7 +69,7 @@ pub(crate) fn passes(
     match outcome {
         Outcome::Passed => trials.pass(key),
         Outcome::Failed(ref why) => trials.fail(kernel, gpu.name(), why.clone()),
-        Outcome::Hindered(ref why) => trials.hinder(why.clone()),
+        Outcome::Unavailable(ref why) => trials.disable(why.clone()),
     }
     Ok(outcome == Outcome::Passed)
 }
@@ -92,11 +92,11 @@ fn attempt(
 ) -> Result<Outcome> {
     let command = match command::find() {
         Ok(command) => command,
-        Err(why) => return Ok(Outcome::Hindered(why)),
+        Err(why) => return Ok(Outcome::Unavailable(why)),
     };
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
     let Some(mut scratch) = Scratch::of(&stream, plan, step)? else {
-        return Ok(Outcome::Hindered(format!("the operands of step `{}` are too large for a trial", step.name)));
+        return Ok(Outcome::Unavailable(format!("the operands of step `{}` are too large for a trial", step.name)));
     };
     let (reads, writes) = (&step.reads[..call.reads], &step.writes[..call.writes]);
     let given = contents(plan, call, reads);
@@ -109,7 +109,7 @@ fn attempt(
     describe(&folder.0, gpu, plan, (reads, writes), (entry, launch, code), &given)?;
     match run(&command, &folder.0)? {
         Answer::Failed(why) => Ok(Outcome::Failed(why)),
-        Answer::Hindered(why) => Ok(Outcome::Hindered(why)),
+        Answer::Unavailable(why) => Ok(Outcome::Unavailable(why)),
         Answer::Ran => compare(&folder.0, writes, &wanted),
     }
 }
@@ -209,7 +209,7 @@ fn run(command: &Path, folder: &Path) -> Result<Answer> {
     let spawned = child.spawn();
     let mut child = match spawned {
         Ok(child) => child,
-        Err(e) => return Ok(Answer::Hindered(format!("{} cannot be started: {e}", command.display()))),
+        Err(e) => return Ok(Answer::Unavailable(format!("{} cannot be started: {e}", command.display()))),
     };
     let end = Instant::now() + LIMIT;
     let ended = loop {
@@ -226,7 +226,7 @@ fn run(command: &Path, folder: &Path) -> Result<Answer> {
     };
     let answer = std::fs::read(request::answer(folder)).ok().and_then(|text| serde_json::from_slice(&text).ok());
     Ok(answer.unwrap_or_else(|| match status.success() {
-        true => Answer::Hindered(format!("{} gave no answer", command.display())),
+        true => Answer::Unavailable(format!("{} gave no answer", command.display())),
         false => Answer::Failed(format!("ended its process: {status}")),
     }))
 }

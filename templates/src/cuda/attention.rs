@@ -6,10 +6,9 @@
 
 use minijinja::{Value, context};
 
-use super::gemm::{loaded, parameter};
-use super::pointwise::default_type;
-use super::term::{Functions, compute_name, inlining};
-use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render};
+use super::term::{Functions, compute_name};
+use super::tiles::{OnTiles, Tiles, loaded};
+use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -17,6 +16,8 @@ use hypatia_dsl::kernel::attention::{Along, AttentionKernel, BATCH, QUERY_ROWS};
 use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, prune};
 
+/// The name of the score's function, and its comment.
+const SCORE: (&str, &str) = ("score", "The score of a query and a key, from their product.");
 /// Queries, keys and values, which come before what the scores read.
 const FACTORS: usize = 3;
 /// Axes of the tensors that the copy engine moves: elements of a head, rows, the batch.
@@ -32,41 +33,33 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
     let stages = kernel.stages().ok_or_else(|| malformed("its tiles do not fit into shared memory or registers"))?;
     let (factor, term) = factored(program, &kernel.term);
     let mut functions = Functions::new(program);
-    let score = score(&mut functions, kernel, &term)?;
+    let score = OnTiles { term: &term, inputs: &kernel.inputs, factors: FACTORS };
+    // It is called for tiles that hide keys, and for those that hide none.
+    let score = score.function(&mut functions, SCORE, DType::F32, kernel.tiling.keys as u64)?;
     if kernel.inputs.iter().any(|o| o.access != Access::Splat) {
         functions.need("axes");
     }
-    let args = arguments(kernel);
     let t = &kernel.tiling;
-    let geometry = Geometry::Tiles {
-        block: t.threads() as u32,
-        cluster: 1,
-        rows: t.rows() as u32,
-        columns: kernel.padded_value().next_multiple_of(CHUNK) as u32,
-        shared: kernel.shared() as u32,
-    };
-    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
-    let formula = super::term::formula(program, &kernel.term, kernel.term.root(), &|node| match node {
-        TermNode::In { input, .. } => Some(format!("in{}", *input as usize + FACTORS)),
-        _ => None,
-    });
-    let formula = vec![format!("out0 = softmax({formula}) in2, where acc = in0 transpose(in1)")];
-    let header = Header {
+    let written = OnTiles { term: &kernel.term, inputs: &kernel.inputs, factors: FACTORS }.formula(program);
+    let tiles = Tiles {
         name: &kernel.name,
-        kind: "tiled attention",
         doc: &kernel.doc,
-        formula: &formula,
-        args: &args,
-        entries: &entries,
-        in_place: false,
+        kind: "tiled attention",
+        formula: format!("out0 = softmax({written}) in2, where acc = in0 transpose(in1)"),
+        args: arguments(kernel),
+        geometry: Geometry::Tiles {
+            block: t.threads() as u32,
+            cluster: 1,
+            rows: t.rows() as u32,
+            columns: kernel.padded_value().next_multiple_of(CHUNK) as u32,
+            shared: kernel.shared() as u32,
+        },
+        bodies: vec![score],
+        template: "attention_sm90.cu.j2",
     };
-    let rounded: Vec<DType> = functions.rounded_to().collect();
-    let base = common(header, &functions, rounded.into_iter(), &[score]);
     let flag = |b: bool| if b { "true" } else { "false" };
     let uses = |i: usize| kernel.varies[i].iter().map(|v| u8::from(*v)).collect::<Value>();
-    let ctx = context! {
-        entry => entries[0].name.clone(),
-        params => args.iter().map(parameter).collect::<Value>(),
+    let own = context! {
         half => kernel.dtype.name(),
         axes => AXES,
         tile_n => t.keys,
@@ -83,10 +76,8 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         k_uses => uses(0),
         v_uses => uses(1),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
-        ..base
     };
-    let text = render("attention_sm90.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
-    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+    tiles.render(&functions, own)
 }
 
 /// A positive factor of a whole term, and the rest of the term.
@@ -171,34 +162,4 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
         out.push(Arg::named("intervals", ArgKind::Input(DType::I32), "for each query its keys, [first, end)"));
     }
     out
-}
-
-/// The device function of the score.
-fn score(functions: &mut Functions<'_>, kernel: &AttentionKernel, term: &Term) -> Result<String, EmitError> {
-    let number = default_type(kernel.inputs.iter().map(|o| o.dtype).chain([DType::F32]));
-    let leaf = |node: &TermNode| match node {
-        TermNode::Acc => Some(("acc".to_string(), DType::F32)),
-        TermNode::In { input, .. } => {
-            let o = kernel.inputs.get(*input as usize)?;
-            Some((format!("in{}", *input as usize + FACTORS), o.dtype.compute()))
-        }
-        _ => None,
-    };
-    let lowered = functions.lower(term, number, &leaf)?;
-    let root = lowered.roots.first().cloned();
-    let root = root.ok_or_else(|| EmitError::Malformed("a score without a value".into()))?;
-    let mut params = vec!["const float acc".to_string()];
-    let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + FACTORS);
-    params.extend(kernel.inputs.iter().enumerate().map(operand));
-    // Tiles that hide keys, and those that hide none.
-    let inline = inlining(lowered.size, kernel.tiling.keys as u64);
-    let mut text = format!(
-        "// The score of a query and a key, from their product.\nstatic __device__ {inline} float score({}) {{\n",
-        params.join(", ")
-    );
-    for s in &lowered.statements {
-        text.push_str(&format!("  {s}\n"));
-    }
-    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, DType::F32)));
-    Ok(text)
 }

@@ -6,16 +6,16 @@
 
 use minijinja::{Value, context};
 
-use super::pointwise::default_type;
-use super::term::{Functions, compute_name, inlining, widen};
-use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
-use hypatia_dsl::dtype::DType;
+use super::term::{Functions, compute_name};
+use super::tiles::{OnTiles, Tiles, about, loaded};
+use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
-use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Factors of the product, which come before the epilogue's operands.
 pub(super) const FACTORS: usize = 2;
+/// The name of the epilogue's function, and its comment.
+pub(super) const EPILOGUE: (&str, &str) = ("epilogue", "What becomes of an element of the product.");
 /// Rows or columns of a part of an operand or result that the copy engine moves at a time.
 const PART: usize = 64;
 
@@ -26,43 +26,30 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         return Err(malformed(why));
     }
     let mut functions = Functions::new(program);
-    let copies = (kernel.tiling.rows * kernel.tiling.columns / 128) as u64;
-    let body = epilogue(&mut functions, (&kernel.term, &kernel.inputs, kernel.output), copies)?;
+    let t = &kernel.tiling;
+    let term = OnTiles { term: &kernel.term, inputs: &kernel.inputs, factors: FACTORS };
+    let body = term.function(&mut functions, EPILOGUE, kernel.output, (t.rows * t.columns / 128) as u64)?;
     if kernel.inputs.iter().any(|o| o.access == Access::Strided) {
         functions.need("axes");
     }
-    let args = arguments(kernel);
-    let t = &kernel.tiling;
-    let geometry = Geometry::Tiles {
-        block: t.threads() as u32,
-        cluster: t.blocks() as u32,
-        rows: (t.block_rows() * t.cluster[0]) as u32,
-        columns: (t.columns * t.cluster[1]) as u32,
-        shared: kernel.shared() as u32,
-    };
-    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
-    let formula = super::term::formula(program, &kernel.term, kernel.term.root(), &|node| match node {
-        TermNode::In { input, .. } => Some(format!("in{}", *input as usize + FACTORS)),
-        _ => None,
-    });
-    let formula = vec![format!("out0 = {formula}, where acc = in0 in1")];
-    let header = Header {
+    let tiles = Tiles {
         name: &kernel.name,
-        kind: "a matrix product with its epilogue",
         doc: &kernel.doc,
-        formula: &formula,
-        args: &args,
-        entries: &entries,
-        in_place: false,
+        kind: "a matrix product with its epilogue",
+        formula: format!("out0 = {}, where acc = in0 in1", term.formula(program)),
+        args: arguments(kernel),
+        geometry: Geometry::Tiles {
+            block: t.threads() as u32,
+            cluster: t.blocks() as u32,
+            rows: (t.block_rows() * t.cluster[0]) as u32,
+            columns: (t.columns * t.cluster[1]) as u32,
+            shared: kernel.shared() as u32,
+        },
+        bodies: vec![body],
+        template: "gemm_sm90.cu.j2",
     };
-    let rounded: Vec<DType> = functions.rounded_to().collect();
-    let base = common(header, &functions, rounded.into_iter(), &[body]);
-    let fetched = kernel.fetched();
-    let staged_rows = kernel.staged_rows();
     let [a, b] = kernel.dense_k;
-    let ctx = context! {
-        entry => entries[0].name.clone(),
-        params => args.iter().map(parameter).collect::<Value>(),
+    let own = context! {
         half => kernel.factor.name(),
         axes => 3,
         size => kernel.output.size(),
@@ -77,39 +64,16 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         stages => stages,
         a_by_k => a,
         b_by_k => b,
-        fetched => fetched.iter().map(|i| i + FACTORS).collect::<Value>(),
-        rows => staged_rows.iter().map(|i| row(kernel, *i)).collect::<Value>(),
+        fetched => kernel.fetched().iter().map(|i| i + FACTORS).collect::<Value>(),
+        rows => kernel.staged_rows().iter().map(|i| row(kernel, *i)).collect::<Value>(),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
-        ..base
     };
-    let text = render("gemm_sm90.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
-    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+    tiles.render(&functions, own)
 }
 
 /// An operand of a row as the template sees it.
 fn row(kernel: &GemmKernel, i: usize) -> Value {
     context! { index => i + FACTORS, size => kernel.inputs[i].dtype.size() }
-}
-
-/// The type in memory, without the headers of 16-bit types.
-pub(super) fn plain_storage(dtype: DType) -> &'static str {
-    if matches!(dtype, DType::F16 | DType::BF16) { "unsigned short" } else { storage(dtype) }
-}
-
-/// The compute value of an element.
-pub(super) fn loaded(dtype: DType, text: &str) -> String {
-    match dtype {
-        DType::F16 | DType::BF16 => format!("widened({text})"),
-        _ => widen(text, dtype),
-    }
-}
-
-pub(super) fn parameter(a: &Arg) -> String {
-    match a.kind {
-        ArgKind::Map { .. } => format!("const __grid_constant__ TensorMap {}", a.name),
-        ArgKind::Input(t) => format!("const {}* __restrict__ {}", plain_storage(t), a.name),
-        kind => format!("const {} {}", kind.c_type(), a.name),
-    }
 }
 
 /// An operand of the epilogue as the template sees it.
@@ -174,14 +138,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
             out.push(Arg::map(format!("in{at}_map"), super::ArgRole::Read(at), o.dtype, result, shape));
             continue;
         }
-        let about = match o.access {
-            Access::Full => shape,
-            Access::Row => "one element a column",
-            Access::Col => "one element a row",
-            Access::Splat => "one element",
-            Access::Strided => "read with its strides",
-        };
-        out.push(Arg::read(at, o.dtype, about));
+        out.push(Arg::read(at, o.dtype, about(&o.access, shape)));
         if o.access == Access::Strided {
             let about = format!("elements of in{at} between neighbouring products, rows and columns");
             out.push(Arg::named(format!("in{at}_strides"), ArgKind::Sizes(3), about));
@@ -195,38 +152,4 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
     out
-}
-
-/// The device function of a term over operands, which returns the value to round. It is called
-/// `copies` times.
-pub(super) fn epilogue(
-    functions: &mut Functions<'_>,
-    (term, inputs, output): (&Term, &[Operand], DType),
-    copies: u64,
-) -> Result<String, EmitError> {
-    let number = default_type(inputs.iter().map(|o| o.dtype).chain([DType::F32, output]));
-    let leaf = |node: &TermNode| match node {
-        TermNode::Acc => Some(("acc".to_string(), DType::F32)),
-        TermNode::In { input, .. } => {
-            let o = inputs.get(*input as usize)?;
-            Some((format!("in{}", *input as usize + FACTORS), o.dtype.compute()))
-        }
-        _ => None,
-    };
-    let lowered = functions.lower(term, number, &leaf)?;
-    let root = lowered.roots.first().cloned();
-    let root = root.ok_or_else(|| EmitError::Malformed("an epilogue without a value".into()))?;
-    let mut params = vec!["const float acc".to_string()];
-    let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + FACTORS);
-    params.extend(inputs.iter().enumerate().map(operand));
-    let inline = inlining(lowered.size, copies);
-    let mut text = format!(
-        "// What becomes of an element of the product.\nstatic __device__ {inline} float epilogue({}) {{\n",
-        params.join(", ")
-    );
-    for s in &lowered.statements {
-        text.push_str(&format!("  {s}\n"));
-    }
-    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, DType::F32)));
-    Ok(text)
 }

@@ -6,13 +6,13 @@
 
 use minijinja::{Value, context};
 
-use super::gemm::{FACTORS, epilogue, loaded, parameter, plain_storage};
-use super::term::{Functions, compute_name, formula};
-use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render};
+use super::gemm::{EPILOGUE, FACTORS};
+use super::term::{Functions, compute_name};
+use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
+use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm};
-use hypatia_dsl::scalar::TermNode;
 
 /// Strides of an operand: along both axes of the batch, the rows and the columns.
 const STRIDES: usize = 4;
@@ -26,38 +26,27 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         return Err(malformed(why));
     }
     let mut functions = Functions::new(program);
-    let copies = (t.rows * t.columns / t.threads()) as u64;
-    let body = epilogue(&mut functions, (&kernel.term, &kernel.inputs, kernel.output), copies)?;
+    let term = OnTiles { term: &kernel.term, inputs: &kernel.inputs, factors: FACTORS };
+    let body = term.function(&mut functions, EPILOGUE, kernel.output, (t.rows * t.columns / t.threads()) as u64)?;
     functions.need("axes");
-    let args = arguments(kernel);
-    let geometry = Geometry::Tiles {
-        block: t.threads() as u32,
-        cluster: 1,
-        rows: t.rows as u32,
-        columns: t.columns as u32,
-        shared: kernel.shared() as u32,
-    };
-    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
-    let text = formula(program, &kernel.term, kernel.term.root(), &|node| match node {
-        TermNode::In { input, .. } => Some(format!("in{}", *input as usize + FACTORS)),
-        _ => None,
-    });
-    let formula = vec![format!("out0 = {text}, where acc = in0 in1")];
-    let header = Header {
+    let tiles = Tiles {
         name: &kernel.name,
-        kind: "a matrix product with its epilogue",
         doc: &kernel.doc,
-        formula: &formula,
-        args: &args,
-        entries: &entries,
-        in_place: false,
+        kind: "a matrix product with its epilogue",
+        formula: format!("out0 = {}, where acc = in0 in1", term.formula(program)),
+        args: arguments(kernel),
+        geometry: Geometry::Tiles {
+            block: t.threads() as u32,
+            cluster: 1,
+            rows: t.rows as u32,
+            columns: t.columns as u32,
+            shared: kernel.shared() as u32,
+        },
+        bodies: vec![body],
+        template: "gemm_sm80.cu.j2",
     };
-    let rounded: Vec<DType> = functions.rounded_to().collect();
-    let base = common(header, &functions, rounded.into_iter(), &[body]);
     let [a, b] = kernel.factors;
-    let ctx = context! {
-        entry => entries[0].name.clone(),
-        params => args.iter().map(result_or_parameter).collect::<Value>(),
+    let own = context! {
         half => kernel.half().map(DType::name),
         unit => if kernel.multiplied == DType::F32 { "tf32" } else { kernel.multiplied.name() },
         size => kernel.multiplied.size(),
@@ -79,17 +68,8 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         stages => t.stages,
         group => t.group,
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + FACTORS, o)).collect::<Value>(),
-        ..base
     };
-    let text = render("gemm_sm80.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
-    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
-}
-
-fn result_or_parameter(a: &Arg) -> String {
-    match a.kind {
-        ArgKind::Output(t) => format!("{}* __restrict__ {}", plain_storage(t), a.name),
-        _ => parameter(a),
-    }
+    tiles.render(&functions, own)
 }
 
 /// An operand of the epilogue as the template sees it: where it lies, what it reads ahead, and its
@@ -137,14 +117,7 @@ fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
     out.push(strides("out0", STRIDES - 1));
     for (i, o) in kernel.inputs.iter().enumerate() {
         let at = i + FACTORS;
-        let about = match o.access {
-            Access::Full => "products x rows x columns",
-            Access::Row => "one element a column",
-            Access::Col => "one element a row",
-            Access::Splat => "one element",
-            Access::Strided => "read with its strides",
-        };
-        out.push(Arg::read(at, o.dtype, about));
+        out.push(Arg::read(at, o.dtype, about(&o.access, "products x rows x columns")));
         if !matches!(o.access, Access::Row | Access::Splat) {
             out.push(strides(&format!("in{at}"), STRIDES));
         }

@@ -13,18 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, Value, filters, functions, tests};
 
+use super::limits::{MAX_SETS, MAX_SOURCE, MAX_TEXT};
 use super::problem::{Problem, Wrong};
 
-/// Maximum bytes of a source, and of all strings that a template makes while rendering.
-pub(super) const MAX_SOURCE: usize = 4 << 20;
-/// Maximum number of values that a template keeps.
-pub(super) const MAX_SETS: usize = 1_000;
-/// Maximum bytes of a string literal.
-pub(super) const MAX_TEXT: usize = 4 << 10;
-
-/// The statements that templates may use.
-pub(super) const STATEMENTS: &[&str] =
-    &["if", "elif", "else", "endif", "for", "endfor", "set", "with", "endwith", "do"];
 /// Statements of minijinja that are refused: they read other templates, or capture output as a
 /// string.
 const REFUSED: &[&str] = &[

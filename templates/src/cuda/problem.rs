@@ -7,8 +7,7 @@ use std::fmt;
 
 use minijinja::ErrorKind;
 
-use super::growth::{MAX_SETS, MAX_SOURCE, MAX_TEXT, STATEMENTS};
-use super::template::FUEL;
+use super::limits::{FUEL, MAX_SETS, MAX_SOURCE, MAX_TEXT, STATEMENTS};
 
 /// A problem in a template, with its line.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,8 @@ use std::io::Write;
 use minijinja::value::Rest;
 use minijinja::{Value, context};
 
-use super::growth::{self, MAX_SOURCE, bounded};
+use super::growth::{self, bounded};
+use super::limits::{FUEL, MAX_SOURCE};
 use super::pointwise::{declarations, default_type};
 use super::problem::{Problem, Wrong};
 use super::term::{Functions, compute_name, inlining, widen};
@@ -23,9 +24,6 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Head, Kernel, Pat, Program};
 use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::scalar::{Term, TermNode};
-
-/// Maximum number of rendering steps.
-pub(super) const FUEL: u64 = 2_000_000;
 
 /// Variables of every template, besides its tuning parameters and the attributes of its op.
 const VARIABLES: &[&str] =

@@ -7,10 +7,12 @@
 
 pub mod attention;
 mod batched;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod intervals;
 mod irregular;
 pub mod map_shape;
-pub mod own_product;
+pub mod product;
 pub mod template;
 pub mod tiled;
 pub mod timed;

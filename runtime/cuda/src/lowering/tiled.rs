@@ -161,22 +161,8 @@ pub(super) fn access([batch, row, column]: Strides, [batches, m, n, _]: [usize; 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use hypatia_dsl::dtype::DType;
-    use hypatia_dsl::scalar::TermNode;
-
     use super::*;
-    use hypatia_plan::BufferId;
-
-    fn step(batch: &[usize], m: usize, n: usize, k: usize) -> GemmStep {
-        let mut term = Term::empty();
-        let acc = term.add(TermNode::Acc);
-        term.roots.push(acc);
-        GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term }
-    }
-
-    fn whole(shape: &[usize]) -> View {
-        View::whole(BufferId(0), DType::BF16, shape)
-    }
+    use crate::lowering::fixtures::{product as step, whole};
 
     #[test]
     fn a_linear_layer_over_sequences_is_one_product() {

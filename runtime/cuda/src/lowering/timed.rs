@@ -6,12 +6,13 @@
 //! launches that the kernel declares are listed.
 
 use hypatia_dsl::ir::Kernel;
+use hypatia_dsl::kernel::StoredTiling;
 use hypatia_dsl::kernel::attention::AttentionTiling;
 use hypatia_templates::instances::Body;
 
 use super::Work;
 use super::attention::TiledAttention;
-use super::own_product::{OwnProduct, Words};
+use super::product::GeneratedProduct;
 use super::template;
 use hypatia_plan::{CallStep, Called, Plan, Step};
 
@@ -19,7 +20,7 @@ use hypatia_plan::{CallStep, Called, Plan, Step};
 #[derive(Clone, Debug)]
 pub enum Timed {
     /// A product, by a template of ours.
-    Product(Box<OwnProduct>),
+    Product(Box<GeneratedProduct>),
     /// Attention, by a template of ours.
     Attention(Box<TiledAttention>),
     /// By a user's template: each launch that it declares.
@@ -33,7 +34,9 @@ impl Timed {
         let reads = &step.reads[..call.reads];
         match &call.called {
             Called::Product(g) if g.k == 0 => None,
-            Called::Product(g) => OwnProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p))),
+            Called::Product(g) => {
+                GeneratedProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p)))
+            }
             Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(|a| Timed::Attention(Box::new(a))),
             Called::Template(t) => {
                 Some(Timed::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
@@ -42,7 +45,7 @@ impl Timed {
     }
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
-    pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<Words> {
+    pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
         match self {
             Timed::Product(p) => p.plausible(kernel, multiprocessors),
             Timed::Attention(a) => {
@@ -54,7 +57,7 @@ impl Timed {
     }
 
     /// The kernel of a launch in its stored form, and its arguments; `None` if it does not fit.
-    pub fn launch(&self, words: &Words) -> Option<(Body, Work)> {
+    pub fn launch(&self, words: &StoredTiling) -> Option<(Body, Work)> {
         match self {
             Timed::Product(p) => p.tiled(words),
             Timed::Attention(a) => a.tiled(AttentionTiling::of_words(words)?),

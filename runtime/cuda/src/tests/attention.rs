@@ -1,7 +1,6 @@
 //! Attention in tiles, against the reference: every tiling that the library declares, ragged sizes,
 //! heads as a projection leaves them, grouped heads, masks of all kinds, hidden rows, poisoned
 //! results, repeated runs; and which masks become intervals.
-use std::sync::Arc;
 use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
@@ -10,7 +9,7 @@ use hypatia_dsl::kernel::attention::AttentionTiling;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::{cases, gpu};
+use super::{cases, gpu, planned};
 use crate::lowering::attention::TiledAttention;
 use crate::tiled::{self, Tilings};
 use crate::tune::machine;
@@ -19,9 +18,7 @@ use crate::tuning::{Choice, TuningFile};
 use crate::{Executor, Gpu};
 use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::{Graph, Value};
-use hypatia_optimize as optimize;
-use hypatia_pipeline as pipeline;
-use hypatia_plan::{Action, CallStep, Called, Options, Plan, Step};
+use hypatia_plan::{Action, CallStep, Called, Plan, Step};
 use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{coarsest, compare};
@@ -204,12 +201,6 @@ fn case(dtype: DType, [b, h, m, n, d, e]: [usize; 6], apart: bool, scores: &str)
     let out = c.graph.builtin(BuiltinOp::Reshape, &[out], vec![list(&[b, m, h * e])]).unwrap()[0];
     c.graph.output("y", out);
     (c.graph, c.inputs)
-}
-
-fn planned(device: &Device, graph: &Graph) -> Arc<Plan> {
-    let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
-    let graph = pipeline::optimize(graph, &options).unwrap().graph;
-    Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap())
 }
 
 /// The attention of a plan, if it has one.

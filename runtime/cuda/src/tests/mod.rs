@@ -54,6 +54,13 @@ fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, 
     Ok((plan.clone(), Executor::new(plan, gpu.clone(), &mut tuner)?.poisoned()))
 }
 
+/// The plan of an optimised graph for a device.
+fn planned(device: &hypatia_target::device::Device, graph: &Graph) -> Arc<Plan> {
+    let options = hypatia_optimize::Options { device: device.clone(), ..hypatia_optimize::Options::default() };
+    let graph = pipeline::optimize(graph, &options).unwrap().graph;
+    Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap())
+}
+
 /// Runs a graph and compares it; returns the reason if the GPU has no kernel for a step.
 fn agrees(gpu: &Arc<Gpu>, graph: &Graph, inputs: &[(String, Tensor)], what: &str) -> Result<(), String> {
     let want = evaluate(graph, inputs, Mode::Rounded).unwrap();

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{Tiling, WarpTiling};
+use hypatia_dsl::kernel::{StoredTiling, Tiling, WarpTiling};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::{cases, gpu};
-use crate::lowering::own_product::{OwnProduct, Words};
+use super::{cases, gpu, planned};
+use crate::lowering::product::GeneratedProduct;
 use crate::tiled::{self, Tilings};
 use crate::tune::machine;
 use crate::tuner::{Effort, Tuner};
@@ -19,9 +19,7 @@ use crate::tuning::{Choice, TuningFile};
 use crate::{Executor, Gpu};
 use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::{Graph, Value};
-use hypatia_optimize as optimize;
-use hypatia_pipeline as pipeline;
-use hypatia_plan::{Action, CallStep, Options, Plan, Step};
+use hypatia_plan::{Action, CallStep, Plan, Step};
 use hypatia_target::device::Device;
 use hypatia_templates::cuda::CudaSource;
 use hypatia_tensor::tensor::Tensor;
@@ -116,12 +114,6 @@ fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [a, b]: [bool; 2], epilogue:
     (c.graph, c.inputs)
 }
 
-fn planned(device: &Device, graph: &Graph) -> Arc<Plan> {
-    let options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
-    let graph = pipeline::optimize(graph, &options).unwrap().graph;
-    Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap())
-}
-
 /// The tiled step of a plan that consists of it.
 fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
     match plan.steps.as_slice() {
@@ -131,16 +123,17 @@ fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
 }
 
 /// The tilings of both templates that the library declares: Hopper's, and those of warps.
-fn all_tilings(plan: &Plan) -> [Vec<Words>; 2] {
+fn all_tilings(plan: &Plan) -> [Vec<StoredTiling>; 2] {
     let tune = &plan.program.kernels.iter().find(|k| k.name == "tiles").unwrap().tune;
     let (hopper, warps) = (Tiling::all(tune), WarpTiling::all(tune));
     [hopper.iter().map(Tiling::words).collect(), warps.iter().map(WarpTiling::words).collect()]
 }
 
 /// The source of a plan's only step for a tiling, if it fits.
-fn source(plan: &Plan, tiling: &Words) -> Option<CudaSource> {
+fn source(plan: &Plan, tiling: &StoredTiling) -> Option<CudaSource> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
-    let product = OwnProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
+    let product =
+        GeneratedProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
     Some(product.tiled(tiling)?.0.emit(&plan.program).unwrap())
 }
 
@@ -188,7 +181,7 @@ fn templates_are_chosen_by_device_and_alignment() {
         let [hopper, warps] = all_tilings(&plan);
         let (step, e) = tiled_step(&plan).unwrap();
         let product =
-            OwnProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
+            GeneratedProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
         let all = product.plausible(tiled::kernel(&plan, step).unwrap(), 132);
         (hopper.contains(&all[0]), [hopper, warps].map(|own| own.iter().any(|t| all.contains(t))))
     };
@@ -199,7 +192,7 @@ fn templates_are_chosen_by_device_and_alignment() {
 }
 
 /// A file that says that a tiling is the fastest, and the step's problem.
-fn forced(gpu: &Gpu, plan: &Plan, tiling: &Words) -> Option<TuningFile> {
+fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;
@@ -242,7 +235,7 @@ fn every_tiling_agrees_with_the_reference_on_a_gpu() {
 }
 
 /// Runs products with these tilings.
-fn agree<'t>(gpu: &Arc<Gpu>, tilings: impl Iterator<Item = &'t Words>, shapes: &[[usize; 4]]) {
+fn agree<'t>(gpu: &Arc<Gpu>, tilings: impl Iterator<Item = &'t StoredTiling>, shapes: &[[usize; 4]]) {
     let orders = [[false, true], [false, false], [true, false], [true, true]];
     let (mut ran, mut at) = (0, 0);
     for tiling in tilings {

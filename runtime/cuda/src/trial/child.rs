@@ -30,7 +30,7 @@ const POISONS: [u8; 2] = [0xff, 0x7e];
 pub fn run(folder: &Path) -> Result<()> {
     let answer = match read(folder).and_then(|request| attempt(folder, &request)) {
         Ok(answer) => answer,
-        Err(e) => Answer::Hindered(e.to_string()),
+        Err(e) => Answer::Unavailable(e.to_string()),
     };
     write_json(&request::answer(folder), &answer)
 }

@@ -50,7 +50,7 @@ pub enum Answer {
     /// The kernel did this, as the end of a sentence.
     Failed(String),
     /// The trial itself was not possible.
-    Hindered(String),
+    Unavailable(String),
 }
 
 /// The file of the machine code.

@@ -7,7 +7,7 @@
 //! on every GPU from Ampere on.
 
 use hypatia_dsl::ir::Kernel;
-use hypatia_dsl::kernel::{Tiling, WarpTiling};
+use hypatia_dsl::kernel::{StoredTiling, Tiling, WarpTiling};
 use hypatia_templates::instances::Body;
 
 use super::Work;
@@ -20,39 +20,36 @@ use hypatia_target::device::Device;
 const HOPPER: u32 = 90;
 /// The prediction of the template of warps must be better by this factor beside Hopper's: it rarely
 /// is the fastest there, and each candidate is compiled.
-const HANDICAP: f64 = 1.5;
-
-/// A tiling in its stored form.
-pub type Words = [u64; 8];
+const PENALTY_OF_WARPS: f64 = 1.5;
 
 /// A product that some template computes in place.
 #[derive(Clone, Debug)]
-pub struct OwnProduct {
+pub struct GeneratedProduct {
     hopper: Option<TiledProduct>,
     warps: Option<WarpProduct>,
 }
 
-impl OwnProduct {
+impl GeneratedProduct {
     /// The product of a step on a device; `None` if an operand would have to be copied.
-    pub fn of(device: &Device, step: &GemmStep, reads: &[View], out: &View) -> Option<OwnProduct> {
+    pub fn of(device: &Device, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
         let hopper = if device.sm == HOPPER { TiledProduct::of(step, reads, out) } else { None };
         let warps = WarpProduct::of(step, reads, out);
-        (hopper.is_some() || warps.is_some()).then_some(OwnProduct { hopper, warps })
+        (hopper.is_some() || warps.is_some()).then_some(GeneratedProduct { hopper, warps })
     }
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
-    pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<Words> {
+    pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
         let hopper = self.hopper.iter().flat_map(|p| p.plausible(&Tiling::all(&kernel.tune), multiprocessors));
         let warps = self.warps.iter().flat_map(|p| p.plausible(&WarpTiling::all(&kernel.tune), multiprocessors));
-        let handicap = if self.hopper.is_some() { HANDICAP } else { 1.0 };
+        let penalty = if self.hopper.is_some() { PENALTY_OF_WARPS } else { 1.0 };
         let hopper = hopper.map(|(t, cycles)| (t.words(), cycles));
-        let mut all: Vec<(Words, f64)> = hopper.chain(warps.map(|(t, c)| (t.words(), c * handicap))).collect();
+        let mut all: Vec<(StoredTiling, f64)> = hopper.chain(warps.map(|(t, c)| (t.words(), c * penalty))).collect();
         all.sort_by(|x, y| x.1.total_cmp(&y.1));
         all.into_iter().map(|(words, _)| words).collect()
     }
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
-    pub fn tiled(&self, words: &Words) -> Option<(Body, Work)> {
+    pub fn tiled(&self, words: &StoredTiling) -> Option<(Body, Work)> {
         match (Tiling::of_words(words), WarpTiling::of_words(words)) {
             (Some(tiling), _) => self.hopper.as_ref()?.tiled(tiling),
             (None, Some(tiling)) => self.warps.as_ref()?.tiled(tiling),

@@ -1,0 +1,50 @@
+//! Tuning parameters of the tiled templates: their values, combinations and stored form.
+//!
+//! In: the `tune` block of a kernel, or a tiling of a tuning file. Out: values by name, from which
+//! each template makes its own tiling. Invariant: a value that the template's table does not list
+//! is no value, whether it was written by hand or read from a file.
+
+/// The parameters of a template, each with the values that the hardware has, in their stored order.
+pub type Table = [(&'static str, &'static [i64])];
+
+/// A tiling as a tuning file holds it: the number of its template, then its values.
+pub type StoredTiling = [u64; 8];
+
+/// The value of a parameter among these, or `otherwise` if it is missing; `None` if the table does
+/// not list it.
+pub(super) fn value(table: &Table, values: &[(&str, i64)], name: &str, otherwise: i64) -> Option<usize> {
+    let value = values.iter().find(|(n, _)| *n == name).map_or(otherwise, |(_, v)| *v);
+    let (_, known) = table.iter().find(|(n, _)| *n == name)?;
+    usize::try_from(value).ok().filter(|_| known.contains(&value))
+}
+
+/// All combinations of the values that a `tune` block declares. Parameters of other templates have
+/// no meaning here.
+pub(super) fn combinations<'t>(table: &Table, tune: &'t [(String, Vec<i64>)]) -> Vec<Vec<(&'t str, i64)>> {
+    let mut choices: Vec<Vec<(&str, i64)>> = vec![Vec::new()];
+    for (name, values) in tune {
+        let Some((_, known)) = table.iter().find(|(n, _)| n == name) else { continue };
+        // Each value once, so that their product stays small.
+        let values = known.iter().filter(|v| values.contains(v));
+        let with = |c: Vec<(_, i64)>| values.clone().map(move |v| [&c[..], &[(name.as_str(), *v)]].concat());
+        choices = choices.into_iter().flat_map(with).collect();
+    }
+    choices
+}
+
+/// The stored form of a template's values, which stand in the order of its table.
+pub(super) fn store(template: u64, values: &[usize]) -> StoredTiling {
+    let mut out = [0; 8];
+    out[0] = template;
+    out[1..].iter_mut().zip(values).for_each(|(word, v)| *word = *v as u64);
+    out
+}
+
+/// The values that [`store`] stored, if it was for this template.
+pub(super) fn stored(template: u64, table: &Table, words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
+    let (known, rest) = words[1..].split_at_checked(table.len())?;
+    if words[0] != template || rest.iter().any(|v| *v != 0) {
+        return None;
+    }
+    table.iter().zip(known).map(|((name, _), v)| Some((*name, i64::try_from(*v).ok()?))).collect()
+}

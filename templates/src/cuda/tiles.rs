@@ -1,0 +1,143 @@
+//! What kernels of tiles share: their term as a device function, their operands, their header.
+//!
+//! In: a term over an accumulator and operands, and what a template wants to know besides. Out: the
+//! source. Invariant: the term is one inlined function of the accumulator and its operands, in the
+//! compute types, which rounds nothing.
+
+use minijinja::value::merge_maps;
+use minijinja::{Value, context};
+
+use super::pointwise::default_type;
+use super::term::{Functions, compute_name, inlining, widen};
+use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Access, Operand};
+use hypatia_dsl::scalar::{Term, TermNode};
+
+/// A kernel of tiles, but for what only its template knows.
+pub(super) struct Tiles<'a> {
+    pub name: &'a str,
+    pub doc: &'a str,
+    /// What it is, as a noun.
+    pub kind: &'static str,
+    /// What it computes.
+    pub formula: String,
+    pub args: Vec<Arg>,
+    pub geometry: Geometry,
+    /// The device functions of its terms.
+    pub bodies: Vec<String>,
+    /// The file of its template.
+    pub template: &'static str,
+}
+
+impl Tiles<'_> {
+    /// The source, from the template and its own values.
+    pub fn render(self, functions: &Functions<'_>, own: Value) -> Result<CudaSource, EmitError> {
+        let entries = vec![Entry { name: identifier("hypatia_", self.name), geometry: self.geometry }];
+        let header = Header {
+            name: self.name,
+            kind: self.kind,
+            doc: self.doc,
+            formula: std::slice::from_ref(&self.formula),
+            args: &self.args,
+            entries: &entries,
+            in_place: false,
+        };
+        let of_all = context! {
+            entry => entries[0].name.clone(),
+            params => self.args.iter().map(parameter).collect::<Value>(),
+            ..common(header, functions, std::iter::empty(), &self.bodies)
+        };
+        let ctx = merge_maps([own, of_all]);
+        let text = render(self.template, &format!("{}.cu", identifier("", self.name)), ctx)?;
+        let name = self.name.to_string();
+        Ok(CudaSource { name, formula: self.formula, text, entries, args: self.args, launch: None })
+    }
+}
+
+/// A parameter of the kernel.
+fn parameter(a: &Arg) -> String {
+    match a.kind {
+        ArgKind::Map { .. } => format!("const __grid_constant__ TensorMap {}", a.name),
+        ArgKind::Input(t) => format!("const {}* __restrict__ {}", plain_storage(t), a.name),
+        ArgKind::Output(t) => format!("{}* __restrict__ {}", plain_storage(t), a.name),
+        kind => format!("const {} {}", kind.c_type(), a.name),
+    }
+}
+
+/// The type in memory, without the headers of 16-bit types.
+pub(super) fn plain_storage(dtype: DType) -> &'static str {
+    if matches!(dtype, DType::F16 | DType::BF16) { "unsigned short" } else { storage(dtype) }
+}
+
+/// The compute value of an element.
+pub(super) fn loaded(dtype: DType, text: &str) -> String {
+    match dtype {
+        DType::F16 | DType::BF16 => format!("widened({text})"),
+        _ => widen(text, dtype),
+    }
+}
+
+/// What an argument says of an operand of the term that is read in this way.
+pub(super) fn about(access: &Access, whole: &'static str) -> &'static str {
+    match access {
+        Access::Full => whole,
+        Access::Row => "one element a column",
+        Access::Col => "one element a row",
+        Access::Splat => "one element",
+        Access::Strided => "read with its strides",
+    }
+}
+
+/// A term over an accumulator and operands, which come behind so many factors.
+#[derive(Clone, Copy)]
+pub(super) struct OnTiles<'a> {
+    pub term: &'a Term,
+    pub inputs: &'a [Operand],
+    pub factors: usize,
+}
+
+impl OnTiles<'_> {
+    /// The term as text.
+    pub fn formula(&self, program: &Program) -> String {
+        super::term::formula(program, self.term, self.term.root(), &|node| match node {
+            TermNode::In { input, .. } => Some(format!("in{}", *input as usize + self.factors)),
+            _ => None,
+        })
+    }
+
+    /// The device function of the term, which is called `copies` times. Numbers without a type of
+    /// their own have the widest of the operands and of `output`.
+    pub fn function(
+        &self,
+        functions: &mut Functions<'_>,
+        (name, comment): (&str, &str),
+        output: DType,
+        copies: u64,
+    ) -> Result<String, EmitError> {
+        let number = default_type(self.inputs.iter().map(|o| o.dtype).chain([DType::F32, output]));
+        let leaf = |node: &TermNode| match node {
+            TermNode::Acc => Some(("acc".to_string(), DType::F32)),
+            TermNode::In { input, .. } => {
+                let o = self.inputs.get(*input as usize)?;
+                Some((format!("in{}", *input as usize + self.factors), o.dtype.compute()))
+            }
+            _ => None,
+        };
+        let lowered = functions.lower(self.term, number, &leaf)?;
+        let root = lowered.roots.first().cloned();
+        let root = root.ok_or_else(|| EmitError::Malformed(format!("{name}: a term without a value")))?;
+        let mut params = vec!["const float acc".to_string()];
+        let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + self.factors);
+        params.extend(self.inputs.iter().enumerate().map(operand));
+        let inline = inlining(lowered.size, copies);
+        let params = params.join(", ");
+        let mut text = format!("// {comment}\nstatic __device__ {inline} float {name}({params}) {{\n");
+        for s in &lowered.statements {
+            text.push_str(&format!("  {s}\n"));
+        }
+        text.push_str(&format!("  return {};\n}}\n", functions.store(&root, DType::F32)));
+        Ok(text)
+    }
+}
