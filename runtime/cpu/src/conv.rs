@@ -6,17 +6,16 @@
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::scalar::typed::Source;
-use smallvec::SmallVec;
 
+use super::epilogue::{Epilogue, Sums};
 use super::im2col::{Geometry, Segment, Windows};
-use super::interp::{BLOCK, Code, Dst, Loader, read};
+use super::interp::{BLOCK, read};
 use super::memory::Bytes;
-use super::pointwise::{Input, gather};
+use super::pointwise::Input;
 use super::simd::dispatch;
 use super::threads::{Local, Workers};
 use super::widen::Widen;
-use hypatia_plan::{ConvStep, View, collapse};
+use hypatia_plan::{ConvStep, View};
 use hypatia_tensor::error::{Error, Result};
 
 /// Minimum multiply-adds of a separate task.
@@ -32,14 +31,9 @@ pub struct DirectCode {
     /// Channels and filters of all groups, filters per group.
     filters: usize,
     per_group: usize,
-    acc: DType,
     dtypes: [DType; 2],
     offsets: [usize; 2],
-    /// The epilogue; `None` if the accumulator is the result.
-    code: Option<Code>,
-    shape: Vec<usize>,
-    strides: Vec<Vec<isize>>,
-    out: DType,
+    epilogue: Epilogue,
 }
 
 impl DirectCode {
@@ -52,14 +46,7 @@ impl DirectCode {
         out: &View,
     ) -> Result<DirectCode> {
         let [x, w, inputs @ ..] = reads else { return Err(Error::Internal("a convolution of one operand".into())) };
-        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
-        let code = if step.is_plain() && step.acc == out.dtype {
-            None
-        } else {
-            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
-        };
-        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
-        let (shape, strides) = collapse(&out.shape, &all);
+        let epilogue = Epilogue::of_conv(program, step, inputs, out)?;
         let windows = geometry.windows;
         Ok(DirectCode {
             taps: (0..windows.taps()).map(|tap| windows.segments(tap)).collect(),
@@ -67,13 +54,9 @@ impl DirectCode {
             batch: geometry.batch,
             filters: geometry.filters * geometry.groups,
             per_group: geometry.filters,
-            acc: step.acc,
             dtypes: [x.dtype, w.dtype],
             offsets: [x.offset, w.offset],
-            code,
-            shape,
-            strides,
-            out: out.dtype,
+            epilogue,
         })
     }
 
@@ -97,32 +80,26 @@ impl DirectCode {
         out: &mut [u8],
     ) -> Result<()> {
         let positions = self.windows.positions();
-        if out.len() != self.planes() * positions * self.out.size() {
+        if out.len() != self.planes() * positions * self.epilogue.out.size() {
             return Err(Error::Internal(format!("{} planes of {positions} into {} bytes", self.planes(), out.len())));
         }
-        let inputs = inputs.iter().zip(reads).zip(&self.strides).map(|((bytes, v), strides)| Input {
-            bytes,
-            dtype: v.dtype,
-            offset: v.offset,
-            strides,
-        });
-        let inputs: SmallVec<[Input<'_>; 8]> = inputs.collect();
+        let inputs = self.epilogue.inputs(reads, inputs);
         let grain = GRAIN.div_ceil((positions * (self.windows.terms() + 1)).max(1));
         let failed = std::sync::Mutex::new(None);
         workers.chunks(
             &mut [out],
-            &[positions * self.out.size()],
+            &[positions * self.epilogue.out.size()],
             self.planes(),
             grain,
             |first, count, outs, local| {
-                if let Some(code) = &self.code {
+                if let Some(code) = &self.epilogue.code {
                     code.start(&mut local.registers);
                 }
                 // Small planes are computed together, as many as fill a block.
                 let together = (BLOCK / positions.max(1)).max(1);
                 for i in (0..count).step_by(together) {
                     let planes = first + i..first + count.min(i + together);
-                    let size = positions * self.out.size();
+                    let size = positions * self.epilogue.out.size();
                     let out = &mut outs[0][i * size..(i + planes.len()) * size];
                     if let Err(e) = self.some(planes, operands, &inputs, out, local)
                         && let Ok(mut failed) = failed.lock()
@@ -147,9 +124,9 @@ impl DirectCode {
         let Local { registers, a, b, c, .. } = local;
         let positions = self.windows.positions();
         let len = planes.len() * positions;
-        let sums = c.at_least(len * self.acc.size())?;
-        for (index, sums) in planes.clone().zip(sums.chunks_exact_mut((positions * self.acc.size()).max(1))) {
-            match self.acc {
+        let sums = c.at_least(len * self.epilogue.acc.size())?;
+        for (index, sums) in planes.clone().zip(sums.chunks_exact_mut((positions * self.epilogue.acc.size()).max(1))) {
+            match self.epilogue.acc {
                 DType::F64 => {
                     let (x, w) = self.values::<f64>(index, operands, [&mut *a, &mut *b])?;
                     sums_f64(&self.taps, self.windows.plane(), x, w, bytemuck::cast_slice_mut(sums));
@@ -160,16 +137,7 @@ impl DirectCode {
                 }
             }
         }
-        let Some(code) = &self.code else {
-            out.copy_from_slice(sums);
-            return Ok(());
-        };
-        for at in (0..len).step_by(BLOCK) {
-            let count = BLOCK.min(len - at);
-            let loader = PlaneLoader { code: self, inputs, sums, first: planes.start * positions };
-            code.run(registers, &loader, at, count);
-            code.store(registers, 0, out, at, count);
-        }
+        Sums { epilogue: &self.epilogue, inputs, sums, first: planes.start * positions }.store(registers, out);
         Ok(())
     }
 
@@ -192,30 +160,6 @@ impl DirectCode {
             Ok(wide)
         };
         Ok((part(x, 0, image, a)?, part(w, 1, terms, b)?))
-    }
-}
-
-/// Elements of a plane of results: element 0 is element `first` of all results.
-struct PlaneLoader<'a, 'b> {
-    code: &'a DirectCode,
-    inputs: &'a [Input<'b>],
-    sums: &'a [u8],
-    first: usize,
-}
-
-impl Loader for PlaneLoader<'_, '_> {
-    fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
-        let sums = source == Source::Acc && self.code.acc == DType::F32;
-        if sums { bytemuck::cast_slice(self.sums).get(start..start + len) } else { None }
-    }
-
-    fn load(&self, source: Source, start: usize, dst: Dst<'_>) {
-        match source {
-            Source::Acc => read(self.sums, self.code.acc, start as isize, 1, dst),
-            Source::In(i) => {
-                gather(&self.inputs[i as usize], &self.code.shape, self.first + start, dst);
-            }
-        }
     }
 }
 

@@ -8,17 +8,16 @@ use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::scalar::typed::Source;
-use smallvec::SmallVec;
 
+use super::epilogue::{Epilogue, Sums};
 use super::gemm::{Filters, Packed, packed_filters};
 use super::im2col::Patches;
-use super::interp::{BLOCK, Code, Dst, Loader, read};
-use super::pointwise::{Input, gather};
+use super::interp::BLOCK;
+use super::pointwise::Input;
 use super::simd::dispatch;
 use super::threads::{Local, Workers};
 use super::widen::Widen;
-use hypatia_plan::{ConvStep, View, collapse};
+use hypatia_plan::{ConvStep, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -33,13 +32,8 @@ pub struct DepthwiseCode {
     filters: Arc<Packed>,
     /// False if a filter holds an infinity or NaN: their products with the padding are NaN.
     finite: bool,
-    acc: DType,
     offset: usize,
-    /// The epilogue; `None` if the accumulator is the result.
-    code: Option<Code>,
-    shape: Vec<usize>,
-    strides: Vec<Vec<isize>>,
-    out: DType,
+    epilogue: Epilogue,
 }
 
 impl DepthwiseCode {
@@ -54,26 +48,18 @@ impl DepthwiseCode {
         let ([x, w, inputs @ ..], Some(tensor)) = (reads, filters) else {
             return Err(Error::Internal("a convolution without constant filters".into()));
         };
-        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
-        let code = if step.is_plain() && step.acc == out.dtype {
-            None
-        } else {
-            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
-        };
+        let epilogue = Epilogue::of_conv(program, step, inputs, out)?;
         let patches = Patches::new(step, x, out)?;
         let filters = Filters { offset: w.offset, count: patches.channels(), depth: 1, taps: patches.taps() };
         let filters = match step.acc {
             DType::F64 => packed_filters::<f64>(tensor, filters, patches.channels())?,
             _ => packed_filters::<f32>(tensor, filters, patches.channels())?,
         };
-        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
-        let (shape, strides) = collapse(&out.shape, &all);
         let finite = match step.acc {
             DType::F64 => filters.values::<f64>().iter().all(|v| v.is_finite()),
             _ => filters.values::<f32>().iter().all(|v| v.is_finite()),
         };
-        let (acc, offset) = (step.acc, x.offset);
-        Ok(DepthwiseCode { patches, filters, finite, acc, offset, code, shape, strides, out: out.dtype })
+        Ok(DepthwiseCode { patches, filters, finite, offset: x.offset, epilogue })
     }
 
     /// True if there is enough work for several threads.
@@ -90,21 +76,15 @@ impl DepthwiseCode {
     /// epilogue's operands.
     pub fn run(&self, workers: &Workers<'_>, x: &[u8], reads: &[View], inputs: &[&[u8]], out: &mut [u8]) -> Result<()> {
         let (rows, channels) = (self.patches.rows(), self.patches.channels());
-        let operand = x.len() / self.acc.size();
-        if out.len() != rows * channels * self.out.size() || self.offset + self.patches.elements() > operand {
+        let operand = x.len() / self.epilogue.acc.size();
+        if out.len() != rows * channels * self.epilogue.out.size() || self.offset + self.patches.elements() > operand {
             return Err(Error::Internal(format!("{rows} positions of {channels} into {} bytes", out.len())));
         }
-        let inputs = inputs.iter().zip(reads).zip(&self.strides).map(|((bytes, v), strides)| Input {
-            bytes,
-            dtype: v.dtype,
-            offset: v.offset,
-            strides,
-        });
-        let inputs: SmallVec<[Input<'_>; 8]> = inputs.collect();
+        let inputs = self.epilogue.inputs(reads, inputs);
         let failed = std::sync::Mutex::new(None);
-        let (size, grain) = (channels * self.out.size(), GRAIN.div_ceil(self.cost().max(1)));
+        let (size, grain) = (channels * self.epilogue.out.size(), GRAIN.div_ceil(self.cost().max(1)));
         workers.chunks(&mut [out], &[size], rows, grain, |first, count, outs, local| {
-            if let Some(code) = &self.code {
+            if let Some(code) = &self.epilogue.code {
                 code.start(&mut local.registers);
             }
             // Positions are computed together, as many as fill a block.
@@ -125,9 +105,9 @@ impl DepthwiseCode {
     /// Computes all channels of the positions from `first` on, as many as `out` holds.
     fn some(&self, first: usize, x: &[u8], inputs: &[Input<'_>], out: &mut [u8], local: &mut Local) -> Result<()> {
         let Local { registers, c, .. } = local;
-        let len = out.len() / self.out.size();
-        let sums = c.at_least(len * self.acc.size())?;
-        match self.acc {
+        let len = out.len() / self.epilogue.out.size();
+        let sums = c.at_least(len * self.epilogue.acc.size())?;
+        match self.epilogue.acc {
             DType::F64 => {
                 let x = &bytemuck::cast_slice(x)[self.offset..];
                 let (w, sums) = (self.filters.values(), bytemuck::cast_slice_mut(sums));
@@ -145,16 +125,8 @@ impl DepthwiseCode {
                 }
             }
         }
-        let Some(code) = &self.code else {
-            out.copy_from_slice(sums);
-            return Ok(());
-        };
-        for at in (0..len).step_by(BLOCK) {
-            let count = BLOCK.min(len - at);
-            let loader = PositionLoader { code: self, inputs, sums, first: first * self.patches.channels() };
-            code.run(registers, &loader, at, count);
-            code.store(registers, 0, out, at, count);
-        }
+        let first = first * self.patches.channels();
+        Sums { epilogue: &self.epilogue, inputs, sums, first }.store(registers, out);
         Ok(())
     }
 }
@@ -173,30 +145,6 @@ fn meet_padding<T: Widen>(p: &Patches, w: &[T], first: usize, out: &mut [T]) {
                 if !weight.is_finite() {
                     *out = T::NAN;
                 }
-            }
-        }
-    }
-}
-
-/// Elements of a range of positions: element 0 is element `first` of all results.
-struct PositionLoader<'a, 'b> {
-    code: &'a DepthwiseCode,
-    inputs: &'a [Input<'b>],
-    sums: &'a [u8],
-    first: usize,
-}
-
-impl Loader for PositionLoader<'_, '_> {
-    fn direct(&self, source: Source, start: usize, len: usize) -> Option<&[f32]> {
-        let sums = source == Source::Acc && self.code.acc == DType::F32;
-        if sums { bytemuck::cast_slice(self.sums).get(start..start + len) } else { None }
-    }
-
-    fn load(&self, source: Source, start: usize, dst: Dst<'_>) {
-        match source {
-            Source::Acc => read(self.sums, self.code.acc, start as isize, 1, dst),
-            Source::In(i) => {
-                gather(&self.inputs[i as usize], &self.code.shape, self.first + start, dst);
             }
         }
     }

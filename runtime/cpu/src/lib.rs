@@ -15,6 +15,7 @@ mod conv_tests;
 mod copies;
 mod cumsum;
 mod depthwise;
+mod epilogue;
 mod exec;
 mod fold;
 mod gemm;

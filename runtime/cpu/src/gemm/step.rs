@@ -13,8 +13,9 @@ use super::int::{self, Integer};
 use super::kernel::{Float, Kernels};
 use super::pack::{Filters, Matrix, Packed, packed, packed_filters};
 use super::{Left, Right, Target, Tile};
+use crate::epilogue::Epilogue;
 use crate::im2col::{Geometry, Patches, Windows};
-use crate::interp::{BLOCK, Code, Dst, Loader, part, read, repeat};
+use crate::interp::{BLOCK, Dst, Loader, part, read, repeat};
 use crate::pointwise::{Input, gather};
 use crate::threads::{Address, Local, Workers};
 use hypatia_plan::{ConvStep, GemmStep, View, collapse};
@@ -47,7 +48,6 @@ pub struct GemmCode {
     m: usize,
     n: usize,
     k: usize,
-    acc: DType,
     sides: [Operand; 2],
     /// The packed right operand, if it is one constant matrix.
     packed: Option<Arc<Packed>>,
@@ -55,11 +55,7 @@ pub struct GemmCode {
     windows: Option<Windows>,
     /// The windows that form the left operand, if it is a batch of images.
     patches: Option<Patches>,
-    /// The epilogue; `None` if the accumulator is the result.
-    code: Option<Code>,
-    shape: Vec<usize>,
-    strides: Vec<Vec<isize>>,
-    out: DType,
+    epilogue: Epilogue,
     /// Rows and columns of a tile.
     tile: [usize; 2],
     kernels: Kernels,
@@ -101,14 +97,7 @@ impl GemmCode {
                 sides.iter_mut().for_each(|s| s.batch.clear());
             }
         }
-        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
-        let code = if step.is_plain() && step.acc == out.dtype {
-            None
-        } else {
-            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
-        };
-        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
-        let (shape, strides) = collapse(&out.shape, &all);
+        let epilogue = Epilogue::of_product(program, step, inputs, out)?;
         let (n, k) = (step.n, step.k);
         let kernels = Kernels::best();
         let packed = match constant {
@@ -122,23 +111,8 @@ impl GemmCode {
             }
             _ => None,
         };
-        let mut g = GemmCode {
-            batch,
-            m,
-            n,
-            k,
-            acc: step.acc,
-            sides,
-            packed,
-            windows: None,
-            patches: None,
-            code,
-            shape,
-            strides,
-            out: out.dtype,
-            tile: TILE,
-            kernels,
-        };
+        let mut g =
+            GemmCode { batch, m, n, k, sides, packed, windows: None, patches: None, epilogue, tile: TILE, kernels };
         g.tile = g.cut(threads);
         Ok(g)
     }
@@ -169,28 +143,17 @@ impl GemmCode {
             column: 1,
             batch: vec![(groups * image) as isize, image as isize],
         };
-        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
-        let code = if step.is_plain() && step.acc == out.dtype {
-            None
-        } else {
-            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
-        };
-        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
-        let (shape, strides) = collapse(&out.shape, &all);
+        let epilogue = Epilogue::of_conv(program, step, inputs, out)?;
         let mut g = GemmCode {
             batch: vec![batch, groups],
             m: filters,
             n: positions,
             k: terms,
-            acc: step.acc,
             sides: [filter, plain],
             packed: None,
             windows: (!windows.is_plain()).then_some(windows),
             patches: None,
-            code,
-            shape,
-            strides,
-            out: out.dtype,
+            epilogue,
             tile: TILE,
             kernels: Kernels::best(),
         };
@@ -213,14 +176,7 @@ impl GemmCode {
         let patches = Patches::new(step, x, out)?;
         let (m, n, k) = (patches.rows(), w.shape[0], patches.columns());
         let left = Operand { dtype: x.dtype, offset: x.offset, row: k as isize, column: 1, batch: Vec::new() };
-        let dtypes: Vec<DType> = inputs.iter().map(|v| v.dtype).collect();
-        let code = if step.is_plain() && step.acc == out.dtype {
-            None
-        } else {
-            Some(Code::new(program, &step.term, Some(step.acc), &dtypes, &[out.dtype])?)
-        };
-        let all: Vec<Vec<isize>> = inputs.iter().chain([out]).map(|v| v.strides.clone()).collect();
-        let (shape, strides) = collapse(&out.shape, &all);
+        let epilogue = Epilogue::of_conv(program, step, inputs, out)?;
         let kernels = Kernels::best();
         let f = Filters { offset: w.offset, count: n, depth: patches.channels(), taps: patches.taps() };
         let packed = match step.acc {
@@ -232,16 +188,12 @@ impl GemmCode {
             m,
             n,
             k,
-            acc: step.acc,
             // The right operand is packed, so the second side is unused.
             sides: [left.clone(), left],
             packed: Some(packed),
             windows: None,
             patches: (!patches.is_plain()).then_some(patches),
-            code,
-            shape,
-            strides,
-            out: out.dtype,
+            epilogue,
             tile: TILE,
             kernels,
         };
@@ -266,7 +218,7 @@ impl GemmCode {
     /// Rows and columns of a tile: enough tiles to keep the threads busy, none too small to pay
     /// off.
     fn cut(&self, threads: usize) -> [usize; 2] {
-        let (rows, panel) = match self.acc {
+        let (rows, panel) = match self.epilogue.acc {
             DType::F64 => (f64::of(&self.kernels).rows, f64::of(&self.kernels).panel),
             _ => (f32::of(&self.kernels).rows, f32::of(&self.kernels).panel),
         };
@@ -310,16 +262,11 @@ impl GemmCode {
         if out.is_empty() {
             return Ok(());
         }
-        if out.len() != self.batches() * self.m * self.n * self.out.size() {
+        if out.len() != self.batches() * self.m * self.n * self.epilogue.out.size() {
             return Err(Error::Internal(format!("a product of {}x{} into {} bytes", self.m, self.n, out.len())));
         }
-        let inputs = inputs.iter().zip(reads).zip(&self.strides).map(|((bytes, v), strides)| Input {
-            bytes,
-            dtype: v.dtype,
-            offset: v.offset,
-            strides,
-        });
-        let run = Run { code: self, operands, inputs: inputs.collect(), out: Address(out.as_mut_ptr()) };
+        let run =
+            Run { code: self, operands, inputs: self.epilogue.inputs(reads, inputs), out: Address(out.as_mut_ptr()) };
         let per = [self.m.div_ceil(self.tile[0]), self.n.div_ceil(self.tile[1])];
         let failed = Mutex::new(None);
         let one = |index: usize, local: &mut Local| {
@@ -376,7 +323,7 @@ impl Run<'_> {
 
     /// The address of an element of the result.
     fn at(&self, row: usize, column: usize) -> Address {
-        Address(self.out.0.wrapping_add((row * self.code.n + column) * self.code.out.size()))
+        Address(self.out.0.wrapping_add((row * self.code.n + column) * self.code.epilogue.out.size()))
     }
 
     /// Computes a tile.
@@ -388,17 +335,17 @@ impl Run<'_> {
         let first = batch * g.m + rows.start;
         let height = rows.len();
         let Local { registers, a, b, c, .. } = local;
-        let target = if g.acc == g.out {
+        let target = if g.epilogue.acc == g.epilogue.out {
             Target { base: self.at(first, columns.start), row: g.n }
         } else {
-            let memory = c.at_least(height * columns.len() * g.acc.size())?;
+            let memory = c.at_least(height * columns.len() * g.epilogue.acc.size())?;
             Target { base: Address(memory.as_mut_ptr()), row: columns.len() }
         };
         let operands = [self.matrix(0, batch), self.matrix(1, batch)];
         // SAFETY: the caller's promise where the target is the result; else it is memory of this
         // thread, large enough for the tile.
         unsafe { self.product(operands, (rows, columns.clone()), target, [a, b])? };
-        let Some(code) = &g.code else { return Ok(()) };
+        let Some(code) = &g.epilogue.code else { return Ok(()) };
         code.start(registers);
         let together = (BLOCK / columns.len().max(1)).max(1);
         for row in (0..height).step_by(together) {
@@ -406,7 +353,7 @@ impl Run<'_> {
             for column in columns.clone().step_by(BLOCK) {
                 let width = BLOCK.min(columns.end - column);
                 let skip = row * target.row + column - columns.start;
-                let base = Address(target.base.0.wrapping_add(skip * g.acc.size()));
+                let base = Address(target.base.0.wrapping_add(skip * g.epilogue.acc.size()));
                 let loader = Rows {
                     run: self,
                     row: first + row,
@@ -415,17 +362,21 @@ impl Run<'_> {
                 };
                 code.run(registers, &loader, 0, count * width);
                 if width == g.n {
-                    let len = count * width * g.out.size();
+                    let len = count * width * g.epilogue.out.size();
                     // SAFETY: whole rows of the tile, which the caller promises.
                     let to = unsafe { std::slice::from_raw_parts_mut(self.at(first + row, column).0, len) };
                     code.store_at(registers, 0, 0, to);
                     continue;
                 }
-                let narrow = if g.out == DType::F32 { code.root_f32(registers, 0, count * width) } else { None };
+                let narrow =
+                    if g.epilogue.out == DType::F32 { code.root_f32(registers, 0, count * width) } else { None };
                 for i in 0..count {
                     // SAFETY: a part of a row of the tile, which the caller promises.
                     let to = unsafe {
-                        std::slice::from_raw_parts_mut(self.at(first + row + i, column).0, width * g.out.size())
+                        std::slice::from_raw_parts_mut(
+                            self.at(first + row + i, column).0,
+                            width * g.epilogue.out.size(),
+                        )
                     };
                     match narrow {
                         Some(values) => to.copy_from_slice(bytemuck::cast_slice(&values[i * width..][..width])),
@@ -482,13 +433,13 @@ impl Run<'_> {
                 // SAFETY: a row of the tile, which the caller promises.
                 let out =
                     unsafe { std::slice::from_raw_parts_mut(to.base.0.cast::<T>().add(i * to.row), columns.len()) };
-                int::multiply(g.acc, (row, g.k, columns.len()), a, b, out)?;
+                int::multiply(g.epilogue.acc, (row, g.k, columns.len()), a, b, out)?;
             }
             Ok(())
         }
         // SAFETY: the caller's promise.
         unsafe {
-            match g.acc {
+            match g.epilogue.acc {
                 DType::F64 => float::<f64>(g, [a, b], (rows, columns), to, memory),
                 d if d.is_float() => float::<f32>(g, [a, b], (rows, columns), to, memory),
                 DType::I64 => integer::<i64>(g, [a, b], (rows, columns), to),
@@ -505,7 +456,8 @@ impl Loader for Rows<'_, '_> {
     /// The accumulators of consecutive rows, or of part of a row.
     fn direct(&self, source: Source, _start: usize, len: usize) -> Option<&[f32]> {
         let width = self.columns.len();
-        if source != Source::Acc || self.run.code.acc != DType::F32 || (len != width && self.acc.row != width) {
+        if source != Source::Acc || self.run.code.epilogue.acc != DType::F32 || (len != width && self.acc.row != width)
+        {
             return None;
         }
         // SAFETY: whole rows, or a part of one, of the tile's accumulators: all of them have been
@@ -522,10 +474,10 @@ impl Loader for Rows<'_, '_> {
         if let Source::In(input) = source
             && let Some((&1, outer)) = self.run.inputs[input as usize].strides.split_last()
             && outer.iter().all(|s| *s == 0)
-            && g.shape.last() == Some(&g.n)
+            && g.epilogue.shape.last() == Some(&g.n)
         {
             let first = self.row * g.n + self.columns.start;
-            gather(&self.run.inputs[input as usize], &g.shape, first, part(&mut dst, 0, width));
+            gather(&self.run.inputs[input as usize], &g.epilogue.shape, first, part(&mut dst, 0, width));
             return repeat(dst, width);
         }
         // Consecutive contiguous rows are read at once.
@@ -538,19 +490,19 @@ impl Loader for Rows<'_, '_> {
             let dst = part(&mut dst, i * width, (i + 1) * width);
             match source {
                 Source::Acc => {
-                    let size = g.acc.size();
+                    let size = g.epilogue.acc.size();
                     let at = self.acc.base.0.wrapping_add(i * self.acc.row * size);
                     // SAFETY: a part of a row, or whole rows, of the tile's accumulators: all of
                     // them have been written, and nothing is written while this slice lives.
                     let bytes = unsafe { std::slice::from_raw_parts(at, width * size) };
                     match dst {
-                        Dst::F32(d) if g.acc == DType::F32 => d.copy_from_slice(bytemuck::cast_slice(bytes)),
-                        dst => read(bytes, g.acc, 0, 1, dst),
+                        Dst::F32(d) if g.epilogue.acc == DType::F32 => d.copy_from_slice(bytemuck::cast_slice(bytes)),
+                        dst => read(bytes, g.epilogue.acc, 0, 1, dst),
                     }
                 }
                 Source::In(input) => {
                     let first = (self.row + i) * g.n + self.columns.start;
-                    gather(&self.run.inputs[input as usize], &g.shape, first, dst);
+                    gather(&self.run.inputs[input as usize], &g.epilogue.shape, first, dst);
                 }
             }
         }

@@ -213,7 +213,8 @@ impl Graph {
 
     /// True for an op that runs as the nodes of its body unless a kernel computes it.
     pub fn needs_kernel(&self, node: NodeId) -> bool {
-        matches!(self.node(node).kind, NodeKind::Op { op, .. } if matches!(self.program.op(op).body, OpBody::Defined(_)))
+        let NodeKind::Op { op, .. } = self.node(node).kind else { return false };
+        matches!(self.program.op(op).body, OpBody::Defined(_))
     }
 
     /// The epilogue of a node.
