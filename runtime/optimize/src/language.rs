@@ -122,6 +122,9 @@ impl Discriminant {
 pub struct LabelSet(u64);
 
 impl LabelSet {
+    /// Of values whose labels are not known.
+    pub const ALL: LabelSet = LabelSet(u64::MAX);
+
     /// A set with one member.
     pub fn of(head: Discriminant) -> LabelSet {
         // Ops, scalars of tensors and scalars of terms are each numbered from 0. The offsets keep

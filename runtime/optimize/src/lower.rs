@@ -19,7 +19,7 @@ use super::analysis::EGraph;
 use super::analysis::{Context, Leaf, Sort, has_several_results};
 use super::facts::{self, NumericFacts};
 use super::language::{LeafId, Node, Payload};
-use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value};
+use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value, splat};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -219,16 +219,10 @@ fn constant(
 
 /// If all elements are equal and f64 holds them exactly, the bits as f64.
 fn splat_bits(tensor: &Tensor) -> Option<u64> {
-    let size = tensor.dtype().size();
-    let mut elements = tensor.bytes().chunks_exact(size);
-    let first = elements.next()?;
-    if !elements.all(|e| e == first) {
-        return None;
-    }
-    let one = Tensor::from_bytes(tensor.dtype(), &[], first)?;
-    let value = *one.to_f64().first()?;
+    let value = splat(tensor)?;
     let back = Tensor::from_f64(tensor.dtype(), &[], &[value])?;
-    (back.bytes() == one.bytes()).then_some(value.to_bits())
+    let first = tensor.bytes().get(..back.bytes().len())?;
+    (back.bytes() == first).then_some(value.to_bits())
 }
 
 /// Facts of a constant's elements, if a rule asks for facts.

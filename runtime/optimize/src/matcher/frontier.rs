@@ -5,12 +5,15 @@
 //! root of a rule. Invariant: a class that is left out cannot hold a match that did not exist at
 //! the last search.
 
+use std::cell::RefCell;
 use std::ops::{Deref, Index};
+use std::rc::Rc;
 
 use egg::EClass;
 use hypatia_dsl::ir::ScalarId;
 
 use super::prepare::RequiredLabels;
+use super::sums::Parts;
 use super::*;
 use crate::analysis::Data;
 use crate::candidate::Candidate;
@@ -24,6 +27,8 @@ pub struct View<'e> {
     classes: Vec<Option<&'e EClass<Node, Data>>>,
     candidate: &'e Candidate,
     labels: &'e LabelFilter,
+    /// The parts of sums that were asked for, by the class and the discriminant of the sum.
+    sums: RefCell<FxHashMap<(Id, Discriminant), Rc<Parts>>>,
 }
 
 impl<'e> View<'e> {
@@ -33,12 +38,23 @@ impl<'e> View<'e> {
         for class in egraph.classes() {
             classes[usize::from(class.id)] = Some(class);
         }
-        View { egraph, classes, candidate, labels }
+        View { egraph, classes, candidate, labels, sums: RefCell::default() }
     }
 
     /// A view for occasional queries, without a candidate.
     pub fn plain(egraph: &'e EGraph) -> View<'e> {
-        View { egraph, classes: Vec::new(), candidate: Candidate::none(), labels: LabelFilter::none() }
+        let (candidate, labels) = (Candidate::none(), LabelFilter::none());
+        View { egraph, classes: Vec::new(), candidate, labels, sums: RefCell::default() }
+    }
+
+    /// The parts of a class as a sum, which `find` finds the first time.
+    pub(super) fn parts_of(&self, class: Id, sum: Discriminant, find: impl FnOnce() -> Parts) -> Rc<Parts> {
+        if let Some(parts) = self.sums.borrow().get(&(class, sum)) {
+            return parts.clone();
+        }
+        let parts = Rc::new(find());
+        self.sums.borrow_mut().insert((class, sum), parts.clone());
+        parts
     }
 
     /// The candidate.
@@ -101,7 +117,7 @@ struct Frontier {
     /// Classes by the heads they hold ([`Discriminant::index`]), sorted, with the distance of the
     /// nearest change below them.
     by_head: Vec<Vec<(Id, u16)>>,
-    /// The distance of the nearest change below each class; [`FAR`] if there is none.
+    /// The distance of the nearest change below each class; empty if nothing changed.
     level: Vec<u16>,
     /// Nothing changed.
     none: bool,
@@ -127,6 +143,10 @@ impl Frontiers {
 
 impl Frontier {
     fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Frontier {
+        let mut changed = changed.peekable();
+        if changed.peek().is_none() {
+            return Frontier { by_head: Vec::new(), level: Vec::new(), none: true };
+        }
         let mut level = vec![FAR; egraph.egraph.nodes().len()];
         let mut all: Vec<Id> = Vec::new();
         for id in changed {
@@ -164,7 +184,12 @@ impl Frontier {
                 }
             }
         }
-        Frontier { by_head, level, none: all.is_empty() }
+        Frontier { by_head, level, none: false }
+    }
+
+    /// The distance of the nearest change below a class; [`FAR`] if there is none.
+    fn distance(&self, class: Id) -> u16 {
+        self.level.get(usize::from(class)).copied().unwrap_or(FAR)
     }
 }
 
@@ -200,7 +225,7 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
     {
         let mut tops = regions::tops(egraph, &heads);
         if let Some(frontier) = changes {
-            tops.retain(|c| usize::from(frontier.level[usize::from(*c)]) <= what.prepared.depth);
+            tops.retain(|c| usize::from(frontier.distance(*c)) <= what.prepared.depth);
         }
         return tops;
     }

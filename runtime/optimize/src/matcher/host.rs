@@ -5,6 +5,7 @@
 //! [`Host::find`] returns the same for both. The matcher is monomorphised for each host, so that
 //! the e-graph's matcher pays nothing for the others.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use egg::Id;
@@ -12,10 +13,11 @@ use hypatia_dsl::ir::{AttrValue, NodePat, OpId, Pat, Program};
 use hypatia_dsl::typing::{Facts, TensorType};
 
 use super::prepare::RequiredLabels;
+use super::sums::Parts;
 use super::{Binding, MatchFacts, View};
 use crate::analysis::Sort;
 use crate::candidate::Candidate;
-use crate::language::{AttrsId, Discriminant, Node};
+use crate::language::{AttrsId, Discriminant, LabelSet, Node};
 
 /// An e-graph, or one application in a graph with its term.
 pub trait Host {
@@ -32,6 +34,15 @@ pub trait Host {
     /// False if a value certainly cannot match a pattern with that label filter.
     fn may_hold(&self, _value: Id, _required: &RequiredLabels) -> bool {
         true
+    }
+    /// The labels of a value's nodes, if they are known.
+    fn labels(&self, _value: Id) -> LabelSet {
+        LabelSet::ALL
+    }
+    /// The parts of a value as a sum whose nodes have that discriminant, which `find` finds. Every
+    /// rule on sums asks for them.
+    fn parts(&self, _value: Id, _sum: Discriminant, find: impl FnOnce() -> Parts) -> Rc<Parts> {
+        Rc::new(find())
     }
     /// Whether the value is a term that is compared with patterns as a whole, not walked.
     fn is_whole_term(&self, _value: Id) -> bool {
@@ -85,6 +96,14 @@ impl Host for View<'_> {
 
     fn may_hold(&self, value: Id, required: &RequiredLabels) -> bool {
         self.may_have(value, required)
+    }
+
+    fn labels(&self, value: Id) -> LabelSet {
+        self[value].data.labels
+    }
+
+    fn parts(&self, value: Id, sum: Discriminant, find: impl FnOnce() -> Parts) -> Rc<Parts> {
+        self.parts_of(value, sum, find)
     }
 
     fn attrs(&self, attrs: AttrsId) -> &[AttrValue] {

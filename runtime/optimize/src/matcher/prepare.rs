@@ -10,8 +10,16 @@ use hypatia_dsl::ir::{
     AExpr, Class, Fact, Head, NodePat, ParamKind, Pat, Program, Rule, ScalarBody, ScalarId, Sort, VarId,
 };
 
+use smallvec::SmallVec;
+
 use super::Discriminant;
 use crate::language::LabelSet;
+
+/// Maximum nesting of partial sums that are searched.
+pub(super) const MAX_DEPTH: usize = 6;
+/// Maximum number of terms of a pattern that is matched in any association; longer ones are matched
+/// as written.
+pub(super) const MAX_TERMS: usize = 8;
 
 /// Precomputed properties of a rule's left side.
 #[derive(Debug, Default)]
@@ -99,7 +107,7 @@ fn operands<'p>(
 }
 
 /// What a class must hold for a pattern to match there.
-fn required_labels(program: &Program, p: &Pat, terms: bool) -> LabelSet {
+pub(super) fn required_labels(program: &Program, p: &Pat, terms: bool) -> LabelSet {
     match unnamed(p) {
         Pat::Node(n) => super::head_discriminant(program, n.head, terms).into_iter().collect(),
         Pat::Lit { .. } => LabelSet::of(Discriminant::Splat),
@@ -197,10 +205,10 @@ fn depth(program: &Program, p: &Pat, root: bool) -> usize {
             let below =
                 |args: &mut dyn Iterator<Item = &Pat>| args.map(|a| depth(program, a, false)).max().unwrap_or(0);
             if associative(program, n.head).is_some() {
-                let terms = super::sums::terms(n);
+                let terms = terms(n);
                 // A sum with a rest is searched deeper than it is written.
                 let rest = root || terms.iter().any(|t| matches!(t, Pat::Var(_)));
-                let nested = terms.len().max(2) - 1 + if rest { super::sums::MAX_DEPTH } else { 0 };
+                let nested = terms.len().max(2) - 1 + if rest { MAX_DEPTH } else { 0 };
                 return nested + below(&mut terms.into_iter());
             }
             // A result of an op with several is two nodes above the op's operands.
@@ -210,6 +218,33 @@ fn depth(program: &Program, p: &Pat, root: bool) -> usize {
         }
         Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => 0,
     }
+}
+
+/// Appends the terms of a sum as written.
+fn flatten<'r>(n: &'r NodePat, out: &mut SmallVec<[&'r Pat; 8]>) {
+    for arg in &n.args {
+        match arg {
+            Pat::Node(inner) if inner.head == n.head && inner.args.len() == 2 && out.len() <= MAX_TERMS => {
+                flatten(inner, out);
+            }
+            other => out.push(other),
+        }
+    }
+}
+
+/// The terms of a sum as written.
+pub(super) fn terms(n: &NodePat) -> SmallVec<[&Pat; 8]> {
+    let mut out = SmallVec::new();
+    flatten(n, &mut out);
+    out
+}
+
+/// Number of terms of a pattern's sum; 1 if it is not a sum.
+pub(super) fn width(program: &Program, n: &NodePat) -> usize {
+    if associative(program, n.head).is_none() || n.args.len() != 2 {
+        return 1;
+    }
+    terms(n).len().min(MAX_TERMS)
 }
 
 /// True if the pattern matches parts of the candidate: a sum that may have a rest, or pointwise

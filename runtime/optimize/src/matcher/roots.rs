@@ -57,7 +57,7 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
                     Head::Op(op) if has_several_results(program.op(op)) => 2,
                     _ => 1,
                 };
-                let spread = step.max(sums::width(program, n) - 1);
+                let spread = step.max(prepare::width(program, n) - 1);
                 n.args
                     .iter()
                     .filter_map(|a| self.anchor(a, least + step, most + spread))

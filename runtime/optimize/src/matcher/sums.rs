@@ -21,20 +21,15 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::ScalarId;
 
-use super::prepare::associative;
+use super::prepare::{MAX_DEPTH, MAX_TERMS, associative, required_labels, terms};
 use super::*;
+use crate::language::LabelSet;
 
-/// Maximum nesting of partial sums that are searched.
-pub const MAX_DEPTH: usize = 6;
 /// Maximum number of classes of one sum that are searched.
 const MAX_PARTS: usize = 48;
 /// Levels of a pattern below its top that are checked against a class before matching there: a
 /// cheap check that rejects most classes.
 const FORESIGHT: usize = 2;
-/// Maximum number of terms of a pattern that is matched in any association; longer ones are matched
-/// as written.
-const MAX_TERMS: usize = 8;
-
 /// A sum or product that a match needs and that the e-graph may not hold.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualSum {
@@ -74,6 +69,24 @@ pub(super) struct SumPattern<'r> {
     root: bool,
 }
 
+/// What a class holds as a sum: the operands of its nodes of the operator, and of theirs, and so
+/// on.
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// All of them, each once.
+    classes: SmallVec<[Id; 8]>,
+    /// Their labels.
+    labels: LabelSet,
+    /// How often a constant is an operand.
+    constants: usize,
+    /// Some operand of the class's own nodes is a sum.
+    nests: bool,
+    /// Some sum is an operand twice, and with it its operands.
+    repeats: bool,
+    /// There are more than [`MAX_PARTS`], which are not looked at.
+    many: bool,
+}
+
 /// The assignment of a sum's terms so far.
 #[derive(Default)]
 pub(super) struct PartialAssignment {
@@ -92,6 +105,10 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         if n.args.len() != 2 || !self.may_regroup(operator, class) {
             return None;
         }
+        let parts = self.parts(head, class, context);
+        if self.probe.is_none() && self.rules_out(&parts, n, context) {
+            return Some(ON);
+        }
         let terms = terms(n);
         if terms.len() > MAX_TERMS {
             return None;
@@ -100,11 +117,11 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         if terms.len() == 2 && partial.is_none() {
             return None;
         }
-        if self.probe.is_none() && !self.nests(head, class, context) {
+        if self.probe.is_none() && !parts.nests {
             // As written, or not at all.
             return if terms.len() == 2 { None } else { Some(ON) };
         }
-        let missing = self.lacking(&terms, head, class, context);
+        let missing = self.lacking(&parts, &terms, head, context);
         let exact = SumPattern { head, terms, context, free: None, rest: false, root: false };
         let flow = match (exact.terms.len(), missing) {
             (2, missing) => {
@@ -180,36 +197,74 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             }
     }
 
-    /// Whether a class holds a sum that has a sum as an operand.
-    fn nests(&self, head: ScalarId, class: Id, context: Position) -> bool {
-        self.operations(head, class, context)
-            .flat_map(|n| &n.children)
-            .any(|c| self.operations(head, self.host.find(*c), context).next().is_some())
+    /// What a class holds as a sum.
+    fn parts(&self, head: ScalarId, class: Id, context: Position) -> Rc<Parts> {
+        self.host.parts(class, wanted(head, context), || self.find_parts(head, class, context))
+    }
+
+    fn find_parts(&self, head: ScalarId, class: Id, context: Position) -> Parts {
+        let mut parts = Parts::default();
+        let mut work: SmallVec<[(Id, usize); 16]> = SmallVec::new();
+        work.push((class, 0));
+        while let Some((at, depth)) = work.pop() {
+            for child in self.operations(head, at, context).flat_map(|n| &n.children) {
+                let child = self.host.find(*child);
+                let nests = self.operations(head, child, context).next().is_some();
+                parts.constants += usize::from(self.host.is_constant(child));
+                parts.nests |= nests && depth == 0;
+                if parts.classes.contains(&child) {
+                    parts.repeats |= nests;
+                    continue;
+                }
+                parts.classes.push(child);
+                parts.labels = parts.labels.with(self.host.labels(child));
+                if nests && depth < MAX_DEPTH {
+                    work.push((child, depth + 1));
+                }
+            }
+            if parts.classes.len() > MAX_PARTS {
+                parts.many = true;
+                return parts;
+            }
+        }
+        parts
+    }
+
+    /// True if these parts certainly lack what the operands of a pattern must hold.
+    fn rules_out(&self, parts: &Parts, n: &NodePat, context: Position) -> bool {
+        if parts.many || !matches!(context, Position::Tensor) {
+            return false;
+        }
+        let (mut labels, mut constants) = (LabelSet::default(), 0);
+        self.ask(n, &mut labels, &mut constants);
+        !parts.labels.include(labels) || (!parts.repeats && constants > parts.constants)
+    }
+
+    /// Adds the labels that the terms of a sum must hold, and the number of terms that are
+    /// constants.
+    fn ask(&self, n: &NodePat, labels: &mut LabelSet, constants: &mut usize) {
+        for arg in &n.args {
+            match arg {
+                Pat::Node(inner) if inner.head == n.head && inner.args.len() == 2 => self.ask(inner, labels, constants),
+                Pat::Var(v) => *constants += usize::from(self.what.prepared.constant.get(v.index()) == Some(&true)),
+                other => *labels = labels.with(required_labels(self.host.program(), other, false)),
+            }
+        }
     }
 
     /// The first term of the pattern that no part of the sum can match; `None` if there is none. A
     /// probe also gets the reason.
-    fn lacking(&self, terms: &[&'r Pat], head: ScalarId, class: Id, context: Position) -> Option<Option<MissReason>> {
-        let asked = self.probe.is_some();
-        let mut parts: SmallVec<[Id; 16]> = SmallVec::new();
-        let mut work: SmallVec<[(Id, usize); 16]> = SmallVec::new();
-        work.push((class, 0));
-        while let Some((at, depth)) = work.pop() {
-            for node in self.operations(head, at, context) {
-                for child in &node.children {
-                    let child = self.host.find(*child);
-                    if !parts.contains(&child) {
-                        parts.push(child);
-                        if depth < MAX_DEPTH {
-                            work.push((child, depth + 1));
-                        }
-                    }
-                }
-            }
-            if parts.len() > MAX_PARTS {
-                return None;
-            }
+    fn lacking(
+        &self,
+        parts: &Parts,
+        terms: &[&'r Pat],
+        head: ScalarId,
+        context: Position,
+    ) -> Option<Option<MissReason>> {
+        if parts.many {
+            return None;
         }
+        let (asked, parts) = (self.probe.is_some(), &parts.classes);
         if parts.is_empty() {
             if !asked {
                 return Some(None);
@@ -219,7 +274,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             return Some(Some(MissReason::Head(node)));
         }
         let missing = terms.iter().find(|t| !parts.iter().any(|p| self.could_be(t, *p, context)))?;
-        let why = || MissReason::Term((*missing).clone(), Head::Scalar(head), self.leaves(head, &parts, context));
+        let why = || MissReason::Term((*missing).clone(), Head::Scalar(head), self.leaves(head, parts, context));
         Some(asked.then(why))
     }
 
@@ -230,11 +285,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
 
     /// Nodes of that operator in a class.
     fn operations(&self, head: ScalarId, class: Id, context: Position) -> impl Iterator<Item = &'e Node> + use<'e, H> {
-        let wanted = match context {
-            Position::Tensor => Discriminant::Scalar(head),
-            Position::Term(_) => Discriminant::Call(head),
-        };
-        self.host.holding(class, wanted).filter(move |n| n.children.len() == 2 && !is_circular(n, class))
+        self.host.holding(class, wanted(head, context)).filter(move |n| n.children.len() == 2 && !is_circular(n, class))
     }
 
     /// False if a pattern certainly does not match a class, judged by [`FORESIGHT`] levels. A probe
@@ -424,37 +475,18 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     }
 }
 
+/// The discriminant of the nodes of an operator.
+fn wanted(head: ScalarId, context: Position) -> Discriminant {
+    match context {
+        Position::Tensor => Discriminant::Scalar(head),
+        Position::Term(_) => Discriminant::Call(head),
+    }
+}
+
 fn sorted(ids: &[Id]) -> Vec<Id> {
     let mut ids = ids.to_vec();
     ids.sort();
     ids
-}
-
-/// Appends the terms of a sum as written.
-fn flatten<'r>(n: &'r NodePat, out: &mut SmallVec<[&'r Pat; 8]>) {
-    for arg in &n.args {
-        match arg {
-            Pat::Node(inner) if inner.head == n.head && inner.args.len() == 2 && out.len() <= MAX_TERMS => {
-                flatten(inner, out);
-            }
-            other => out.push(other),
-        }
-    }
-}
-
-/// The terms of a sum as written.
-pub(super) fn terms(n: &NodePat) -> SmallVec<[&Pat; 8]> {
-    let mut out = SmallVec::new();
-    flatten(n, &mut out);
-    out
-}
-
-/// Number of terms of a pattern's sum; 1 if it is not a sum.
-pub(super) fn width(program: &Program, n: &NodePat) -> usize {
-    if associative(program, n.head).is_none() || n.args.len() != 2 {
-        return 1;
-    }
-    terms(n).len().min(MAX_TERMS)
 }
 
 /// Variables that name the whole pattern.
