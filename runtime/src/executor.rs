@@ -29,7 +29,10 @@ impl Executor {
     /// An executor on that GPU, or on the host with this many threads (0 means one for each core).
     pub fn new(plan: Arc<Plan>, gpu: Option<&OnGpu>, threads: usize) -> Result<Executor> {
         Ok(match gpu {
-            Some(on) => on.executor(plan)?,
+            #[cfg(feature = "cuda")]
+            Some(on) => Executor::Cuda(Box::new(on.executor(plan)?)),
+            #[cfg(not(feature = "cuda"))]
+            Some(on) => match *on {},
             None => Executor::Cpu(Box::new(cpu::Executor::new(plan, threads)?)),
         })
     }

@@ -16,8 +16,6 @@ use hypatia_plan::Plan;
 use hypatia_target::device::Device;
 use hypatia_tensor::Result;
 
-use crate::executor::Executor;
-
 /// A GPU, and how algorithms are chosen on it.
 #[derive(Clone, Debug)]
 pub struct OnGpu {
@@ -49,9 +47,9 @@ impl OnGpu {
         format!("{}; NVRTC {compiler}", machine(&self.gpu))
     }
 
-    pub(crate) fn executor(&self, plan: Arc<Plan>) -> Result<Executor> {
+    pub(crate) fn executor(&self, plan: Arc<Plan>) -> Result<cuda::Executor> {
         let mut tuner = self.tuner.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Executor::Cuda(Box::new(cuda::Executor::new(plan, self.gpu.clone(), &mut tuner)?)))
+        cuda::Executor::new(plan, self.gpu.clone(), &mut tuner)
     }
 
     /// Compiles a plan's kernels for the executor that is made next.

@@ -6,8 +6,6 @@ use hypatia_plan::Plan;
 use hypatia_target::device::Device;
 use hypatia_tensor::Result;
 
-use crate::executor::Executor;
-
 /// A GPU that does not exist: this build has no CUDA.
 #[derive(Clone, Debug)]
 pub enum OnGpu {}
@@ -24,10 +22,6 @@ impl OnGpu {
     }
 
     pub(crate) fn machine(&self) -> String {
-        match *self {}
-    }
-
-    pub(crate) fn executor(&self, _: Arc<Plan>) -> Result<Executor> {
         match *self {}
     }
 

@@ -13,5 +13,6 @@ pub(super) mod quantize;
 pub(super) mod reduce;
 pub(super) mod resize;
 pub(super) mod sample;
+mod transposed;
 pub(super) mod views;
 pub(super) mod window;

@@ -15,7 +15,7 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 
 use super::super::context::{Ctx, Out, internal};
-use super::window::Transposed;
+use super::transposed::Transposed;
 use hypatia_graph::Value;
 use hypatia_tensor::tensor::Tensor;
 
