@@ -21,6 +21,7 @@ mod moves;
 mod names;
 mod pointwise;
 pub(crate) mod problem;
+mod row_values;
 mod rowwise;
 mod teams;
 pub mod template;

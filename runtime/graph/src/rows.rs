@@ -200,78 +200,21 @@ impl Grower<'_, '_> {
     fn rows(&self, nodes: &[usize], users: &Users) -> Option<RowwiseRegion> {
         let graph = self.cluster.graph;
         let inside: HashSet<usize> = nodes.iter().copied().collect();
-        let leaves = |v: &Value| users.get(v).is_some_and(|u| u.iter().any(|n| !inside.contains(n)));
-        let mut region = RowRegion::new(&graph.program);
-        let mut values: HashMap<Value, RowValue> = HashMap::new();
-        let (mut operands, mut results, mut lookups) = (Vec::new(), Vec::new(), Vec::new());
+        let mut reading = Reading::new(graph, inside, self.device.is_host());
         for index in nodes {
-            let node = &graph.nodes[*index];
-            if let (true, [Some(table), Some(places)]) = (gathers(graph, *index), node.operands.as_slice()) {
-                if [table, places].iter().any(|v| inside.contains(&v.node.index())) || values.contains_key(places) {
-                    return None;
-                }
-                let picked = region.operand(graph.ty(*places));
-                let made = region.gather(graph.ty(*table), picked).ok()?;
-                operands.extend([RowsOperand::Value(*places), RowsOperand::Value(*table)]);
-                lookups.push((*places, graph.ty(*table).shape[0].as_const().and_then(|n| usize::try_from(n).ok())?));
-                let v = Value { node: NodeId(*index as u32), output: 0 };
-                if leaves(&v) {
-                    results.push((v, made));
-                }
-                values.extend([(v, made), (*places, picked)]);
-                continue;
-            }
-            let mut args: Vec<Option<RowValue>> = Vec::new();
-            for operand in &node.operands {
-                let Some(v) = operand else {
-                    args.push(None);
-                    continue;
-                };
-                let value = match (values.get(v), literal(graph, node, *v)) {
-                    (Some(known), _) => *known,
-                    (None, Some(number)) => region.number(number, graph.ty(*v).dtype),
-                    (None, None) => {
-                        operands.push(RowsOperand::Value(*v));
-                        let value = region.operand(graph.ty(*v));
-                        values.insert(*v, value);
-                        value
-                    }
-                };
-                args.push(Some(value));
-            }
-            let made = match &node.kind {
-                NodeKind::Scalar(scalar) => {
-                    let args: Vec<RowValue> = args.into_iter().flatten().collect();
-                    let value = region.scalar(*scalar, &args).ok()?;
-                    let dtype = node.results[0].dtype;
-                    // As in pointwise regions, generated code computes integers in 64 bits.
-                    let wraps = !self.device.is_host() && dtype.is_int() && dtype != DType::I64;
-                    vec![if wraps { region.stored(value) } else { value }]
-                }
-                NodeKind::Op { op, attrs, .. } => region.op(*op, attrs, &args).ok()?,
-                _ => return None,
-            };
-            if let Some(RowOperand::Positions(dtype, count)) = region.operands().get(operands.len()) {
-                operands.push(RowsOperand::Positions(*dtype, *count));
-                let index = node.operands.get(1).copied().flatten()?;
-                // What is computed inside cannot be looked at before.
-                if inside.contains(&index.node.index()) && self.device.is_host() {
-                    return None;
-                }
-                lookups.push((index, *count));
-            }
-            for (output, value) in made.into_iter().enumerate() {
+            for (output, value) in reading.node(*index)?.into_iter().enumerate() {
                 let v = Value { node: NodeId(*index as u32), output: output as u32 };
-                if leaves(&v) {
+                if users.get(&v).is_some_and(|u| u.iter().any(|n| !reading.inside.contains(n))) {
                     // A view that is read elsewhere costs nothing outside, and a copy inside.
                     if is_alias(graph, *index) {
                         return None;
                     }
-                    results.push((v, value));
+                    reading.results.push((v, value));
                 }
-                values.insert(v, value);
+                reading.values.insert(v, value);
             }
         }
+        let Reading { region, operands, results, lookups, .. } = reading;
         // Where the channels come first or last is decided for convolutions, in the plan.
         let convolved = |o: &RowsOperand| matches!(o, RowsOperand::Value(v) if self.convolved[v.node.index()]);
         if operands.iter().any(convolved) {
@@ -355,6 +298,88 @@ fn gathers(graph: &Graph, node: usize) -> bool {
     let along_rows = matches!(&node.kind, NodeKind::Op { attrs, .. } if first(attrs));
     let wide = node.operands.first().copied().flatten().is_some_and(|v| graph.ty(v).shape.len() > 1);
     builtin(graph, node) == Some(BuiltinOp::Gather) && along_rows && wide
+}
+
+/// The kernel of a region while its nodes are read, in order.
+struct Reading<'g> {
+    graph: &'g Graph,
+    /// The nodes of the region.
+    inside: HashSet<usize>,
+    on_host: bool,
+    region: RowRegion<'g>,
+    /// What is known in the kernel: operands, and values of nodes that were read.
+    values: HashMap<Value, RowValue>,
+    operands: Vec<RowsOperand>,
+    results: Vec<(Value, RowValue)>,
+    lookups: Vec<(Value, usize)>,
+}
+
+impl<'g> Reading<'g> {
+    fn new(graph: &'g Graph, inside: HashSet<usize>, on_host: bool) -> Reading<'g> {
+        let (operands, results, lookups) = (Vec::new(), Vec::new(), Vec::new());
+        let region = RowRegion::new(&graph.program);
+        Reading { graph, inside, on_host, region, values: HashMap::new(), operands, results, lookups }
+    }
+
+    /// The results of a node; `None` if no row-wise kernel computes it.
+    fn node(&mut self, index: usize) -> Option<Vec<RowValue>> {
+        let node = &self.graph.nodes[index];
+        if let (true, [Some(table), Some(places)]) = (gathers(self.graph, index), node.operands.as_slice()) {
+            return self.gather(*table, *places).map(|made| vec![made]);
+        }
+        let args: Vec<Option<RowValue>> = node.operands.iter().map(|v| v.map(|v| self.argument(index, v))).collect();
+        let made = match &node.kind {
+            NodeKind::Scalar(scalar) => {
+                let args: Vec<RowValue> = args.into_iter().flatten().collect();
+                let value = self.region.scalar(*scalar, &args).ok()?;
+                let dtype = node.results[0].dtype;
+                // As in pointwise regions, generated code computes integers in 64 bits.
+                let wraps = !self.on_host && dtype.is_int() && dtype != DType::I64;
+                vec![if wraps { self.region.stored(value) } else { value }]
+            }
+            NodeKind::Op { op, attrs, .. } => self.region.op(*op, attrs, &args).ok()?,
+            _ => return None,
+        };
+        if let Some(RowOperand::Positions(dtype, count)) = self.region.operands().get(self.operands.len()) {
+            self.operands.push(RowsOperand::Positions(*dtype, *count));
+            let places = node.operands.get(1).copied().flatten()?;
+            // What is computed inside cannot be looked at before.
+            if self.inside.contains(&places.node.index()) && self.on_host {
+                return None;
+            }
+            self.lookups.push((places, *count));
+        }
+        Some(made)
+    }
+
+    /// Rows of a table.
+    fn gather(&mut self, table: Value, places: Value) -> Option<RowValue> {
+        if [table, places].iter().any(|v| self.inside.contains(&v.node.index())) || self.values.contains_key(&places) {
+            return None;
+        }
+        let rows = usize::try_from(self.graph.ty(table).shape[0].as_const()?).ok()?;
+        let picked = self.region.operand(self.graph.ty(places));
+        let made = self.region.gather(self.graph.ty(table), picked).ok()?;
+        self.operands.extend([RowsOperand::Value(places), RowsOperand::Value(table)]);
+        self.lookups.push((places, rows));
+        self.values.insert(places, picked);
+        Some(made)
+    }
+
+    /// The operand of a node: known, a number, or one more operand of the kernel.
+    fn argument(&mut self, index: usize, v: Value) -> RowValue {
+        if let Some(known) = self.values.get(&v) {
+            return *known;
+        }
+        let ty = self.graph.ty(v);
+        if let Some(number) = literal(self.graph, &self.graph.nodes[index], v) {
+            return self.region.number(number, ty.dtype);
+        }
+        self.operands.push(RowsOperand::Value(v));
+        let value = self.region.operand(ty);
+        self.values.insert(v, value);
+        value
+    }
 }
 
 /// The nodes that read each value.

@@ -6,26 +6,21 @@
 //! length, and `Geometry::Rows::up_to` only says where it is the fastest; one of the second kind is
 //! correct for its length.
 
+use minijinja::value::merge_maps;
 use minijinja::{Value, context};
 
 use super::carry;
-use super::pointwise::{declarations, default_type, reachable};
+use super::pointwise::{declarations, reachable};
+use super::row_values::{KEPT_BYTES, Piece, Values, call, dtypes, union};
 use super::teams::{Stream, Team};
-use super::term::{Functions, compute_name, formula, identity_literal, inlining, widen};
+use super::term::{Functions, compute_name, formula, identity_literal};
 use super::{
     Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Reduction, RowAccess, RowwiseKernel};
-use hypatia_dsl::scalar::{Term, TermNode};
-
-/// Bytes of a row's operands that one thread keeps in registers.
-const KEPT_BYTES: usize = 128;
-
-/// Approximate cost in instructions from which a value is kept for a later pass rather than
-/// recomputed.
-const WORTH_KEEPING: u64 = 8;
+use hypatia_dsl::scalar::TermNode;
 
 /// Suffix, threads per block, threads that share a row, and the most elements that each of them
 /// keeps (the passes are unrolled over them, so more elements make larger code).
@@ -34,9 +29,6 @@ const SHAPES: [(&str, u32, u32, usize); 4] =
 
 /// Threads per block of the entry point with one thread per row.
 const COLUMN_BLOCK: u32 = 256;
-
-/// Approximate number of copies of a value function in the entry points.
-const COPIES: u64 = 90;
 
 /// The rows that a kernel is specialised for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +48,82 @@ pub enum RowTarget {
     },
 }
 
-/// A printed function: its needs and its call.
-struct Piece {
-    inputs: Vec<usize>,
-    steps: Vec<usize>,
-    /// Steps whose elements it reads as carried by the pass over them.
-    carried: Vec<usize>,
-    ty: DType,
-    function: String,
-    /// Approximate number of instructions.
-    size: u64,
+/// How threads share a row.
+struct Sharing {
+    /// Elements of a pack, which is read at once.
+    vector: usize,
+    /// Bytes of a pack of all operands.
+    pack: usize,
+    /// Some operand has one element a column.
+    per_column: bool,
+    /// All floats are of 16 bits.
+    narrow: bool,
+    /// The row length, if it is known.
+    fixed: Option<u64>,
+    team: Option<Team>,
+    stream: Option<Stream>,
+}
+
+impl Sharing {
+    fn of(kernel: &RowwiseKernel, used: &[usize], target: Option<RowTarget>) -> Sharing {
+        let floats = dtypes(kernel).filter(|d| d.is_float());
+        let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
+        let wide = |a: RowAccess| !matches!(a, RowAccess::PerRow | RowAccess::Splat);
+        let read = used.iter().map(|i| &kernel.inputs[*i]).filter(|i| wide(i.1)).map(|i| i.0);
+        let written = kernel.outputs.iter().filter(|o| o.1 != RowAccess::PerRow).map(|o| o.0);
+        let mut vector = vector_width(read.chain(written).collect::<Vec<_>>().into_iter());
+        let fixed = match target {
+            Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
+            _ => None,
+        };
+        if let Some(([_, n], _)) = fixed {
+            // The vector width must divide the row length, so that every row begins at a pack
+            // boundary.
+            while !n.is_multiple_of(vector as u64) {
+                vector /= 2;
+            }
+        }
+        let pack = pack_bytes(kernel, used, vector);
+        let per_column = used.iter().any(|i| kernel.inputs[*i].1 == RowAccess::PerColumn);
+        let team = fixed.map(|(sizes, clusters)| {
+            let most = (KEPT_BYTES / (pack / vector).max(1)) as u64;
+            // Packs of narrow floats take half as many registers as they have elements.
+            let dense = (narrow && vector > 1).then_some(if per_column { 2 } else { 3 });
+            Team::of(sizes, vector as u64, most, dense, clusters)
+        });
+        let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1));
+        let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, used, sizes, vector as u64)) {
+            Some((stream, team)) => (Some(stream), Some(team)),
+            None => (None, team),
+        };
+        Sharing { vector, pack, per_column, narrow, fixed: fixed.map(|([_, n], _)| n), team, stream }
+    }
+
+    /// Elements that a thread keeps from pass to pass.
+    fn kept(&self) -> Option<usize> {
+        self.team.as_ref().and_then(|t| t.chunks).map(|c| c as usize * self.vector)
+    }
+
+    /// What the template wants to know of it.
+    fn context(&self, kernel: &RowwiseKernel) -> Value {
+        let team = self.team.as_ref();
+        context! {
+            vector => self.vector,
+            known => self.fixed.is_some(),
+            fixed => self.fixed,
+            minblocks => team.map(|t| t.blocks).filter(|n| *n > 0),
+            streamed => streamed(kernel, self.stream.as_ref()),
+            block => team.map_or(0, |t| t.block),
+            // With per-column operands, the freed registers go to keeping more of those and do not
+            // suffice.
+            whole_block => !self.per_column && team.is_some_and(|t| t.block as u64 == t.threads),
+            keep => team.is_some_and(|t| t.chunks.is_some()),
+            cluster => team.map_or(1, |t| t.cluster),
+            // With one barrier per row, the wait for stores is hidden by other rows, and it keeps
+            // them from crowding memory.
+            tells => kernel.steps.len() > 1,
+        }
+    }
 }
 
 pub(super) fn emit(
@@ -74,89 +132,23 @@ pub(super) fn emit(
     target: Option<RowTarget>,
 ) -> Result<CudaSource, EmitError> {
     check(kernel)?;
-    let floats = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).filter(|d| d.is_float());
-    let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
-    let mut functions = Functions::new(program);
-    let number = default_type(kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)));
-    let mut bodies = Vec::new();
-    let mut step_types: Vec<DType> = Vec::new();
-    let mut steps = Vec::new();
-    for (i, (_, term)) in kernel.steps.iter().enumerate() {
-        let (piece, text) =
-            value_function(&mut functions, kernel, term, &step_types, number, &format!("step{i}"), None)?;
-        step_types.push(if piece.ty == DType::Bool { DType::I64 } else { piece.ty });
-        bodies.push(text);
-        steps.push(piece);
-    }
-    let mut outputs = Vec::new();
-    for (i, (dtype, _, term)) in kernel.outputs.iter().enumerate() {
-        let name = format!("value{i}");
-        let (piece, text) = value_function(&mut functions, kernel, term, &step_types, number, &name, Some(*dtype))?;
-        bodies.push(text);
-        outputs.push(piece);
-    }
-
-    let used: Vec<usize> =
-        (0..kernel.inputs.len()).filter(|i| steps.iter().chain(&outputs).any(|p| p.inputs.contains(i))).collect();
-    let wide = |a: RowAccess| !matches!(a, RowAccess::PerRow | RowAccess::Splat);
-    let moved: Vec<DType> = used
-        .iter()
-        .filter(|i| wide(kernel.inputs[**i].1))
-        .map(|i| kernel.inputs[*i].0)
-        .chain(kernel.outputs.iter().filter(|o| o.1 != RowAccess::PerRow).map(|o| o.0))
-        .collect();
-    let mut vector = vector_width(moved.iter().copied());
-    let fixed = match target {
-        Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
-        _ => None,
-    };
-    if let Some(([_, n], _)) = fixed {
-        // The vector width must divide the row length, so that every row begins at a pack boundary.
-        while !n.is_multiple_of(vector as u64) {
-            vector /= 2;
-        }
-    }
-    let mut args = arguments(kernel);
-    args.retain(|a| fixed.is_none() || a.name != "n");
-    if kernel.strided() {
-        functions.need("quotient");
-        functions.need("axes");
-    }
-    let pack = pack_bytes(kernel, &used, vector);
-    let per_column = used.iter().any(|i| kernel.inputs[*i].1 == RowAccess::PerColumn);
-    let team = fixed.map(|(sizes, clusters)| {
-        let most = (KEPT_BYTES / (pack / vector).max(1)) as u64;
-        // Packs of narrow floats take half as many registers as they have elements.
-        let dense = (narrow && vector > 1).then_some(if per_column { 2 } else { 3 });
-        Team::of(sizes, vector as u64, most, dense, clusters)
-    });
-    let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1));
-    let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, &used, sizes, vector as u64)) {
-        Some((stream, team)) => (Some(stream), Some(team)),
-        None => (None, team),
-    };
-    let elements = team.as_ref().and_then(|t| t.chunks).map(|c| c as usize * vector);
-    let carried = match elements.filter(|_| narrow) {
-        Some(elements) => {
-            // The compiler keeps wider values in registers itself.
-            let worth = |i: usize| steps[i].ty == DType::F32 && steps[i].size >= WORTH_KEEPING;
-            let (with, carried) = carry::carry(kernel, worth, KEPT_BYTES / elements);
-            bodies.truncate(steps.len());
-            for (i, (dtype, _, term)) in with.outputs.iter().enumerate() {
-                let name = format!("value{i}");
-                let (piece, text) =
-                    value_function(&mut functions, kernel, term, &step_types, number, &name, Some(*dtype))?;
-                bodies.push(text);
-                outputs[i] = piece;
-            }
-            carried
-        }
+    let mut values = Values::of(program, kernel)?;
+    let used = values.used();
+    let sharing = Sharing::of(kernel, &used, target);
+    let carried = match sharing.kept().filter(|_| sharing.narrow) {
+        Some(elements) => values.carry(elements)?,
         None => Vec::new(),
     };
-    let (entries, entry_points) = match (target, &team) {
-        (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, stream.as_ref()),
+    let mut args = arguments(kernel);
+    args.retain(|a| sharing.fixed.is_none() || a.name != "n");
+    if kernel.strided() {
+        values.functions.need("quotient");
+        values.functions.need("axes");
+    }
+    let (entries, entry_points) = match (target, &sharing.team) {
+        (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, sharing.stream.as_ref()),
         (Some(_), _) => columns_entry(kernel),
-        (None, _) => entry_points(kernel, pack, vector),
+        (None, _) => entry_points(kernel, sharing.pack, sharing.vector),
     };
     let formula = describe(program, kernel);
     let header = Header {
@@ -168,53 +160,16 @@ pub(super) fn emit(
         entries: &entries,
         in_place: false,
     };
-    let dtypes: Vec<DType> = kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).collect();
-    let passes = passes(&mut functions, kernel, &steps, &step_types, &carried, stream.is_some())?;
-    let base = common(header, &functions, dtypes.into_iter(), &bodies);
-    let out_inputs: Vec<usize> = union(
-        outputs
-            .iter()
-            .zip(&kernel.outputs)
-            .filter(|(_, o)| o.1 != RowAccess::PerRow)
-            .map(|(p, _)| p)
-            .chain(carried.iter().map(|s| &steps[*s])),
-    );
-    let in_rows = union(steps.iter()).into_iter().chain(out_inputs.iter().copied());
+    let streams = sharing.stream.is_some();
+    let passes = passes(&mut values.functions, kernel, &values.steps, &values.step_types, &carried, streams)?;
+    let out_inputs = values.read_by_rows(&carried);
+    let in_rows = union(values.steps.iter()).into_iter().chain(out_inputs.iter().copied());
     let in_rows: Vec<usize> = used.iter().copied().filter(|i| in_rows.clone().any(|r| r == *i)).collect();
-    let result = |full: bool| -> Value {
-        kernel
-            .outputs
-            .iter()
-            .zip(&outputs)
-            .enumerate()
-            .filter(|(_, (o, _))| (o.1 != RowAccess::PerRow) == full)
-            .map(|(i, (o, p))| {
-                context! {
-                    name => format!("out{i}"), type => storage(o.0), value => call_on(kernel, p, &steps, !full),
-                    strided => o.1 == RowAccess::Strided,
-                }
-            })
-            .collect()
-    };
-    let ctx = context! {
-        vector => vector,
-        known => fixed.is_some(),
-        fixed => fixed.map(|([_, n], _)| n),
-        minblocks => team.as_ref().map(|t| t.blocks).filter(|n| *n > 0),
-        streamed => streamed(kernel, stream.as_ref()),
-        block => team.as_ref().map_or(0, |t| t.block),
-        // With per-column operands, the freed registers go to keeping more of those and do not
-        // suffice.
-        whole_block => !per_column && team.as_ref().is_some_and(|t| t.block as u64 == t.threads),
-        keep => team.as_ref().is_some_and(|t| t.chunks.is_some()),
-        cluster => team.as_ref().map_or(1, |t| t.cluster),
-        // With one barrier per row, the wait for stores is hidden by other rows, and it keeps them
-        // from crowding memory.
-        tells => kernel.steps.len() > 1,
+    let of_values = context! {
         args => declarations(&args, &[]),
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
-        row_params => row_params(kernel, &used, stream.is_some()),
-        row_args => row_args(kernel, &used, stream.is_some()),
+        row_params => row_params(kernel, &used, streams),
+        row_args => row_args(kernel, &used, streams),
         kept => per_element(kernel, &in_rows),
         carried => carried,
         gathers => !kernel.gathers.is_empty(),
@@ -223,13 +178,14 @@ pub(super) fn emit(
         strided => strided(kernel, &used),
         splats => of_access(kernel, &used, RowAccess::Splat),
         passes => passes,
-        out_loads => loads(kernel, &out_inputs, stream.is_some()),
-        full_outputs => result(true),
-        row_outputs => result(false),
+        out_loads => loads(kernel, &out_inputs, streams),
+        full_outputs => values.results(true),
+        row_outputs => values.results(false),
         alignment => alignment(kernel, &used),
         entry_points => entry_points,
-        ..base
+        ..common(header, &values.functions, dtypes(kernel), &values.bodies)
     };
+    let ctx = merge_maps([of_values, sharing.context(kernel)]);
     let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
 }
@@ -274,89 +230,6 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
         return bad("an operand that is neither an input nor a step");
     }
     Ok(())
-}
-
-/// Prints the function of a step or output. Its parameters have storage types; its result has the
-/// compute type (or the output's storage type).
-fn value_function(
-    functions: &mut Functions<'_>,
-    kernel: &RowwiseKernel,
-    term: &Term,
-    step_types: &[DType],
-    number: DType,
-    name: &str,
-    store: Option<DType>,
-) -> Result<(Piece, String), EmitError> {
-    let n_in = kernel.inputs.len();
-    let live = reachable(term);
-    let mut inputs: Vec<usize> = Vec::new();
-    let mut steps: Vec<usize> = Vec::new();
-    let mut carried: Vec<usize> = Vec::new();
-    let first_carried = carry::operand(kernel, 0);
-    for (node, live) in term.nodes.iter().zip(&live) {
-        if let (TermNode::In { input, .. }, true) = (node, live) {
-            match *input as usize {
-                i if i < n_in => inputs.push(i),
-                i if i < first_carried => steps.push(i - n_in),
-                i => carried.push(i - first_carried),
-            }
-        }
-    }
-    for list in [&mut inputs, &mut steps, &mut carried] {
-        list.sort_unstable();
-        list.dedup();
-    }
-    let local = |i: usize| {
-        let d = kernel.inputs[i].0;
-        if d == d.compute() { format!("in{i}") } else { format!("x{i}") }
-    };
-    let leaf = |node: &TermNode| match node {
-        TermNode::In { input, .. } if (*input as usize) < n_in => {
-            Some((local(*input as usize), kernel.inputs[*input as usize].0.compute()))
-        }
-        TermNode::In { input, .. } if (*input as usize) < first_carried => {
-            let s = *input as usize - n_in;
-            step_types.get(s).map(|t| (format!("r{s}"), *t))
-        }
-        TermNode::In { input, .. } => {
-            let s = *input as usize - first_carried;
-            step_types.get(s).map(|t| (format!("e{s}"), *t))
-        }
-        _ => None,
-    };
-    let lowered = functions.lower(term, number, &leaf)?;
-    let Some(root) = lowered.roots.first().cloned() else {
-        return Err(EmitError::Malformed(format!("{name} has no value")));
-    };
-    let mut ty = root.ty;
-    if ty == DType::Bool && store.is_none() {
-        ty = DType::I64;
-    }
-    let value = match store {
-        Some(d) => functions.store(&root, d),
-        None => functions.store(&root, ty),
-    };
-    let params: Vec<String> = inputs
-        .iter()
-        .map(|i| format!("const {} in{i}", storage(kernel.inputs[*i].0)))
-        .chain(steps.iter().map(|s| format!("const {} r{s}", compute_name(step_types[*s]))))
-        .chain(carried.iter().map(|s| format!("const {} e{s}", compute_name(step_types[*s]))))
-        .collect();
-    let result = store.map_or(compute_name(ty), storage);
-    let what = if store.is_some() { "One element of an output." } else { "What is reduced, of one element." };
-    let inline = inlining(lowered.size, COPIES);
-    let mut text = format!("// {what}\nstatic __device__ {inline} {result} {name}({}) {{\n", params.join(", "));
-    for i in &inputs {
-        let d = kernel.inputs[*i].0;
-        if d != d.compute() {
-            text.push_str(&format!("  const {} x{i} = {};\n", compute_name(d), widen(&format!("in{i}"), d)));
-        }
-    }
-    for s in &lowered.statements {
-        text.push_str(&format!("  {s}\n"));
-    }
-    text.push_str(&format!("  return {value};\n}}\n"));
-    Ok((Piece { inputs, steps, carried, ty, function: name.into(), size: lowered.size }, text))
 }
 
 /// Groups steps into passes: steps that are independent of each other share one pass over the row.
@@ -450,37 +323,6 @@ fn combine(functions: &mut Functions<'_>, kind: Reduction, ty: DType, a: &str, b
         Reduction::Max => helper("max_nan"),
         Reduction::Min => helper("min_nan"),
     }
-}
-
-fn union<'a>(pieces: impl Iterator<Item = &'a Piece>) -> Vec<usize> {
-    let mut out: Vec<usize> = pieces.flat_map(|p| p.inputs.iter().copied()).collect();
-    out.sort_unstable();
-    out.dedup();
-    out
-}
-
-/// The call of a step's or output's function on element `k` of the loaded packs.
-fn call(kernel: &RowwiseKernel, piece: &Piece, steps: &[Piece]) -> String {
-    call_on(kernel, piece, steps, false)
-}
-
-/// Like `call`; with `row`, for a result of one element per row, whose strided operands have one
-/// element per row too.
-fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], row: bool) -> String {
-    let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
-        RowAccess::Strided if row => format!("in{i}[0]"),
-        RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided | RowAccess::Gathered => {
-            format!("in{i}_v.v[k]")
-        }
-        RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
-    });
-    let carried = piece.carried.iter().map(|s| {
-        let again = call(kernel, &pieces[*s], pieces);
-        format!("KEEP ? e{s}_kept[c].v[k] : {again}")
-    });
-    let steps = piece.steps.iter().map(|s| format!("r{s}"));
-    let all: Vec<String> = inputs.chain(steps).chain(carried).collect();
-    format!("{}({})", piece.function, all.join(", "))
 }
 
 /// Statements that load the elements at `col` into packs.
