@@ -40,99 +40,109 @@ pub struct Terms {
     pub addresses: bool,
 }
 
+/// The matrices of a product as the library sees them: strides of the left operand, of the right one
+/// and of the result.
+struct Batches {
+    /// Rows of each matrix.
+    m: usize,
+    /// Strides between rows of the left operand and of the result.
+    rows: [isize; 2],
+    /// Matrices that the library counts.
+    count: usize,
+    inner: [isize; 3],
+    /// Lists of addresses, each for `count` matrices.
+    lists: usize,
+    between: [isize; 3],
+    /// Where each separate call begins.
+    offsets: Vec<[isize; 3]>,
+    /// Strides along the leading axes of the operands, and along those of the result that are not
+    /// of size 1.
+    a: Vec<isize>,
+    b: Vec<isize>,
+    d: Vec<isize>,
+}
+
+impl Batches {
+    fn of(step: &GemmStep, [a, b, d]: [&View; 3], addresses: bool) -> Batches {
+        let lead = step.batch.len();
+        let (mut batch, mut m) = (step.batch.clone(), step.m);
+        let [mut a_batch, mut b_batch, mut d_batch] = [a, b, d].map(|v| v.strides[..lead].to_vec());
+        let mut rows = [a.strides[lead], d.strides[lead]];
+        // If one right operand serves all and the rows of the left operand are evenly spaced, the
+        // leading axes become rows.
+        if b_batch.iter().zip(&batch).all(|(s, n)| *s == 0 || *n == 1) {
+            let sides = [a, d].map(|v| v.strides[..lead + 1].to_vec());
+            let (sizes, strides) = collapse(&a.shape[..lead + 1], &sides);
+            if let ([all], [a_rows, d_rows]) = (sizes.as_slice(), strides.as_slice()) {
+                (batch, m, rows) = (Vec::new(), *all, [a_rows[0], d_rows[0]]);
+                (a_batch, b_batch, d_batch) = (Vec::new(), Vec::new(), Vec::new());
+            }
+        }
+        let (axes, strides) = collapse(&batch, &[a_batch.clone(), b_batch.clone(), d_batch]);
+        // The innermost leading axis is the library's batch, the others are separate calls. A batch
+        // requires the results to be in order, which they are.
+        let (count, inner) = match axes.last() {
+            Some(count) if !batch.is_empty() => (*count, [0, 1, 2].map(|i| strides[i].last().copied().unwrap_or(0))),
+            _ => (1, [0; 3]),
+        };
+        let outer = if batch.is_empty() { &[] as &[usize] } else { &axes[..axes.len() - 1] };
+        let forward = strides.iter().flatten().all(|stride| *stride >= 0);
+        let listed = addresses && forward && matches!(outer, [one] if one * count <= MOST_ADDRESSES);
+        let (lists, between) = match listed {
+            true => (outer[0], [0, 1, 2].map(|i| strides[i][0])),
+            false => (1, [0; 3]),
+        };
+        let mut offsets = vec![[0isize; 3]];
+        for (axis, size) in outer.iter().enumerate().filter(|_| !listed) {
+            let step = |side: usize| strides[side][axis];
+            let moved = |at: [isize; 3], i: isize| std::array::from_fn(|side| at[side] + i * step(side));
+            offsets = offsets.iter().flat_map(|at| (0..*size as isize).map(move |i| moved(*at, i))).collect();
+        }
+        let many = strides[2].iter().zip(&axes).filter(|(_, size)| **size > 1).map(|(stride, _)| *stride);
+        let d_batch = many.collect();
+        Batches { m, rows, count, inner, lists, between, offsets, a: a_batch, b: b_batch, d: d_batch }
+    }
+}
+
 /// The calls of a step with operands `reads` and result `d`.
 pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<Calls> {
     let [a, b, rest @ ..] = reads else { return Err(Error::Internal("a product of one operand".into())) };
     let Terms { epilogue, tf32, addresses } = terms;
     let (lead, out) = (step.batch.len(), d.dtype);
-    let (mut batch, mut m) = (step.batch.clone(), step.m);
-    let (mut a_batch, mut b_batch) = (a.strides[..lead].to_vec(), b.strides[..lead].to_vec());
-    let mut d_batch = d.strides[..lead].to_vec();
-    let (mut a_row, mut d_row) = (a.strides[lead], d.strides[lead]);
-    // If one right operand serves all and the rows of the left operand are evenly spaced, the
-    // leading axes become rows.
-    if b_batch.iter().zip(&batch).all(|(s, n)| *s == 0 || *n == 1) {
-        let sides = [a, d].map(|v| v.strides[..lead + 1].to_vec());
-        let (rows, strides) = collapse(&a.shape[..lead + 1], &sides);
-        if let ([rows], [a_rows, d_rows]) = (rows.as_slice(), strides.as_slice()) {
-            (batch, m, a_row, d_row) = (Vec::new(), *rows, a_rows[0], d_rows[0]);
-            (a_batch, b_batch, d_batch) = (Vec::new(), Vec::new(), Vec::new());
+    let batches = Batches::of(step, [a, b, d], addresses);
+    let (m, [a_row, d_row]) = (batches.m, batches.rows);
+    let layout = |what: &str, side: usize, v: &View, (rows, columns, row): (usize, usize, isize), batch: &[isize]| {
+        let no = || Error::Internal(format!("{what} of a product has shape {:?} and strides {:?}", v.shape, v.strides));
+        let (transposed, ld) = matrix_layout(rows, columns, row, v.strides[lead + 1]).ok_or_else(no)?;
+        if transposed && side == 2 {
+            return Err(no());
         }
-    }
-    let (axes, strides) = collapse(&batch, &[a_batch.clone(), b_batch.clone(), d_batch]);
-    // The innermost leading axis is the library's batch, the others are separate calls. A batch
-    // requires the results to be in order, which they are.
-    let (count, inner) = match axes.last() {
-        Some(count) if !batch.is_empty() => (*count, [0, 1, 2].map(|i| strides[i].last().copied().unwrap_or(0))),
-        _ => (1, [0; 3]),
+        Ok(Layout {
+            transposed,
+            ld: ld as i64,
+            batch_stride: batches.inner[side] as i64,
+            outer_stride: batches.between[side] as i64,
+            alignment: alignment(v, batch),
+        })
     };
-    let outer = if batch.is_empty() { &[] as &[usize] } else { &axes[..axes.len() - 1] };
-    let forward = strides.iter().flatten().all(|stride| *stride >= 0);
-    let listed = addresses && forward && matches!(outer, [one] if one * count <= MOST_ADDRESSES);
-    let (lists, between) = match listed {
-        true => (outer[0], [0, 1, 2].map(|i| strides[i][0])),
-        false => (1, [0; 3]),
-    };
-    let mut offsets = vec![[0isize; 3]];
-    for (axis, size) in outer.iter().enumerate().filter(|_| !listed) {
-        offsets = offsets
-            .iter()
-            .flat_map(|at| {
-                let strides = &strides;
-                (0..*size as isize).map(move |i| std::array::from_fn(|side| at[side] + i * strides[side][axis]))
-            })
-            .collect();
-    }
-    let no = |what: &str, v: &View| {
-        Error::Internal(format!("{what} of a product has shape {:?} and strides {:?}", v.shape, v.strides))
-    };
-    let (a_transposed, a_ld) =
-        matrix_layout(m, step.k, a_row, a.strides[lead + 1]).ok_or_else(|| no("the left operand", a))?;
-    let (b_transposed, b_ld) = matrix_layout(step.k, step.n, b.strides[lead], b.strides[lead + 1])
-        .ok_or_else(|| no("the right operand", b))?;
-    let (d_transposed, d_ld) =
-        matrix_layout(m, step.n, d_row, d.strides[lead + 1]).ok_or_else(|| no("the result", d))?;
-    if d_transposed {
-        return Err(no("the result", d));
-    }
-    let many = strides[2].iter().zip(&axes).filter(|(_, size)| **size > 1).map(|(stride, _)| *stride);
-    let d_alignment = alignment(d, &many.collect::<Vec<_>>());
     let product = Product {
         m,
         n: step.n,
         k: step.k,
-        batch: count,
-        outer: lists,
+        batch: batches.count,
+        outer: batches.lists,
         dtype: a.dtype,
         out,
         tf32,
-        a: Layout {
-            transposed: a_transposed,
-            ld: a_ld as i64,
-            batch_stride: inner[0] as i64,
-            outer_stride: between[0] as i64,
-            alignment: alignment(a, &a_batch),
-        },
-        b: Layout {
-            transposed: b_transposed,
-            ld: b_ld as i64,
-            batch_stride: inner[1] as i64,
-            outer_stride: between[1] as i64,
-            alignment: alignment(b, &b_batch),
-        },
-        d: Layout {
-            transposed: false,
-            ld: d_ld as i64,
-            batch_stride: inner[2] as i64,
-            outer_stride: between[2] as i64,
-            alignment: d_alignment,
-        },
+        a: layout("the left operand", 0, a, (m, step.k, a_row), &batches.a)?,
+        b: layout("the right operand", 1, b, (step.k, step.n, b.strides[lead]), &batches.b)?,
+        d: layout("the result", 2, d, (m, step.n, d_row), &batches.d)?,
         epilogue,
         bias: rest.first().filter(|_| epilogue.has_bias()).map_or(out, |v| v.dtype),
         // Calls of one step run concurrently and cannot share a workspace.
-        workspace: if offsets.len() > 1 { 0 } else { WORKSPACE },
+        workspace: if batches.offsets.len() > 1 { 0 } else { WORKSPACE },
     };
-    Ok(Calls { product, offsets })
+    Ok(Calls { product, offsets: batches.offsets })
 }
 
 #[cfg(test)]

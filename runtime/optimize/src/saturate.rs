@@ -196,39 +196,8 @@ pub fn run(
         ran.steps += steps;
         // Regions that were searched completely need no second search.
         *seen_now = (!capped && stop.is_none()).then_some(log);
-        let mut changed = 0;
-        for (i, (rule, m)) in found.iter().enumerate() {
-            if stop.is_none() && ran.steps > budget.steps {
-                stop = Some(Stop::Work);
-            } else if stop.is_none() && i % 64 == 0 && Instant::now() >= budget.deadline {
-                stop = Some(Stop::Time);
-            }
-            if stop.is_some() {
-                break;
-            }
-            ran.steps += STEPS_OF_APPLICATION;
-            match rule.apply(egraph, search, m, budget.node_limit()) {
-                Ok(applied) => {
-                    changed += usize::from(applied.changed);
-                    let most = if applied.changed { MAX_TRACES } else { MAX_TRACES / 2 };
-                    if traces.len() < most && (applied.changed || !applied.built.is_empty()) {
-                        traces.push(Trace {
-                            rule: rule.id,
-                            terms: rule.terms,
-                            roots: m.roots.clone(),
-                            matched: m.nodes.clone(),
-                            built: applied.built,
-                            changed: applied.changed,
-                        });
-                    }
-                }
-                Err(Reject::Budget) => {
-                    let by_memory = budget.memory / BYTES_PER_NODE < budget.nodes;
-                    stop = Some(if by_memory { Stop::Memory } else { Stop::Nodes });
-                }
-                Err(reject) => rejections.note(rule.id, &reject),
-            }
-        }
+        let noted = Notes { traces, rejections };
+        let changed = apply_all(egraph, &found, budget, search, &mut ran.steps, &mut stop, noted);
         if !egraph.clean {
             egraph.rebuild();
         }
@@ -256,6 +225,59 @@ pub fn run(
         }
     }
     ran
+}
+
+/// What is kept of applications.
+struct Notes<'a> {
+    traces: &'a mut Vec<Trace>,
+    rejections: &'a mut Rejections,
+}
+
+/// Applies matches until a budget is spent, which `stop` then says. Returns how many changed
+/// something.
+fn apply_all(
+    egraph: &mut EGraph,
+    found: &[(&CompiledRule, Match)],
+    budget: &Budget,
+    search: &mut SearchState,
+    steps: &mut usize,
+    stop: &mut Option<Stop>,
+    Notes { traces, rejections }: Notes<'_>,
+) -> usize {
+    let mut changed = 0;
+    for (i, (rule, m)) in found.iter().enumerate() {
+        if stop.is_none() && *steps > budget.steps {
+            *stop = Some(Stop::Work);
+        } else if stop.is_none() && i % 64 == 0 && Instant::now() >= budget.deadline {
+            *stop = Some(Stop::Time);
+        }
+        if stop.is_some() {
+            break;
+        }
+        *steps += STEPS_OF_APPLICATION;
+        match rule.apply(egraph, search, m, budget.node_limit()) {
+            Ok(applied) => {
+                changed += usize::from(applied.changed);
+                let most = if applied.changed { MAX_TRACES } else { MAX_TRACES / 2 };
+                if traces.len() < most && (applied.changed || !applied.built.is_empty()) {
+                    traces.push(Trace {
+                        rule: rule.id,
+                        terms: rule.terms,
+                        roots: m.roots.clone(),
+                        matched: m.nodes.clone(),
+                        built: applied.built,
+                        changed: applied.changed,
+                    });
+                }
+            }
+            Err(Reject::Budget) => {
+                let by_memory = budget.memory / BYTES_PER_NODE < budget.nodes;
+                *stop = Some(if by_memory { Stop::Memory } else { Stop::Nodes });
+            }
+            Err(reject) => rejections.note(rule.id, &reject),
+        }
+    }
+    changed
 }
 
 fn over(egraph: &EGraph, budget: &Budget, ran: &StageResult) -> Option<Stop> {
