@@ -287,3 +287,24 @@ fn long_sums_stay_cheap() {
     assert!(out.report.complete() && nodes < 20_000, "{nodes} nodes\n{}", out.report);
     assert!(count(&out, "both") >= 40, "{}", out.report);
 }
+
+/// Steps of work on a chain of additions, and why no stage was cut short.
+fn steps_of_chain(program: &Arc<Program>, length: usize) -> usize {
+    let mut g = Graph::new(program.clone());
+    let mut y = g.input("x", ty(DType::F32, &[4]));
+    for i in 0..length {
+        let t = g.input(format!("t{i}"), ty(DType::F32, &[4]));
+        y = apply(&mut g, "add", &[y, t]);
+    }
+    g.output("y", y);
+    let report = optimize(&g, &Options::default(), &FOLDER).unwrap().report;
+    assert!(report.complete(), "{:?}", report.stages);
+    report.stages.iter().map(|s| s.steps + s.looked_through).sum()
+}
+
+#[test]
+fn a_long_chain_takes_work_in_proportion_to_its_length() {
+    let program = library();
+    let [short, long] = [2_000, 8_000].map(|n| steps_of_chain(&program, n));
+    assert!(long < short * 9 / 2, "{short} steps of 2,000 additions, {long} of 8,000");
+}
