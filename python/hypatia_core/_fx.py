@@ -96,11 +96,29 @@ def unsupported(node: fx.Node, device: torch.device) -> str:
     return REFUSED[name](node) if name in REFUSED else ""
 
 
+def memory_order(t: torch.Tensor) -> list[int] | None:
+    """The axes in the order of memory, where that is not the order of rows and leaves no gaps."""
+    if t.is_contiguous():
+        return None
+    order = sorted(range(t.dim()), key=lambda axis: -t.stride(axis))
+    dense = 1
+    for axis in reversed(order):
+        if t.shape[axis] != 1 and t.stride(axis) != dense:
+            return None
+        dense *= int(t.shape[axis])
+    return order
+
+
 class Importer:
     """Builds the graph of one FX graph, or of some of its nodes, whose shapes are numbers."""
 
-    def __init__(self, module: fx.GraphModule, rules: Rules, nodes: Sequence[fx.Node] | None = None) -> None:
-        """Import these nodes, or all. What they read beside is an input, what others read a result."""
+    def __init__(
+        self, module: fx.GraphModule, rules: Rules, nodes: Sequence[fx.Node] | None = None, stored: bool = False
+    ) -> None:
+        """Import these nodes, or all. What they read beside is an input, what others read a result.
+
+        `stored` gives results in the order in which PyTorch keeps them, see `memory_order`.
+        """
         self.module, self.g = module, _native.Graph(rules._native)
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[str] = []
@@ -116,7 +134,9 @@ class Importer:
                         self.input(other)
             self.add(node)
         for i, node in enumerate(self.outputs):
-            self.g.output(f"y{i}", self.values[node])
+            order = memory_order(node.meta["val"]) if stored else None
+            value = self.values[node]
+            self.g.output(f"y{i}", value if order is None else self.call("transpose", [value], perm=order))
 
     def add(self, node: Node) -> None:
         """Import a node."""

@@ -6,6 +6,7 @@ no plan runs on another device than its tensors', and none waits for a GPU.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -17,9 +18,7 @@ from ._model import settings
 Tensor = torch.Tensor
 
 #: (major, minor) of DLPack's exchange API, or None: then tensors are handed over by address.
-EXCHANGE = _native.exchange(Tensor)
-#: Plans whose launches a captured graph of PyTorch repeats: they live as long as the process.
-_captured: list[_native.Plan] = []
+EXCHANGE = _native.exchange(Tensor, torch.nn.Parameter)
 
 
 def unreachable(device: torch.device) -> str:
@@ -56,32 +55,62 @@ def captures(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def run(plan: _native.Plan, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+#: Sizes, strides and element type of a result.
+Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def call_of(plan: _native.Plan, results: list[Result], device: torch.device) -> _native.Call:
+    """A plan as a function of tensors on a device, which allocates its results."""
+    torchs = {
+        "empty": _empty_on(device),
+        "copy": row_major,
+        "scratch": scratch,
+        "describe": None if EXCHANGE else memory,
+    }
+    return _native.Call(plan, results, torchs)
+
+
+def _empty_on(device: torch.device) -> Any:
+    # PyTorch's own compiler allocates with these; they take half the time of `empty_strided`.
+    own = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    return own or (lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device))
+
+
+def row_major(t: Tensor) -> Tensor:
+    """A copy in the order of rows."""
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def run(call: _native.Call, inputs: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Run a call on tensors of its device."""
+    with current(device):
+        return call.run(inputs)
+
+
+def run_into(plan: _native.Plan, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
     """Run a plan into memory that PyTorch has just allocated."""
-    if outputs[0].is_cuda:
-        if torch.cuda.device_count() == 1:
-            _on_gpu(plan, inputs, outputs)
+    if not outputs[0].is_cuda:
+        inputs = tuple(t if t.is_contiguous() else t.contiguous() for t in inputs)
+        if EXCHANGE:
+            plan.run(inputs, outputs)
         else:
-            with torch.cuda.device(outputs[0].device):
-                _on_gpu(plan, inputs, outputs)
+            plan.run(tuple(map(memory, inputs)), tuple(map(memory, outputs)))
         return
-    inputs = tuple(t if t.is_contiguous() else t.contiguous() for t in inputs)
-    if EXCHANGE:
-        plan.run(inputs, outputs)
-    else:
-        plan.run(tuple(map(memory, inputs)), tuple(map(memory, outputs)))
+    with current(outputs[0].device):
+        copied = plan.run_as_guest(inputs, outputs, scratch)
+        if copied:
+            inputs = tuple(row_major(t) if i in copied else t for i, t in enumerate(inputs))
+            plan.run_as_guest(inputs, outputs, scratch)
 
 
-def _on_gpu(plan: _native.Plan, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-    capturing = torch.cuda.is_current_stream_capturing()
-    copied = plan.run_as_guest(inputs, outputs, scratch, capturing)
-    if copied:
-        inputs = tuple(
-            t.clone(memory_format=torch.contiguous_format) if i in copied else t for i, t in enumerate(inputs)
-        )
-        plan.run_as_guest(inputs, outputs, scratch, capturing)
-    if capturing:
-        _captured.append(plan)
+_HERE = contextlib.nullcontext()
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a device is PyTorch's current one."""
+    if device.type == "cpu" or torch.cuda.device_count() == 1:
+        return _HERE
+    return torch.cuda.device(device)
 
 
 def scratch(count: int, gpu: int) -> Tensor:

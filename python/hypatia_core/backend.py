@@ -9,15 +9,17 @@ Results have PyTorch's strides, except those that overlap or leave gaps, which a
 from __future__ import annotations
 
 import itertools
+import math
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
@@ -25,7 +27,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _launch, _native
 from ._eager import NAMES
-from ._fx import TABLE, Importer, keep_attention, name_of, unsupported
+from ._fx import TABLE, Importer, keep_attention, memory_order, name_of, unsupported
 from ._rules import Rules, Scalar, library
 from .errors import InputError
 from .fuse import _together
@@ -88,12 +90,30 @@ def backend(
 
     keep_attention(module)
 
-    def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return make_boxed_func(divided(graph, chosen))
+    direct: list[_native.Entry] = []
 
-    return aot_autograd(fw_compiler=inference, inference_compiler=inference, decompositions=table())(
+    def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        computes = divided(graph, chosen)
+        if isinstance(computes, _native.Entry) and len(inputs) == len(example_inputs) and passes_on():
+            direct.append(computes)
+        return make_boxed_func(computes)
+
+    compiled = aot_autograd(fw_compiler=inference, inference_compiler=inference, decompositions=table())(
         module, example_inputs
     )
+    return direct[0].beside(compiled) if len(direct) == 1 else compiled
+
+
+def passes_on() -> bool:
+    """Whether AOTAutograd's wrapper of the graph at hand hands on arguments and results as they are."""
+    context = torch._guards.TracingContext.try_get()
+    meta = context and context.fw_metadata
+    if meta is None:
+        return False
+    plain = all(type(t).__name__ == "PlainTensorMeta" for t in meta.subclass_inp_meta)
+    changed = any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
+    new = all(o.output_type is OutputType.non_alias for o in meta.output_info)
+    return plain and new and not changed and not meta.tokens and meta.grad_enabled_mutation is None
 
 
 def note(label: str, why: str) -> None:
@@ -150,10 +170,16 @@ def divided(graph: fx.GraphModule, rules: Rules, single: bool = False) -> Callab
     for name, child in list(whole.named_children()):
         if name.startswith("hypatia_") and isinstance(child, fx.GraphModule):
             setattr(whole, name, Part(child, rules, device))
-    return alone(whole) or whole.forward
+    if entry := alone(whole):
+        return entry
+    for name, part in list(whole.named_children()):
+        if isinstance(part, Part):
+            delattr(whole, name)
+            whole.__dict__[name] = part.entered()
+    return whole.forward
 
 
-def alone(whole: fx.GraphModule) -> Callable[..., Any] | None:
+def alone(whole: fx.GraphModule) -> _native.Entry | None:
     """The one part of a graph that is nothing else: it is called without a detour."""
     calls = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
     if len(calls) != 1 or calls[0].op != "call_module":
@@ -163,8 +189,7 @@ def alone(whole: fx.GraphModule) -> Callable[..., Any] | None:
     results = whole.graph.output_node().args[0]
     if not isinstance(part, Part) or not part.single or results not in (calls, tuple(calls)):
         return None
-    order = [inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)]
-    return lambda *args: [part.forward(*[args[i] for i in order])]
+    return part.entered([inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)])
 
 
 def is_ours(node: fx.Node) -> bool:
@@ -190,16 +215,6 @@ def indivisible(graph: fx.GraphModule) -> str:
     return "the order of several random nodes counts" if random > 1 else ""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a part returns for some shapes."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    """PyTorch's, where they are not those of rows."""
-
-
 class Part(torch.nn.Module):
     """A part of a graph, which a plan computes, or PyTorch.
 
@@ -214,10 +229,12 @@ class Part(torch.nn.Module):
         ops = sum(n.op == "call_function" for n in graph.graph.nodes)
         self.label = f"graph {next(_count)}, {ops} ops"
         self.plans: dict[Any, Choice] = {}
-        self.kept: dict[Any, list[Result]] = {}
+        self.calls: dict[Any, _native.Call] = {}
+        self.entry: weakref.ref[_native.Entry] | None = None
         self.lock = threading.Lock()
         self.single = not isinstance(graph.graph.output_node().args[0], (tuple, list))
         values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
+        self.arguments = len(values)
         #: The arguments that differ from call to call in more than their elements.
         self.varying = [i for i, v in enumerate(values) if not is_fixed(v)]
         self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
@@ -242,12 +259,41 @@ class Part(torch.nn.Module):
                 self.label,
                 self.runs_on(tensors),
                 lambda: self.plan(key, args, tensors),
-                lambda plan: (lambda: self.launch(key, plan, tensors), lambda: self.graph(*args)),
+                lambda _: (lambda: self.launch(key, tensors), lambda: self.graph(*args)),
                 most=_runtime.MAX_PART_PLANS,
             )
         if choice is None or choice.plan is None:
             return self.graph(*args)
-        return self.launch(key, choice.plan, tensors)
+        if entry := self.entry and self.entry():
+            entry.add(key, self.calls[key], choice.measured is not None)
+        return self.launch(key, tensors)
+
+    def entered(self, order: Sequence[int] | None = None) -> _native.Entry:
+        """What computes the part without Python where its plan is known.
+
+        `order` are the part's arguments among those of a whole graph; the results are a tuple then.
+        """
+        at = range(self.arguments) if order is None else order
+
+        def whole(*args: Any) -> Any:
+            return (self.forward(*[args[i] for i in at]),)
+
+        entry = _native.Entry(
+            [at[i] for i in self.tensors],
+            [at[i] for i in self.varying],
+            self.single and order is None,
+            torch.get_num_threads if self.device.type == "cpu" else None,
+            self.forward if order is None else whole,
+        )
+        self.entry = weakref.ref(entry)
+        return entry
+
+    def forget(self) -> None:
+        """Drop all plans."""
+        self.plans.clear()
+        self.calls.clear()
+        if entry := self.entry and self.entry():
+            entry.clear()
 
     def runs_on(self, tensors: tuple[Tensor, ...]) -> torch.device:
         """The device of a call."""
@@ -262,7 +308,7 @@ class Part(torch.nn.Module):
         """Why no plan can compute a call; empty if one can."""
         if _runtime.current_policy() == "never":
             return "the policy is `never`"
-        if key in self.kept:
+        if key in self.calls:
             return ""
         if any(type(t) not in _runtime._PLAIN or t.is_neg() or t.layout is not torch.strided for t in tensors):
             return "a tensor is not plain memory"
@@ -275,7 +321,7 @@ class Part(torch.nn.Module):
             for node, arg in zip(self.graph.graph.find_nodes(op="placeholder"), args, strict=True):
                 if not isinstance(arg, Tensor):
                     node.meta["val"] = arg
-            imported = Importer(self.graph, self.rules)
+            imported = Importer(self.graph, self.rules, stored=True)
             metas = [n.meta["val"] for n in imported.outputs]
         if any(0 in t.shape for t in metas):
             raise InputError("a result is empty")
@@ -284,19 +330,14 @@ class Part(torch.nn.Module):
         plan = model.compile(
             [(n, _launch.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
         )
-        self.kept[key] = [Result(t.dtype, tuple(map(int, t.shape)), strides_of(t)) for t in metas]
+        results = [(tuple(map(int, t.shape)), strides_of(t), t.dtype) for t in metas]
+        self.calls[key] = _launch.call_of(plan, results, self.runs_on(tensors))
         return plan
 
-    def launch(self, key: Any, plan: _native.Plan, tensors: tuple[Tensor, ...]) -> Any:
+    def launch(self, key: Any, tensors: tuple[Tensor, ...]) -> Any:
         """Run a plan into memory of PyTorch."""
-        results, device = self.kept[key], self.runs_on(tensors)
-        outputs = [torch.empty(r.shape, dtype=r.dtype, device=device) for r in results]
-        _launch.run(plan, tensors, tuple(outputs))
-        for i, r in enumerate(results):
-            if r.strides is not None:
-                strided = torch.empty_strided(r.shape, r.strides, dtype=r.dtype, device=device)
-                outputs[i] = strided.copy_(outputs[i])
-        return outputs[0] if self.single else tuple(outputs)
+        outputs = _launch.run(self.calls[key], tensors, self.runs_on(tensors))
+        return outputs[0] if self.single else outputs
 
 
 class Loose(Part):
@@ -338,11 +379,9 @@ def is_fixed(value: Any) -> bool:
     return isinstance(value, Tensor) and all(isinstance(n, int) for n in value.shape)
 
 
-def strides_of(t: Tensor) -> tuple[int, ...] | None:
-    """The strides of a result, if they are others than those of rows, and cover its memory."""
-    strides, dense = tuple(map(int, t.stride())), 1
-    for stride, size in sorted(zip(strides, map(int, t.shape), strict=True)):
-        if size != 1 and stride != dense:
-            return None
-        dense *= size
-    return None if t.is_contiguous() else strides
+def strides_of(t: Tensor) -> tuple[int, ...]:
+    """The strides of a result: PyTorch's, or those of rows where PyTorch's overlap or leave gaps."""
+    if memory_order(t) is not None:
+        return tuple(map(int, t.stride()))
+    sizes = [max(int(n), 1) for n in t.shape]
+    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))

@@ -5,7 +5,9 @@
 //! neither PyTorch nor CUDA, and does not hold the interpreter's lock while it compiles, or runs on
 //! the host.
 
+mod call;
 mod dlpack;
+mod entry;
 mod errors;
 mod graph;
 mod guest;
@@ -20,7 +22,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use super::call::Call;
+    #[pymodule_export]
     use super::dlpack::exchange;
+    #[pymodule_export]
+    use super::entry::{Entry, trust};
     #[pymodule_export]
     use super::graph::Graph;
     #[pymodule_export]

@@ -28,6 +28,8 @@ from ._ops import Linear, Op
 Tensor = torch.Tensor
 
 POLICIES = ("measure", "always", "never")
+#: The calls that entries of compiled graphs take without asking.
+_TRUSTED = {"measure": "measured", "always": "all", "never": "none"}
 FLOATS = {d: n for d, n in NAMES.items() if n in ("f64", "f32", "f16", "bf16")}
 #: Plans that one op keeps; further shapes are PyTorch's.
 MAX_PLANS = 256
@@ -60,10 +62,12 @@ def policy(name: str) -> Iterator[None]:
     if name not in POLICIES:
         raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, not {name!r}")
     before, _policy = _policy, name
+    _native.trust(_TRUSTED[_policy])
     try:
         yield
     finally:
         _policy = before
+        _native.trust(_TRUSTED[_policy])
 
 
 #: Hypatia's side and PyTorch's.
@@ -80,6 +84,7 @@ class Choice:
     measured: tuple[float, float] | None = None
     """Seconds of Hypatia and of PyTorch."""
     ours: int = 0
+    """Calls that Python saw; entries count theirs at the plan."""
     eager: int = 0
     faster: bool = True
     """Whether the plan is the faster side, as far as is known."""
@@ -204,10 +209,11 @@ def report() -> Report:
             for key, c in list(op.plans.items()):
                 shape = op.show(key)
                 times = (None, None) if c.measured is None else (c.measured[0] * 1e6, c.measured[1] * 1e6)
-                if c.ours and c.plan is not None:
+                ours = c.ours + (0 if c.plan is None else c.plan.taken)
+                if ours and c.plan is not None:
                     launches = f"{c.plan.launches} launch{'es' if c.plan.launches != 1 else ''}"
                     refused = f"; {c.plan.refusal}" if c.plan.refusal else ""
-                    lines.append(Line(op.label, shape, "hypatia", c.ours, launches + refused, *times))
+                    lines.append(Line(op.label, shape, "hypatia", ours, launches + refused, *times))
                 if c.eager:
                     lines.append(Line(op.label, shape, "pytorch", c.eager, c.why, *times))
         lines += [Line(label, "", "pytorch", n, why, None, None) for (label, why), n in _passed.items()]
@@ -221,6 +227,8 @@ def reset_report() -> None:
         for op in counted():
             for choice in op.plans.values():
                 choice.ours = choice.eager = 0
+                if choice.plan is not None:
+                    choice.plan.reset()
 
 
 def forget() -> None:
@@ -228,7 +236,7 @@ def forget() -> None:
     with _lock:
         _passed.clear()
         for op in counted():
-            op.plans.clear()
+            op.forget()
 
 
 def register(part: Any) -> None:
@@ -431,7 +439,7 @@ def plan_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> _native.Plan:
 def launch(op: Op, plan: _native.Plan, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
     """Run a plan into memory of PyTorch."""
     out = torch.empty(op.shape(x.shape, params), dtype=x.dtype, device=x.device)
-    _launch.run(plan, (x, *params), (out,))
+    _launch.run_into(plan, (x, *params), (out,))
     return out
 
 
