@@ -38,6 +38,12 @@ if ! [ -d "$samples/expecttest" ]; then
   pip install --no-cache-dir --no-deps --target "$samples" expecttest==0.3.0 ||
     echo "expecttest could not be installed: PyTorch's samples are skipped" >&2
 fi
+models="transformers==5.23.0 tokenizers==0.23.3 huggingface-hub==2.4.0 safetensors==0.8.0"
+if ! "$into/bin/python" -c "import transformers" 2>/dev/null; then
+  # shellcheck disable=SC2086
+  pip install --no-cache-dir -c python/constraints.txt $models ||
+    echo "transformers could not be installed: tests of generate are skipped" >&2
+fi
 export PYTHONPATH=$samples
 cargo build --quiet -p hypatia-python
 cp target/debug/lib_native.so python/hypatia_core/_native.abi3.so
@@ -53,7 +59,8 @@ if "$into/bin/python" -c "import torch" 2>/dev/null; then
   fi
 else
   of_torch="tests/test_layers.py tests/test_fuse.py tests/test_backend.py tests/test_docs.py
-    tests/test_gpu.py tests/test_optimize.py tests/test_samples.py"
+    tests/test_gpu.py tests/test_optimize.py tests/test_samples.py tests/test_generate.py
+    tests/test_semantics.py"
   # shellcheck disable=SC2086
   echo "PyTorch is missing: pyright and $(cat $of_torch | grep -c '^def test_') tests of it are skipped" >&2
   left=(--ignore hypatia_core/nn --ignore hypatia_core/fuse.py --ignore hypatia_core/fused_modules.py
