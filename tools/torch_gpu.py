@@ -130,7 +130,7 @@ def case(name, make, modes, deadline):
             f"  error {error / eager_error:5.3f} of eager's",
             flush=True,
         )
-        if side == "hypatia":
+        if side.startswith("hypatia"):
             print("    " + str(hyp.report()).replace("\n", "\n    "), flush=True)
 
 

@@ -8,7 +8,7 @@ which aten leaves implicit, becomes casts. A node without a row in the table is 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -113,12 +113,19 @@ class Importer:
     """Builds the graph of one FX graph, or of some of its nodes, whose shapes are numbers."""
 
     def __init__(
-        self, module: fx.GraphModule, rules: Rules, nodes: Sequence[fx.Node] | None = None, stored: bool = False
+        self,
+        module: fx.GraphModule,
+        rules: Rules,
+        nodes: Sequence[fx.Node] | None = None,
+        stored: bool = False,
+        frozen: Mapping[fx.Node, torch.Tensor] | None = None,
     ) -> None:
         """Import these nodes, or all. What they read beside is an input, what others read a result.
 
-        `stored` gives results in the order in which PyTorch keeps them, see `memory_order`.
+        `stored` gives results in the order in which PyTorch keeps them, see `memory_order`. Inputs
+        that are `frozen` are constants.
         """
+        self.frozen = frozen or {}
         self.module, self.g = module, _native.Graph(rules._native)
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[str] = []
@@ -144,9 +151,7 @@ class Importer:
             found = node.args[0]
             self.outputs = list(found) if isinstance(found, (list, tuple)) else [found]
         elif node.op == "get_attr" and node.target not in self.state:
-            constant = operator.attrgetter(node.target)(self.module).detach().cpu().contiguous()
-            memory = (constant.data_ptr(), NAMES[constant.dtype], tuple(constant.shape), constant)
-            self.values[node] = self.g.constant(memory, list(constant.shape))
+            self.values[node] = self.copied(operator.attrgetter(node.target)(self.module))
         elif node.op == "call_function" and node.target is operator.getitem:
             self.values[node] = self.values[node.args[0]][node.args[1]]
         elif node.op == "call_function" and name_of(node.target) in TABLE:
@@ -157,9 +162,16 @@ class Importer:
 
     def input(self, node: Node) -> None:
         """Add an input, if the node is a tensor."""
-        if isinstance(node.meta.get("val"), torch.Tensor):
+        if node in self.frozen:
+            self.values[node] = self.copied(self.frozen[node])
+        elif isinstance(node.meta.get("val"), torch.Tensor):
             self.inputs.append(node.name)
             self.values[node] = self.g.input(node.name, self.dtype(node), list(self.shape(node)))
+
+    def copied(self, t: torch.Tensor) -> Value:
+        """A constant with the values that a tensor has now."""
+        t = t.detach().cpu().contiguous()
+        return self.g.constant((t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t), list(t.shape))
 
     # What a node says.
 

@@ -30,11 +30,11 @@ def unreachable(device: torch.device) -> str:
     return "" if EXCHANGE else "this version of PyTorch lacks DLPack's exchange API, which CUDA needs"
 
 
-def settings_on(device: torch.device) -> dict[str, Any]:
+def settings_on(device: torch.device, **more: Any) -> dict[str, Any]:
     """The settings of a model whose plans run on a device."""
     if device.type == "cuda":
-        return settings(device=f"cuda:{device.index or 0}")
-    return settings(threads=torch.get_num_threads())
+        return settings(device=f"cuda:{device.index or 0}", **more)
+    return settings(threads=torch.get_num_threads(), **more)
 
 
 def on_host(t: Tensor) -> Tensor:

@@ -81,7 +81,6 @@ class Call:
 class Entry:
     def __init__(
         self,
-        tensors: list[int],
         varying: list[int],
         single: bool,
         threads: Callable[[], int] | None,
@@ -89,5 +88,12 @@ class Entry:
     ) -> None: ...
     def __call__(self, *args: Any) -> Any: ...
     def beside(self, otherwise: Callable[..., Any]) -> Entry: ...
-    def add(self, key: tuple[Any, ...], call: Call, measured: bool) -> None: ...
+    def add(
+        self,
+        key: tuple[Any, ...],
+        tensors: list[int],
+        frozen: list[tuple[int, int, int]],
+        call: Call,
+        measured: bool,
+    ) -> None: ...
     def clear(self) -> None: ...

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
 
@@ -40,10 +41,21 @@ enum Size {
     Shape(Vec<i64>),
 }
 
+/// A weight whose values a plan contains. The plan's owner holds its memory, so that no other
+/// tensor comes to lie there.
+struct Frozen {
+    at: usize,
+    address: usize,
+    version: i64,
+}
+
 /// A call, and when it is taken.
 struct Known {
     threads: usize,
     sizes: Vec<Size>,
+    /// The plan's inputs among the arguments.
+    tensors: Vec<usize>,
+    frozen: Vec<Frozen>,
     call: Py<Call>,
     level: u8,
 }
@@ -51,8 +63,6 @@ struct Known {
 /// A function of a part's arguments. Threads may share it.
 #[pyclass(frozen, weakref, module = "hypatia_core._native")]
 pub struct Entry {
-    /// The plan's inputs among the arguments.
-    tensors: Vec<usize>,
     /// The arguments that differ from call to call in more than their elements.
     varying: Vec<usize>,
     /// Returns the only result itself.
@@ -67,23 +77,20 @@ pub struct Entry {
 
 #[pymethods]
 impl Entry {
-    /// An entry that knows no call yet. `tensors` and `varying` are indices of arguments,
-    /// `threads` a function.
+    /// An entry that knows no call yet. `varying` are indices of arguments, `threads` a function.
     #[new]
     fn new(
-        tensors: Vec<usize>,
         varying: Vec<usize>,
         single: bool,
         threads: Option<Py<PyAny>>,
         otherwise: Py<PyAny>,
     ) -> Entry {
-        Entry { tensors, varying, single, threads, otherwise, known: Arc::default() }
+        Entry { varying, single, threads, otherwise, known: Arc::default() }
     }
 
     /// An entry that knows the same calls, now and later, with something else for all other cases.
     fn beside(&self, py: Python<'_>, otherwise: Py<PyAny>) -> Entry {
         Entry {
-            tensors: self.tensors.clone(),
             varying: self.varying.clone(),
             single: self.single,
             threads: self.threads.as_ref().map(|t| t.clone_ref(py)),
@@ -93,8 +100,17 @@ impl Entry {
     }
 
     /// Adds the call for a key: the number of threads, and a size or shape for each varying
-    /// argument. A key of anything else is left to the other cases.
-    fn add(&self, key: &Bound<'_, PyTuple>, call: Py<Call>, measured: bool) -> PyResult<()> {
+    /// argument. A key of anything else is left to the other cases. `tensors` are the arguments
+    /// that are the plan's inputs; `frozen` those whose values it contains, each with address and
+    /// version.
+    fn add(
+        &self,
+        key: &Bound<'_, PyTuple>,
+        tensors: Vec<usize>,
+        frozen: Vec<(usize, usize, i64)>,
+        call: Py<Call>,
+        measured: bool,
+    ) -> PyResult<()> {
         let mut sizes = Vec::with_capacity(key.len());
         for part in key.iter().skip(1) {
             sizes.push(if part.is_exact_instance_of::<PyInt>() {
@@ -106,7 +122,9 @@ impl Entry {
             });
         }
         let threads = key.get_item(0)?.extract()?;
-        let added = Arc::new(Known { threads, sizes, call, level: if measured { MEASURED } else { ALL } });
+        let frozen = frozen.into_iter().map(|(at, address, version)| Frozen { at, address, version }).collect();
+        let level = if measured { MEASURED } else { ALL };
+        let added = Arc::new(Known { threads, sizes, tensors, frozen, call, level });
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let replaced = known.iter().position(|k| k.threads == threads && k.sizes == added.sizes);
         let replaced = replaced.map(|i| known.remove(i));
@@ -128,7 +146,7 @@ impl Entry {
             return self.otherwise.bind(py).call1(args);
         };
         let call = known.call.get();
-        let inputs = self.tensors.iter().map(|i| args.get_item(*i)).collect::<PyResult<Vec<_>>>()?;
+        let inputs = known.tensors.iter().map(|i| args.get_item(*i)).collect::<PyResult<Vec<_>>>()?;
         let results = call.over(py, inputs)?;
         call.plan().count();
         if self.single { results.get_item(0) } else { Ok(results.into_any()) }
@@ -170,6 +188,14 @@ impl Entry {
                 Size::Shape(shape) => dlpack::has_shape(&arg, shape)?,
             };
             if !same {
+                return Ok(false);
+            }
+        }
+        let version = intern!(args.py(), "_version");
+        for one in &known.frozen {
+            let arg = args.get_borrowed_item(one.at)?;
+            let there = dlpack::borrow(&arg)?.is_some_and(|b| b.address.addr() == one.address);
+            if !there || arg.getattr(version)?.extract::<i64>()? != one.version {
                 return Ok(false);
             }
         }

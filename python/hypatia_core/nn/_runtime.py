@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from .. import _launch, _native
 from .._eager import NAMES
-from ..errors import HypatiaError
+from ..errors import ContractError, HypatiaError
 from ._ops import Linear, Op
 
 Tensor = torch.Tensor
@@ -89,6 +89,8 @@ class Choice:
     faster: bool = True
     """Whether the plan is the faster side, as far as is known."""
     failed: bool = False
+    broken: ContractError | None = None
+    """What the plan lacks, if it lacks what it must have."""
     seen: bool = False
     """Whether the shape was called before."""
     pending: Future[None] | None = None
@@ -101,6 +103,7 @@ class Choice:
             plan = make()
             self.plan = plan
         except HypatiaError as error:
+            self.broken = error if isinstance(error, ContractError) else None
             self.failed, self.why = True, f"no plan could be made: {error}"
 
     def measure(self, sides: Sides, device: torch.device) -> None:
@@ -381,6 +384,8 @@ def settled(
                 choice.measure(sides(choice.plan), device)
         finally:
             choice.lock.release()
+    if choice.broken is not None:
+        raise choice.broken
     ready = choice.plan is not None and (always or (choice.faster and choice.measured is not None))
     with _lock:
         if ready:
