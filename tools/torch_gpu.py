@@ -5,8 +5,9 @@
 
 Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT and GPT-2 (random
 weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
-behind the other, in bf16; the host's part alone; the first result of each side in seconds; and the error's root mean
-square against float64, over eager's. Peers that no longer fit into the seconds are left out.
+behind the other, in bf16; the host's part alone; the first result of each side in seconds; and the
+error's root mean square against float64, over eager's. Peers that no longer fit into the seconds
+are left out.
 """
 
 import argparse
@@ -95,6 +96,7 @@ def case(name, make, modes, deadline):
     sides = {
         "eager": lambda: model,
         "hypatia": lambda: torch.compile(model, backend="hypatia"),
+        "hypatia, frozen": lambda: torch.compile(model, backend="hypatia", options={"frozen": True}),
     }
     for mode in modes:
         sides[mode] = lambda mode=mode: torch.compile(model, mode=None if mode == "default" else mode)
@@ -119,10 +121,7 @@ def case(name, make, modes, deadline):
             ready = time.perf_counter() - start
             us, of_host = per_call(f, inputs), host(f, inputs)
         except Exception as problem:
-            print(
-                f"{name:20} {side:16} FAILED {type(problem).__name__}: {problem}",
-                flush=True,
-            )
+            print(f"{name:20} {side:16} FAILED {type(problem).__name__}: {problem}", flush=True)
             continue
         eager_error = eager_error or error
         print(
@@ -141,13 +140,7 @@ def main():
     parser.add_argument("--modes", nargs="*", default=MODES, choices=MODES)
     given = parser.parse_args()
     deadline = time.perf_counter() + given.seconds
-    print(
-        torch.cuda.get_device_name(),
-        "PyTorch",
-        torch.__version__,
-        "hypatia-core",
-        hyp.__version__,
-    )
+    print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "hypatia-core", hyp.__version__)
     with torch.no_grad():
         print_breakdown("cuda")
         for name, make in CASES.items():
