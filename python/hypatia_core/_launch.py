@@ -7,6 +7,7 @@ no plan runs on another device than its tensors', and none waits for a GPU.
 from __future__ import annotations
 
 import contextlib
+import platform
 from typing import Any
 
 import torch
@@ -35,6 +36,12 @@ def settings_on(device: torch.device, **more: Any) -> dict[str, Any]:
     if device.type == "cuda":
         return settings(device=f"cuda:{device.index or 0}", **more)
     return settings(threads=torch.get_num_threads(), **more)
+
+
+def identity(device: torch.device) -> str:
+    """What times on a device depend on, beside the work: the device, and PyTorch."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return f"{name}, PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def on_host(t: Tensor) -> Tensor:

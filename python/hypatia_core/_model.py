@@ -16,6 +16,8 @@ from ._rules import Rules, library
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_native.loaded_from(str(_native.__file__))
+
 #: Inputs by name, in the model's order, or the only one itself.
 Inputs = Mapping[str, Any] | Sequence[Any] | Any
 

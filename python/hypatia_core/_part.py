@@ -203,7 +203,7 @@ class Part(torch.nn.Module):
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """What a plan is made for."""
         varying = ((tuple(a.shape) if isinstance(a, Tensor) else a) for a in map(args.__getitem__, self.varying))
-        return (torch.get_num_threads(), *varying)
+        return (torch.get_num_threads() if self.device.type == "cpu" else 0, *varying)
 
     def blocked(self, key: Any, tensors: tuple[Tensor, ...]) -> str:
         """Why no plan can compute a call; empty if one can."""
@@ -215,8 +215,8 @@ class Part(torch.nn.Module):
             return "a tensor is not plain memory"
         return "a tensor is empty" if any(t.numel() == 0 for t in tensors) else ""
 
-    def plan(self, key: Any, args: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> _native.Plan:
-        """The plan for inputs of these shapes."""
+    def plan(self, key: Any, args: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[_native.Plan, _native.Race]:
+        """The plan for inputs of these shapes, and its race with PyTorch."""
         with self.lock, torch.no_grad():
             FakeTensorProp(self.graph).propagate(*args)
             for node, arg in zip(self.graph.graph.find_nodes(op="placeholder"), args, strict=True):
@@ -231,15 +231,18 @@ class Part(torch.nn.Module):
             raise InputError("a result is empty")
         if frozen.state != state_of([args[i] for i in self.weights]):
             raise InputError("a weight changed while its plan was made")
-        model = imported.g.model(**self.options.settings(self.runs_on(tensors)))
+        device = self.runs_on(tensors)
+        settings = self.options.settings(device)
+        model = imported.g.model(**settings)
         rows = [_launch.on_host(t) for t in tensors]
         plan = model.compile(
             [(n, _launch.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
         )
         results = [(tuple(map(int, t.shape)), strides_of(t), t.dtype) for t in metas]
         self.frozen[key] = frozen
-        self.calls[key] = _launch.call_of(plan, results, self.runs_on(tensors))
-        return plan
+        self.calls[key] = _launch.call_of(plan, results, device)
+        texts = [repr(settings), _launch.identity(device), repr(self.rules.sources), imported.g.text()]
+        return plan, _native.Race([*texts, repr(results)])
 
     def launch(self, key: Any, tensors: tuple[Tensor, ...]) -> Any:
         """Run a plan into memory of PyTorch."""

@@ -99,7 +99,7 @@ impl Entry {
         }
     }
 
-    /// Adds the call for a key: the number of threads, and a size or shape for each varying
+    /// Adds the call for a key: the number of threads, if it counts, and a size or shape for each varying
     /// argument. A key of anything else is left to the other cases. `tensors` are the arguments
     /// that are the plan's inputs; `frozen` those whose values it contains, each with address and
     /// version.
@@ -121,7 +121,7 @@ impl Entry {
                 return Ok(());
             });
         }
-        let threads = key.get_item(0)?.extract()?;
+        let threads = if self.threads.is_some() { key.get_item(0)?.extract()? } else { 0 };
         let frozen = frozen.into_iter().map(|(at, address, version)| Frozen { at, address, version }).collect();
         let level = if measured { MEASURED } else { ALL };
         let added = Arc::new(Known { threads, sizes, tensors, frozen, call, level });

@@ -14,6 +14,7 @@ mod guest;
 mod memory;
 mod model;
 mod plan;
+mod race;
 mod rules;
 
 use pyo3::prelude::*;
@@ -35,6 +36,8 @@ mod _native {
     use super::model::Model;
     #[pymodule_export]
     use super::plan::Plan;
+    #[pymodule_export]
+    use super::race::{Race, loaded_from};
     #[pymodule_export]
     use super::rules::Rules;
     use super::*;

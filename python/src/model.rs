@@ -110,7 +110,10 @@ impl Settings {
             },
         };
         let tuner = || Tuner::of_user(Duration::from_secs(5), Effort::Unknown);
-        Ok(gpu.map_or(options.clone(), |gpu| options.on(gpu, tuner())))
+        Ok(match gpu {
+            Some(gpu) => options.on(gpu, tuner()),
+            None => options.remembering(),
+        })
     }
 }
 

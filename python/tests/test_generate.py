@@ -34,7 +34,7 @@ def test_tokens_are_eagers_and_no_token_is_compiled(make, cache):
     model = make().eval()
     model.generation_config.pad_token_id, model.generation_config.eos_token_id = 0, None
     ids = torch.randint(1, 100, (2, 5))
-    options = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": cache, "disable_compile": True}
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_implementation": cache, "disable_compile": True}
     with torch.no_grad():
         want = model.generate(ids, **options)
         model.forward = torch.compile(model.forward, backend=backend)
@@ -45,6 +45,6 @@ def test_tokens_are_eagers_and_no_token_is_compiled(make, cache):
             hyp.wait_for_plans()
             assert torch.equal(got, want)
             found.append((counters["stats"]["unique_graphs"] - graphs, hyp.report().hypatia - calls))
-    # The prompt, and the first and the later tokens: 20 tokens are no 20 graphs.
+    # The prompt, and the first and the later tokens: 8 tokens are no 8 graphs.
     assert found[0][0] <= 4 and [graphs for graphs, _ in found[2:]] == [0, 0]
-    assert found[3][1] >= (38 if cache else 16)
+    assert found[3][1] >= (14 if cache else 6)

@@ -70,6 +70,8 @@ def policy(name: str) -> Iterator[None]:
         _native.trust(_TRUSTED[_policy])
 
 
+#: Makes a plan, and says where its times are kept.
+Make = Callable[[], tuple[_native.Plan, _native.Race | None]]
 #: Hypatia's side and PyTorch's.
 Sides = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -95,12 +97,18 @@ class Choice:
     """Whether the shape was called before."""
     pending: Future[None] | None = None
     """The plan, if it was to be made in the background."""
+    race: _native.Race | None = None
+    """Where times are kept for later processes."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def prepare(self, make: Callable[[], _native.Plan]) -> None:
-        """Make the plan."""
+    def prepare(self, make: Make) -> None:
+        """Make the plan. Times that an earlier process measured count."""
         try:
-            plan = make()
+            plan, race = make()
+            if race is not None:
+                self.race, times = race, race.times()
+                if times is not None:
+                    self.judge(times)
             self.plan = plan
         except HypatiaError as error:
             self.broken = error if isinstance(error, ContractError) else None
@@ -125,8 +133,13 @@ class Choice:
                 enough = time.perf_counter() - start > BUDGET
                 if enough and (turn >= 2 or max(best) > 4 * min(best)):
                     break
-        self.measured = (best[0], best[1])
-        self.faster = best[0] <= best[1]
+        self.judge((best[0], best[1]))
+        if self.race is not None:
+            self.race.keep(best[0], best[1])
+
+    def judge(self, times: tuple[float, float]) -> None:
+        """Choose the faster side."""
+        self.measured, self.faster = times, times[0] <= times[1]
         if not self.faster:
             self.why = "PyTorch was faster when both were measured"
 
@@ -340,7 +353,7 @@ def chosen(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Choice | None:
         key,
         op.label,
         x.device,
-        lambda: plan_of(op, x, params),
+        lambda: (plan_of(op, x, params), None),
         lambda plan: (lambda: launch(op, plan, x, params), lambda: op.eager(x, params)),
     )
 
@@ -350,7 +363,7 @@ def settled(
     key: Any,
     label: str,
     device: torch.device,
-    make: Callable[[], _native.Plan],
+    make: Make,
     sides: Callable[[_native.Plan], Sides],
     most: int | None = None,
 ) -> Choice | None:
