@@ -65,7 +65,7 @@ COMPARISONS = {
     "le": ("le", False, False),
     "ge": ("le", True, False),
 }
-SAME = ("alias", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
+SAME = ("alias", "as_strided", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
 SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
 LOGIC = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
 BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
@@ -708,6 +708,23 @@ def _leading_integers(node: Node) -> str:
     return ""
 
 
+def is_overlay(node: Node) -> bool:
+    """Whether a node reads memory by strides that are not its operand's."""
+    if name_of(node.target) != "as_strided":
+        return "as_strided" in str(node.target)
+    x, sizes, strides, *offset = node.args
+    x = x.meta["val"]
+    same = len(sizes) == x.dim() and not any(isinstance(v, fx.Node) for v in (*sizes, *strides))
+    same = same and all(
+        n == m and (n == 1 or s == t) for n, m, s, t in zip(sizes, x.shape, strides, x.stride(), strict=True)
+    )
+    return not same or (bool(offset) and offset[0] not in (None, x.storage_offset()))
+
+
+def _overlay(node: Node) -> str:
+    return "as_strided reads memory past its operand" if is_overlay(node) else ""
+
+
 def _whole_axis(node: Node) -> str:
     x, axis, index = node.args[:3]
     a, i = x.meta["val"].shape, index.meta["val"].shape
@@ -733,6 +750,7 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "_native_batch_norm_legit_no_training": _only_first,
     "div": _no_mode,
     "arange": _no_half_float,
+    "as_strided": _overlay,
     "gather": _whole_axis,
     "index": _leading_integers,
     "clone": _to_cpu,

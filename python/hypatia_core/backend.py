@@ -20,7 +20,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _launch, _native
-from ._fx import TABLE, keep_attention, name_of, unsupported
+from ._fx import TABLE, is_overlay, keep_attention, name_of, unsupported
 from ._part import Options, Part
 from ._rules import Rules, library
 from .errors import InputError
@@ -242,7 +242,7 @@ def indivisible(graph: fx.GraphModule) -> str:
     Parts put their results into memory of their own, and may be moved in front of other nodes.
     """
     ops = [n.target for n in graph.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    if any("as_strided" in op.name() for op in ops):
+    if any(is_overlay(n) for n in graph.graph.nodes if n.op == "call_function"):
         return "as_strided reads memory past its operand"
     if any(op._schema.is_mutable for op in ops):
         return "a node changes its operand"
