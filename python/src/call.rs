@@ -97,7 +97,8 @@ impl Call {
         let results = own.as_ref().unwrap_or(results);
         let given = Inputs::of(&inputs, &plan.inputs)?;
         let odd = given.odd();
-        let copies = odd.iter().map(|i| self.torch.copy.bind(py).call1((&inputs[*i],))).collect::<PyResult<Vec<_>>>()?;
+        let copies =
+            odd.iter().map(|i| self.torch.copy.bind(py).call1((&inputs[*i],))).collect::<PyResult<Vec<_>>>()?;
         let from = given.with(&odd, &copies)?.slices()?;
         let mut to = Outputs::fresh(results, &plan.outputs)?;
         let mut to = to.slices();

@@ -79,12 +79,7 @@ pub struct Entry {
 impl Entry {
     /// An entry that knows no call yet. `varying` are indices of arguments, `threads` a function.
     #[new]
-    fn new(
-        varying: Vec<usize>,
-        single: bool,
-        threads: Option<Py<PyAny>>,
-        otherwise: Py<PyAny>,
-    ) -> Entry {
+    fn new(varying: Vec<usize>, single: bool, threads: Option<Py<PyAny>>, otherwise: Py<PyAny>) -> Entry {
         Entry { varying, single, threads, otherwise, known: Arc::default() }
     }
 

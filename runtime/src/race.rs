@@ -60,9 +60,10 @@ mod tests {
         race(&["a", "b"]).keep([1.5e-6, 0.25]);
         assert_eq!(race(&["a", "b"]).times(), Some([1.5e-6, 0.25]));
         assert_eq!(race(&["ab"]).times(), None);
-        assert_eq!([&b"1 2"[..], b"1", b"nan 1", b"0 1", b"1 x", b"\xff 1"].map(parsed).map(|t| t.is_some()), [
-            true, false, false, false, false, false
-        ]);
+        assert_eq!(
+            [&b"1 2"[..], b"1", b"nan 1", b"0 1", b"1 x", b"\xff 1"].map(parsed).map(|t| t.is_some()),
+            [true, false, false, false, false, false]
+        );
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
