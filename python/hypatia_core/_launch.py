@@ -11,6 +11,7 @@ import platform
 from typing import Any
 
 import torch
+from torch._C._dynamo import guards
 
 from . import _native
 from ._eager import NAMES
@@ -79,7 +80,7 @@ def call_of(plan: _native.Plan, results: list[Result], device: torch.device) -> 
 
 def _empty_on(device: torch.device) -> Any:
     # PyTorch's own compiler allocates with these; they take half the time of `empty_strided`.
-    own = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    own = getattr(guards, f"_empty_strided_{device.type}", None)
     return own or (lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device))
 
 

@@ -102,8 +102,8 @@ class Model:
         disable: rules, families of rules or rulesets that do not fire.
         numerics: ``exact`` gives the bits of the model without rules, ``rounds`` (the default)
             rounds differently, ``fast`` lets rules fire that are only approximately right.
-        must, never: rules that each plan must have (``RULE``, ``RULE count = N``, ``RULE at NODE``),
-            and must not have. A plan that lacks one is a ``ContractError`` that says why.
+        must, never: rules that each plan must have (``RULE``, ``RULE count = N`` or ``RULE at
+            NODE``), and must not have. A plan that lacks one is a ``ContractError`` that says why.
 
     Threads may share a model. The interpreter's lock is released while it compiles and runs.
     """

@@ -290,7 +290,7 @@ def is_fixed(value: Any) -> bool:
 
 
 def strides_of(t: Tensor) -> tuple[int, ...]:
-    """The strides of a result: PyTorch's, or those of rows where PyTorch's overlap or leave gaps."""
+    """The strides of a result: PyTorch's, or those of rows where those overlap or leave gaps."""
     if memory_order(t) is not None:
         return tuple(map(int, t.stride()))
     sizes = [max(int(n), 1) for n in t.shape]

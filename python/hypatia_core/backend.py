@@ -16,6 +16,7 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._guards import TracingContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -62,7 +63,7 @@ def backend(
     Options:
         rules: rules of your own, beside the library's.
         numerics: ``exact``, ``rounds`` or ``fast``, as of ``Model``.
-        must, never: rules that each part of the graph must have, and must not have, as of ``Model``.
+        must, never: rules that each part of the graph must have and must not have, see ``Model``.
         precision: ``ieee`` or ``tf32`` for f32 products on a GPU; by default PyTorch's setting.
         frozen: True lets plans contain the values of parameters and buffers, which then serve as
             constants. Address and version of each are checked in each call; what is written
@@ -127,13 +128,13 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
 
 def static_inputs() -> list[int]:
     """The inputs of the graph at hand that are parameters and buffers."""
-    context = torch._guards.TracingContext.try_get()
+    context = TracingContext.try_get()
     return [] if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices
 
 
 def passes_on() -> bool:
-    """Whether AOTAutograd's wrapper of the graph at hand hands on arguments and results as they are."""
-    context = torch._guards.TracingContext.try_get()
+    """Whether AOTAutograd's wrapper of the graph at hand passes on arguments and results alone."""
+    context = TracingContext.try_get()
     meta = context and context.fw_metadata
     if meta is None:
         return False
@@ -204,10 +205,11 @@ def divided(
     inputs = whole.graph.find_nodes(op="placeholder")
     kept = {inputs[i] for i in static}
     for node in whole.graph.find_nodes(op="call_module"):
-        child = whole.get_submodule(node.target)
+        name = str(node.target)
+        child = whole.get_submodule(name)
         if isinstance(child, fx.GraphModule):
             weights = [i for i, a in enumerate(node.args) if a in kept]
-            setattr(whole, node.target, Part(child, rules, device, options, weights))
+            setattr(whole, name, Part(child, rules, device, options, weights))
     if entry := alone(whole):
         return entry
     for name, part in list(whole.named_children()):

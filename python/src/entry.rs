@@ -94,10 +94,10 @@ impl Entry {
         }
     }
 
-    /// Adds the call for a key: the number of threads, if it counts, and a size or shape for each varying
-    /// argument. A key of anything else is left to the other cases. `tensors` are the arguments
-    /// that are the plan's inputs; `frozen` those whose values it contains, each with address and
-    /// version.
+    /// Adds the call for a key: the number of threads, if it counts, and a size or shape for each
+    /// varying argument. A key of anything else is left to the other cases. `tensors` are the
+    /// arguments that are the plan's inputs; `frozen` those whose values it contains, each with
+    /// address and version.
     fn add(
         &self,
         key: &Bound<'_, PyTuple>,

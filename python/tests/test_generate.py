@@ -1,4 +1,4 @@
-"""`generate` of Hugging Face's models, whose forward is compiled: tokens are eager's, without a compile a token."""
+"""`generate` of Hugging Face's models with a compiled forward: eager's tokens, few compilations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of modules, forward in evaluation, through `torch.compile`'s path, against eager.
+"""PyTorch's own samples of modules, in evaluation, through `torch.compile`'s path, against eager.
 
 `modules.json` has for each module how many samples agree and how many a plan computes; the table at
 the end of docs/pytorch-ops.md is made of it: `python tests/test_modules.py` writes both anew.
@@ -23,8 +23,8 @@ MOST = 2
 HEAD = """
 ## Modules
 
-The same for the first two samples of {} of PyTorch's modules, in f32 and in evaluation. Lazy modules
-without sizes and pools with random windows are left out.
+The same for the first two samples of {} of PyTorch's modules, in f32 and in evaluation. Lazy
+modules without sizes and pools with random windows are left out.
 
 | module | planned |
 |---|---|

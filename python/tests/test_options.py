@@ -104,7 +104,7 @@ def test_frozen_weights_are_constants_until_they_change():
         (plan,) = plans()
         if change.__code__.co_names == ():
             assert any(rule.startswith("merge::") for rule, _ in plan.fired) and plan.launches < operands
-    # They changed too often: they are operands again, so that even what goes past the versions counts.
+    # They changed too often: they are operands, so that even what goes past the versions counts.
     assert plans()[0].launches == operands
 
 

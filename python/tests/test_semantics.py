@@ -1,6 +1,6 @@
-"""What PyTorch promises beside values: mutation, aliases, random numbers, autocast, strides, training, threads.
+"""What PyTorch promises beside values: mutation, aliases, random numbers, autocast, training, ...
 
-Each is as in eager where `backend="hypatia"` computes, or left to PyTorch with the reason in the report.
+Each is as in eager where `backend="hypatia"` computes, or PyTorch's, with the reason in the report.
 """
 
 import copy
