@@ -74,7 +74,7 @@ pub fn run<'py>(
     }
     let key = (gpu, stream.addr());
     let mut all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
-    if !all.as_ref().and_then(|m| m.get(&key)).is_some_and(|s| s.bytes >= wanted) {
+    if all.as_ref().and_then(|m| m.get(&key)).is_none_or(|s| s.bytes < wanted) {
         // The lock is not held while Python runs.
         drop(all);
         let made = allocated(allocate, wanted, gpu)?;
