@@ -5,8 +5,9 @@
 
 Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT and GPT-2 (random
 weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
-behind the other, in bf16; the first result of each side in seconds; and the error's root mean
-square against float64, over eager's. Peers that no longer fit into the seconds are left out.
+behind the other, in bf16; the host's part alone; the first result of each side in seconds; and the
+error's root mean square against float64, over eager's. Peers that no longer fit into the seconds
+are left out.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import time
 import hypatia_core as hyp
 import torch
 from torch import nn
+from torch_host import print_breakdown
 
 MODES = ["default", "reduce-overhead", "max-autotune"]
 
@@ -72,13 +74,30 @@ def per_call(f, inputs, rounds=7):
     return statistics.median(times)
 
 
+def host(f, inputs):
+    """Microseconds until a call returns, while the GPU works on earlier ones."""
+    times = []
+    for _ in range(9):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(10):
+            f(*inputs)
+        times.append((time.perf_counter() - start) / 10 * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
 def case(name, make, modes, deadline):
     torch.manual_seed(0)
     model, inputs = make()
     exact = first(model.cuda().double()(*(t.cuda().double() if t.is_floating_point() else t.cuda() for t in inputs)))
     model = model.bfloat16()
     inputs = tuple(t.cuda().bfloat16() if t.is_floating_point() else t.cuda() for t in inputs)
-    sides = {"eager": lambda: model, "hypatia": lambda: torch.compile(model, backend="hypatia")}
+    sides = {
+        "eager": lambda: model,
+        "hypatia": lambda: torch.compile(model, backend="hypatia"),
+        "hypatia, frozen": lambda: torch.compile(model, backend="hypatia", options={"frozen": True}),
+    }
     for mode in modes:
         sides[mode] = lambda mode=mode: torch.compile(model, mode=None if mode == "default" else mode)
     eager_error = None
@@ -100,41 +119,18 @@ def case(name, make, modes, deadline):
                 hyp.wait_for_plans()
             error = max(error, (y.double() - exact).square().mean().sqrt().item())
             ready = time.perf_counter() - start
-            us = per_call(f, inputs)
+            us, of_host = per_call(f, inputs), host(f, inputs)
         except Exception as problem:
             print(f"{name:20} {side:16} FAILED {type(problem).__name__}: {problem}", flush=True)
             continue
         eager_error = eager_error or error
         print(
-            f"{name:20} {side:16} {us:9.1f} us  first {cold:6.2f} s  settled {ready:6.2f} s"
+            f"{name:20} {side:16} {us:9.1f} us  host {of_host:7.1f} us  first {cold:6.2f} s  settled {ready:6.2f} s"
             f"  error {error / eager_error:5.3f} of eager's",
             flush=True,
         )
-        if side == "hypatia":
+        if side.startswith("hypatia"):
             print("    " + str(hyp.report()).replace("\n", "\n    "), flush=True)
-
-
-def host_cost():
-    """What a call costs the host beyond Dynamo: work too small for the GPU to matter."""
-    model = mlp(64, 8).cuda()
-    x = torch.randn(8, 64, device="cuda")
-    with hyp.nn.policy("always"):
-        for name, backend in [
-            ("a constant", lambda gm, inputs, **_: lambda *args, y=(torch.randn(8, 64, device="cuda"),): y),
-            ("hypatia", "hypatia"),
-        ]:
-            torch._dynamo.reset()
-            f = torch.compile(model, backend=backend)
-            for _ in range(5):
-                f(x)
-            torch.cuda.synchronize()
-            times = []
-            for _ in range(200):
-                start = time.perf_counter()
-                f(x)
-                times.append((time.perf_counter() - start) * 1e6)
-                torch.cuda.synchronize()
-            print(f"host, 16 parameters: {name:12} {statistics.median(times):7.2f} us a call", flush=True)
 
 
 def main():
@@ -146,7 +142,7 @@ def main():
     deadline = time.perf_counter() + given.seconds
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "hypatia-core", hyp.__version__)
     with torch.no_grad():
-        host_cost()
+        print_breakdown("cuda")
         for name, make in CASES.items():
             if given.only in name:
                 case(name, make, given.modes, deadline)

@@ -16,6 +16,7 @@ from ._model import Explanation, Model, explain
 from ._native import __version__
 from ._rules import Entry, Rules, Scalar, Verification, scalar, verify
 from .errors import (
+    ContractError,
     DeviceError,
     FileError,
     HypatiaError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .nn._runtime import Report, report, reset_report, wait_for_plans
 
 __all__ = [
+    "ContractError",
     "DeviceError",
     "Entry",
     "Explanation",

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._part import Loose
 from ._rules import Rules, library
-from .backend import Loose
 from .errors import InputError
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ which aten leaves implicit, becomes casts. A node without a row in the table is 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ COMPARISONS = {
     "le": ("le", False, False),
     "ge": ("le", True, False),
 }
-SAME = ("alias", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
+SAME = ("alias", "as_strided", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
 SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
 LOGIC = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
 BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
@@ -96,11 +96,36 @@ def unsupported(node: fx.Node, device: torch.device) -> str:
     return REFUSED[name](node) if name in REFUSED else ""
 
 
+def memory_order(t: torch.Tensor) -> list[int] | None:
+    """The axes in the order of memory, where that is not the order of rows and leaves no gaps."""
+    if t.is_contiguous():
+        return None
+    order = sorted(range(t.dim()), key=lambda axis: -t.stride(axis))
+    dense = 1
+    for axis in reversed(order):
+        if t.shape[axis] != 1 and t.stride(axis) != dense:
+            return None
+        dense *= int(t.shape[axis])
+    return order
+
+
 class Importer:
     """Builds the graph of one FX graph, or of some of its nodes, whose shapes are numbers."""
 
-    def __init__(self, module: fx.GraphModule, rules: Rules, nodes: Sequence[fx.Node] | None = None) -> None:
-        """Import these nodes, or all. What they read beside is an input, what others read a result."""
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        rules: Rules,
+        nodes: Sequence[fx.Node] | None = None,
+        stored: bool = False,
+        frozen: Mapping[fx.Node, torch.Tensor] | None = None,
+    ) -> None:
+        """Import these nodes, or all. What they read beside is an input, what others read a result.
+
+        `stored` gives results in the order in which PyTorch keeps them, see `memory_order`. Inputs
+        that are `frozen` are constants.
+        """
+        self.frozen = frozen or {}
         self.module, self.g = module, _native.Graph(rules._native)
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[str] = []
@@ -116,7 +141,9 @@ class Importer:
                         self.input(other)
             self.add(node)
         for i, node in enumerate(self.outputs):
-            self.g.output(f"y{i}", self.values[node])
+            order = memory_order(node.meta["val"]) if stored else None
+            value = self.values[node]
+            self.g.output(f"y{i}", value if order is None else self.call("transpose", [value], perm=order))
 
     def add(self, node: Node) -> None:
         """Import a node."""
@@ -124,9 +151,7 @@ class Importer:
             found = node.args[0]
             self.outputs = list(found) if isinstance(found, (list, tuple)) else [found]
         elif node.op == "get_attr" and node.target not in self.state:
-            constant = operator.attrgetter(node.target)(self.module).detach().cpu().contiguous()
-            memory = (constant.data_ptr(), NAMES[constant.dtype], tuple(constant.shape), constant)
-            self.values[node] = self.g.constant(memory, list(constant.shape))
+            self.values[node] = self.copied(operator.attrgetter(node.target)(self.module))
         elif node.op == "call_function" and node.target is operator.getitem:
             self.values[node] = self.values[node.args[0]][node.args[1]]
         elif node.op == "call_function" and name_of(node.target) in TABLE:
@@ -137,9 +162,16 @@ class Importer:
 
     def input(self, node: Node) -> None:
         """Add an input, if the node is a tensor."""
-        if isinstance(node.meta.get("val"), torch.Tensor):
+        if node in self.frozen:
+            self.values[node] = self.copied(self.frozen[node])
+        elif isinstance(node.meta.get("val"), torch.Tensor):
             self.inputs.append(node.name)
             self.values[node] = self.g.input(node.name, self.dtype(node), list(self.shape(node)))
+
+    def copied(self, t: torch.Tensor) -> Value:
+        """A constant with the values that a tensor has now."""
+        t = t.detach().cpu().contiguous()
+        return self.g.constant((t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t), list(t.shape))
 
     # What a node says.
 
@@ -676,6 +708,23 @@ def _leading_integers(node: Node) -> str:
     return ""
 
 
+def is_overlay(node: Node) -> bool:
+    """Whether a node reads memory by strides that are not its operand's."""
+    if name_of(node.target) != "as_strided":
+        return "as_strided" in str(node.target)
+    x, sizes, strides, *offset = node.args
+    x = x.meta["val"]
+    same = len(sizes) == x.dim() and not any(isinstance(v, fx.Node) for v in (*sizes, *strides))
+    same = same and all(
+        n == m and (n == 1 or s == t) for n, m, s, t in zip(sizes, x.shape, strides, x.stride(), strict=True)
+    )
+    return not same or (bool(offset) and offset[0] not in (None, x.storage_offset()))
+
+
+def _overlay(node: Node) -> str:
+    return "as_strided reads memory past its operand" if is_overlay(node) else ""
+
+
 def _whole_axis(node: Node) -> str:
     x, axis, index = node.args[:3]
     a, i = x.meta["val"].shape, index.meta["val"].shape
@@ -701,6 +750,7 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "_native_batch_norm_legit_no_training": _only_first,
     "div": _no_mode,
     "arange": _no_half_float,
+    "as_strided": _overlay,
     "gather": _whole_axis,
     "index": _leading_integers,
     "clone": _to_cpu,

@@ -6,9 +6,12 @@ no plan runs on another device than its tensors', and none waits for a GPU.
 
 from __future__ import annotations
 
+import contextlib
+import platform
 from typing import Any
 
 import torch
+from torch._C._dynamo import guards
 
 from . import _native
 from ._eager import NAMES
@@ -17,9 +20,7 @@ from ._model import settings
 Tensor = torch.Tensor
 
 #: (major, minor) of DLPack's exchange API, or None: then tensors are handed over by address.
-EXCHANGE = _native.exchange(Tensor)
-#: Plans whose launches a captured graph of PyTorch repeats: they live as long as the process.
-_captured: list[_native.Plan] = []
+EXCHANGE = _native.exchange(Tensor, torch.nn.Parameter)
 
 
 def unreachable(device: torch.device) -> str:
@@ -31,11 +32,17 @@ def unreachable(device: torch.device) -> str:
     return "" if EXCHANGE else "this version of PyTorch lacks DLPack's exchange API, which CUDA needs"
 
 
-def settings_on(device: torch.device) -> dict[str, Any]:
+def settings_on(device: torch.device, **more: Any) -> dict[str, Any]:
     """The settings of a model whose plans run on a device."""
     if device.type == "cuda":
-        return settings(device=f"cuda:{device.index or 0}")
-    return settings(threads=torch.get_num_threads())
+        return settings(device=f"cuda:{device.index or 0}", **more)
+    return settings(threads=torch.get_num_threads(), **more)
+
+
+def identity(device: torch.device) -> str:
+    """What times on a device depend on, beside the work: the device, and PyTorch."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return f"{name}, PyTorch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def on_host(t: Tensor) -> Tensor:
@@ -56,32 +63,62 @@ def captures(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def run(plan: _native.Plan, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+#: Sizes, strides and element type of a result.
+Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def call_of(plan: _native.Plan, results: list[Result], device: torch.device) -> _native.Call:
+    """A plan as a function of tensors on a device, which allocates its results."""
+    torchs = {
+        "empty": _empty_on(device),
+        "copy": row_major,
+        "scratch": scratch,
+        "describe": None if EXCHANGE else memory,
+    }
+    return _native.Call(plan, results, torchs)
+
+
+def _empty_on(device: torch.device) -> Any:
+    # PyTorch's own compiler allocates with these; they take half the time of `empty_strided`.
+    own = getattr(guards, f"_empty_strided_{device.type}", None)
+    return own or (lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device))
+
+
+def row_major(t: Tensor) -> Tensor:
+    """A copy in the order of rows."""
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def run(call: _native.Call, inputs: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """Run a call on tensors of its device."""
+    with current(device):
+        return call.run(inputs)
+
+
+def run_into(plan: _native.Plan, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
     """Run a plan into memory that PyTorch has just allocated."""
-    if outputs[0].is_cuda:
-        if torch.cuda.device_count() == 1:
-            _on_gpu(plan, inputs, outputs)
+    if not outputs[0].is_cuda:
+        inputs = tuple(t if t.is_contiguous() else t.contiguous() for t in inputs)
+        if EXCHANGE:
+            plan.run(inputs, outputs)
         else:
-            with torch.cuda.device(outputs[0].device):
-                _on_gpu(plan, inputs, outputs)
+            plan.run(tuple(map(memory, inputs)), tuple(map(memory, outputs)))
         return
-    inputs = tuple(t if t.is_contiguous() else t.contiguous() for t in inputs)
-    if EXCHANGE:
-        plan.run(inputs, outputs)
-    else:
-        plan.run(tuple(map(memory, inputs)), tuple(map(memory, outputs)))
+    with current(outputs[0].device):
+        copied = plan.run_as_guest(inputs, outputs, scratch)
+        if copied:
+            inputs = tuple(row_major(t) if i in copied else t for i, t in enumerate(inputs))
+            plan.run_as_guest(inputs, outputs, scratch)
 
 
-def _on_gpu(plan: _native.Plan, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-    capturing = torch.cuda.is_current_stream_capturing()
-    copied = plan.run_as_guest(inputs, outputs, scratch, capturing)
-    if copied:
-        inputs = tuple(
-            t.clone(memory_format=torch.contiguous_format) if i in copied else t for i, t in enumerate(inputs)
-        )
-        plan.run_as_guest(inputs, outputs, scratch, capturing)
-    if capturing:
-        _captured.append(plan)
+_HERE = contextlib.nullcontext()
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """A context in which a device is PyTorch's current one."""
+    if device.type == "cpu" or torch.cuda.device_count() == 1:
+        return _HERE
+    return torch.cuda.device(device)
 
 
 def scratch(count: int, gpu: int) -> Tensor:

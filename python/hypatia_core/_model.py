@@ -16,6 +16,8 @@ from ._rules import Rules, library
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_native.loaded_from(str(_native.__file__))
+
 #: Inputs by name, in the model's order, or the only one itself.
 Inputs = Mapping[str, Any] | Sequence[Any] | Any
 
@@ -67,6 +69,9 @@ def settings(
     use_rules: bool = True,
     disable: Iterable[str] = (),
     numerics: str | None = None,
+    must: Iterable[str] = (),
+    never: Iterable[str] = (),
+    tf32: bool = False,
 ) -> dict[str, Any]:
     """The settings of a native model, all of them."""
     return {
@@ -76,6 +81,9 @@ def settings(
         "use_rules": use_rules,
         "disable": list(disable),
         "numerics": numerics,
+        "must": list(must),
+        "never": list(never),
+        "tf32": tf32,
     }
 
 
@@ -94,6 +102,8 @@ class Model:
         disable: rules, families of rules or rulesets that do not fire.
         numerics: ``exact`` gives the bits of the model without rules, ``rounds`` (the default)
             rounds differently, ``fast`` lets rules fire that are only approximately right.
+        must, never: rules that each plan must have (``RULE``, ``RULE count = N`` or ``RULE at
+            NODE``), and must not have. A plan that lacks one is a ``ContractError`` that says why.
 
     Threads may share a model. The interpreter's lock is released while it compiles and runs.
     """
@@ -111,6 +121,8 @@ class Model:
         use_rules: bool = True,
         disable: Iterable[str] = (),
         numerics: str | None = None,
+        must: Iterable[str] = (),
+        never: Iterable[str] = (),
     ) -> None:
         """Load a file.
 
@@ -118,7 +130,7 @@ class Model:
             FileError, ModelError: if it cannot be read, or is damaged.
             UnsupportedError: if it uses something that Hypatia lacks, with node, op and opset.
         """
-        chosen = settings(device, threads, check, use_rules, disable, numerics)
+        chosen = settings(device, threads, check, use_rules, disable, numerics, must, never)
         rules = library() if rules is None else rules
         sizes = {name: list(shape) for name, shape in (shapes or {}).items()}
         self._start(_native.Model.load(os.fspath(path), rules._native, dict(dims or {}), sizes, **chosen))

@@ -3,37 +3,32 @@
 In: the graphs that PyTorch captures. Out: callables. Invariant: parts of a graph whose ops Hypatia
 knows become plans, made for the shapes of each call; the rest stays PyTorch's, and `report()` names
 the ops that were in the way. Graphs with gradients are PyTorch's as a whole.
-Results have PyTorch's strides, except those that overlap or leave gaps, which are row-major.
 """
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch._guards import TracingContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _launch, _native
-from ._eager import NAMES
-from ._fx import TABLE, Importer, keep_attention, name_of, unsupported
-from ._rules import Rules, Scalar, library
+from ._fx import TABLE, is_overlay, keep_attention, name_of, unsupported
+from ._part import Options, Part
+from ._rules import Rules, library
 from .errors import InputError
 from .fuse import _together
 from .nn import _runtime
-from .nn._runtime import Choice
 
 Tensor = torch.Tensor
-_count = itertools.count(1)
 
 
 #: Ops that draw random numbers, which must be those that eager draws: they stay whole.
@@ -65,7 +60,14 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured.
 
-    ``options={"rules": [..]}`` are rules of your own, beside the library's.
+    Options:
+        rules: rules of your own, beside the library's.
+        numerics: ``exact``, ``rounds`` or ``fast``, as of ``Model``.
+        must, never: rules that each part of the graph must have and must not have, see ``Model``.
+        precision: ``ieee`` or ``tf32`` for f32 products on a GPU; by default PyTorch's setting.
+        frozen: True lets plans contain the values of parameters and buffers, which then serve as
+            constants. Address and version of each are checked in each call; what is written
+            through ``.data`` changes neither, and goes unnoticed.
 
     >>> import torch
     >>> from hypatia_core.backend import backend
@@ -75,11 +77,7 @@ def backend(
     ...     model(torch.randn(2, 4)).shape
     torch.Size([2, 8])
     """
-    given = dict(options or {})
-    rules: Sequence[Rules | Scalar] = given.pop("rules", ())
-    if given:
-        raise InputError(f"backend hypatia: there is no option `{next(iter(given))}`; the option is `rules`")
-    chosen = _together(rules) or library()
+    chosen, how = read(options or {})
 
     trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example_inputs)
     if trains:
@@ -88,12 +86,62 @@ def backend(
 
     keep_attention(module)
 
-    def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return make_boxed_func(divided(graph, chosen))
+    direct: list[_native.Entry] = []
 
-    return aot_autograd(fw_compiler=inference, inference_compiler=inference, decompositions=table())(
+    def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        computes = divided(graph, chosen, options=how, static=static_inputs() if how.frozen else ())
+        if isinstance(computes, _native.Entry) and len(inputs) == len(example_inputs) and passes_on():
+            direct.append(computes)
+        return make_boxed_func(computes)
+
+    compiled = aot_autograd(fw_compiler=inference, inference_compiler=inference, decompositions=table())(
         module, example_inputs
     )
+    return direct[0].beside(compiled) if len(direct) == 1 else compiled
+
+
+def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
+    """Rules and options of a compiled graph.
+
+    Raises:
+        InputError: if there is no such option, rule or value.
+    """
+    known = {"rules", "numerics", "must", "never", "precision", "frozen"}
+    if unknown := [name for name in given if name not in known]:
+        raise InputError(
+            f"backend hypatia: there is no option `{unknown[0]}`; the options are {', '.join(sorted(known))}"
+        )
+    rules = _together(given.get("rules", ())) or library()
+    precision = given.get("precision") or ("tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee")
+    if precision not in ("ieee", "tf32"):
+        raise InputError(f"backend hypatia: precision is `ieee` or `tf32`, not `{precision}`")
+    lists = {name: tuple(given.get(name, ())) for name in ("must", "never")}
+    if wrong := [name for name in lists if isinstance(given.get(name), str)]:
+        raise InputError(f"backend hypatia: {wrong[0]} is a list of rules, not a string")
+    how = Options(given.get("numerics"), **lists, tf32=precision == "tf32", frozen=bool(given.get("frozen", False)))
+    # What no rule and no device has is said now, not when a plan is made.
+    probe = _native.Graph(rules._native)
+    probe.output("y", probe.input("x", "f32", [1]))
+    probe.model(**how.settings(torch.device("cpu")))
+    return rules, how
+
+
+def static_inputs() -> list[int]:
+    """The inputs of the graph at hand that are parameters and buffers."""
+    context = TracingContext.try_get()
+    return [] if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices
+
+
+def passes_on() -> bool:
+    """Whether AOTAutograd's wrapper of the graph at hand passes on arguments and results alone."""
+    context = TracingContext.try_get()
+    meta = context and context.fw_metadata
+    if meta is None:
+        return False
+    plain = all(type(t).__name__ == "PlainTensorMeta" for t in meta.subclass_inp_meta)
+    changed = any(i.mutates_data or i.mutates_metadata for i in meta.input_info)
+    new = all(o.output_type is OutputType.non_alias for o in meta.output_info)
+    return plain and new and not changed and not meta.tokens and meta.grad_enabled_mutation is None
 
 
 def note(label: str, why: str) -> None:
@@ -127,10 +175,17 @@ def device_of(graph: fx.GraphModule) -> torch.device:
     return next((d for d in found if d.type != "cpu"), torch.device("cpu"))
 
 
-def divided(graph: fx.GraphModule, rules: Rules, single: bool = False) -> Callable[..., Any]:
+def divided(
+    graph: fx.GraphModule,
+    rules: Rules,
+    single: bool = False,
+    options: Options | None = None,
+    static: Collection[int] = (),
+) -> Callable[..., Any]:
     """The graph with parts that plans compute; the rest is PyTorch's.
 
-    `single` makes parts of ops that stand alone too, where there is nothing to fuse.
+    `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
+    the inputs that are parameters and buffers.
     """
     if why := indivisible(graph):
         note("graph", why)
@@ -147,13 +202,24 @@ def divided(graph: fx.GraphModule, rules: Rules, single: bool = False) -> Callab
     for node in whole.graph.nodes:
         if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node, device):
             note("graph", f"{name_of(node.target) or 'getitem'} stands alone: there is nothing to fuse")
-    for name, child in list(whole.named_children()):
-        if name.startswith("hypatia_") and isinstance(child, fx.GraphModule):
-            setattr(whole, name, Part(child, rules, device))
-    return alone(whole) or whole.forward
+    inputs = whole.graph.find_nodes(op="placeholder")
+    kept = {inputs[i] for i in static}
+    for node in whole.graph.find_nodes(op="call_module"):
+        name = str(node.target)
+        child = whole.get_submodule(name)
+        if isinstance(child, fx.GraphModule):
+            weights = [i for i, a in enumerate(node.args) if a in kept]
+            setattr(whole, name, Part(child, rules, device, options, weights))
+    if entry := alone(whole):
+        return entry
+    for name, part in list(whole.named_children()):
+        if isinstance(part, Part):
+            delattr(whole, name)
+            whole.__dict__[name] = part.entered()
+    return whole.forward
 
 
-def alone(whole: fx.GraphModule) -> Callable[..., Any] | None:
+def alone(whole: fx.GraphModule) -> _native.Entry | None:
     """The one part of a graph that is nothing else: it is called without a detour."""
     calls = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
     if len(calls) != 1 or calls[0].op != "call_module":
@@ -163,8 +229,7 @@ def alone(whole: fx.GraphModule) -> Callable[..., Any] | None:
     results = whole.graph.output_node().args[0]
     if not isinstance(part, Part) or not part.single or results not in (calls, tuple(calls)):
         return None
-    order = [inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)]
-    return lambda *args: [part.forward(*[args[i] for i in order])]
+    return part.entered([inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)])
 
 
 def is_ours(node: fx.Node) -> bool:
@@ -179,7 +244,7 @@ def indivisible(graph: fx.GraphModule) -> str:
     Parts put their results into memory of their own, and may be moved in front of other nodes.
     """
     ops = [n.target for n in graph.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    if any("as_strided" in op.name() for op in ops):
+    if any(is_overlay(n) for n in graph.graph.nodes if n.op == "call_function"):
         return "as_strided reads memory past its operand"
     if any(op._schema.is_mutable for op in ops):
         return "a node changes its operand"
@@ -188,161 +253,3 @@ def indivisible(graph: fx.GraphModule) -> str:
     left = [n.target for n in graph.graph.nodes if computes(n) and unsupported(n, device)]
     random = sum(torch.Tag.nondeterministic_seeded in op.tags for op in left if isinstance(op, torch._ops.OpOverload))
     return "the order of several random nodes counts" if random > 1 else ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a part returns for some shapes."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    """PyTorch's, where they are not those of rows."""
-
-
-class Part(torch.nn.Module):
-    """A part of a graph, which a plan computes, or PyTorch.
-
-    Element types, devices, strides and sizes that are numbers are those of its nodes: who calls it
-    has checked that, as Dynamo does.
-    """
-
-    def __init__(self, graph: fx.GraphModule, rules: Rules, device: torch.device) -> None:
-        """Args: the part, the rules that may fire in it, and the device of its plans."""
-        super().__init__()
-        self.graph, self.rules, self.device = graph, rules, device
-        ops = sum(n.op == "call_function" for n in graph.graph.nodes)
-        self.label = f"graph {next(_count)}, {ops} ops"
-        self.plans: dict[Any, Choice] = {}
-        self.kept: dict[Any, list[Result]] = {}
-        self.lock = threading.Lock()
-        self.single = not isinstance(graph.graph.output_node().args[0], (tuple, list))
-        values = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
-        #: The arguments that differ from call to call in more than their elements.
-        self.varying = [i for i, v in enumerate(values) if not is_fixed(v)]
-        self.tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
-        _runtime.register(self)
-
-    def show(self, key: tuple[Any, ...]) -> str:
-        """A key as text."""
-        sizes = [str(list(k) if isinstance(k, tuple) else k) for k in key[1:]]
-        return ", ".join([*sizes[:3], ".."] if len(sizes) > 3 else sizes)
-
-    def forward(self, *args: Any) -> Any:
-        """Compute the part."""
-        key = self.key(args)
-        tensors = tuple(map(args.__getitem__, self.tensors))
-        choice = None
-        if why := self.blocked(key, tensors):
-            note(self.label, why)
-        else:
-            choice = _runtime.settled(
-                self.plans,
-                key,
-                self.label,
-                self.runs_on(tensors),
-                lambda: self.plan(key, args, tensors),
-                lambda plan: (lambda: self.launch(key, plan, tensors), lambda: self.graph(*args)),
-                most=_runtime.MAX_PART_PLANS,
-            )
-        if choice is None or choice.plan is None:
-            return self.graph(*args)
-        return self.launch(key, choice.plan, tensors)
-
-    def runs_on(self, tensors: tuple[Tensor, ...]) -> torch.device:
-        """The device of a call."""
-        return self.device
-
-    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a plan is made for."""
-        varying = ((tuple(a.shape) if isinstance(a, Tensor) else a) for a in map(args.__getitem__, self.varying))
-        return (torch.get_num_threads(), *varying)
-
-    def blocked(self, key: Any, tensors: tuple[Tensor, ...]) -> str:
-        """Why no plan can compute a call; empty if one can."""
-        if _runtime.current_policy() == "never":
-            return "the policy is `never`"
-        if key in self.kept:
-            return ""
-        if any(type(t) not in _runtime._PLAIN or t.is_neg() or t.layout is not torch.strided for t in tensors):
-            return "a tensor is not plain memory"
-        return "a tensor is empty" if any(t.numel() == 0 for t in tensors) else ""
-
-    def plan(self, key: Any, args: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> _native.Plan:
-        """The plan for inputs of these shapes."""
-        with self.lock, torch.no_grad():
-            FakeTensorProp(self.graph).propagate(*args)
-            for node, arg in zip(self.graph.graph.find_nodes(op="placeholder"), args, strict=True):
-                if not isinstance(arg, Tensor):
-                    node.meta["val"] = arg
-            imported = Importer(self.graph, self.rules)
-            metas = [n.meta["val"] for n in imported.outputs]
-        if any(0 in t.shape for t in metas):
-            raise InputError("a result is empty")
-        model = imported.g.model(**_launch.settings_on(self.runs_on(tensors)))
-        rows = [_launch.on_host(t) for t in tensors]
-        plan = model.compile(
-            [(n, _launch.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
-        )
-        self.kept[key] = [Result(t.dtype, tuple(map(int, t.shape)), strides_of(t)) for t in metas]
-        return plan
-
-    def launch(self, key: Any, plan: _native.Plan, tensors: tuple[Tensor, ...]) -> Any:
-        """Run a plan into memory of PyTorch."""
-        results, device = self.kept[key], self.runs_on(tensors)
-        outputs = [torch.empty(r.shape, dtype=r.dtype, device=device) for r in results]
-        _launch.run(plan, tensors, tuple(outputs))
-        for i, r in enumerate(results):
-            if r.strides is not None:
-                strided = torch.empty_strided(r.shape, r.strides, dtype=r.dtype, device=device)
-                outputs[i] = strided.copy_(outputs[i])
-        return outputs[0] if self.single else tuple(outputs)
-
-
-class Loose(Part):
-    """A part that is called with anything: nobody has checked its arguments."""
-
-    def __init__(self, graph: fx.GraphModule, rules: Rules, tensors: int) -> None:
-        """Args: the part, its rules, and how many of its arguments, the first, are tensors."""
-        super().__init__(graph, rules, torch.device("cpu"))
-        self.tensors = list(range(tensors))
-
-    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What a plan is made for."""
-        of = ((NAMES.get(a.dtype), tuple(a.shape), a.device) if isinstance(a, Tensor) else a for a in args)
-        return (torch.get_num_threads(), *of)
-
-    def forward(self, *args: Any) -> Any:
-        """Compute the part."""
-        devices = {args[i].device for i in self.tensors}
-        known = len(devices) == 1 and all(args[i].dtype in NAMES for i in self.tensors)
-        why = _launch.unreachable(devices.pop()) if known else "devices or element types that no plan has"
-        if why:
-            note(self.label, why)
-            return self.graph(*args)
-        return super().forward(*args)
-
-    def runs_on(self, tensors: tuple[Tensor, ...]) -> torch.device:
-        """The device of a call."""
-        return tensors[0].device
-
-    def blocked(self, key: Any, tensors: tuple[Tensor, ...]) -> str:
-        """Why no plan can compute a call; empty if one can."""
-        if torch.is_autocast_enabled(tensors[0].device.type):
-            return "autocast chooses the element types"
-        return super().blocked(key, tensors)
-
-
-def is_fixed(value: Any) -> bool:
-    """Whether a tensor's sizes are numbers."""
-    return isinstance(value, Tensor) and all(isinstance(n, int) for n in value.shape)
-
-
-def strides_of(t: Tensor) -> tuple[int, ...] | None:
-    """The strides of a result, if they are others than those of rows, and cover its memory."""
-    strides, dense = tuple(map(int, t.stride())), 1
-    for stride, size in sorted(zip(strides, map(int, t.shape), strict=True)):
-        if size != 1 and stride != dense:
-            return None
-        dense *= size
-    return None if t.is_contiguous() else strides

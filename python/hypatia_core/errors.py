@@ -54,6 +54,10 @@ class InputError(HypatiaError, ValueError):
     """An input is missing or unknown, or has the wrong type or shape."""
 
 
+class ContractError(InputError):
+    """A plan lacks a rule that it must have: no match, a guard, costs, or the comparison was in the way."""
+
+
 class LimitError(HypatiaError, MemoryError):
     """A limit was exceeded: memory, size, time."""
 

@@ -63,8 +63,9 @@ struct Api {
 
 /// How tensors of one type are borrowed.
 struct Exchange {
-    /// The type's address. The type is never freed: `exchange` keeps a reference.
-    owner: usize,
+    /// The addresses of the type and of `Parameter`. They are never freed: `exchange` keeps
+    /// references. Other subclasses may compute their values.
+    owners: [usize; 2],
     borrow: Borrow,
     stream: Option<Stream>,
 }
@@ -98,11 +99,11 @@ pub struct Borrowed {
     pub row_major: bool,
 }
 
-/// Lets tensors of a type be borrowed through the exchange API that the type carries. Returns the
-/// API's version, or None if the type carries none that is known: then tensors are handed in by
-/// their addresses.
+/// Lets tensors of a type, and parameters, be borrowed through the exchange API that the type
+/// carries. Returns the API's version, or None if the type carries none that is known: then tensors
+/// are handed in by their addresses.
 #[pyfunction]
-pub fn exchange(tensor_type: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> {
+pub fn exchange(tensor_type: &Bound<'_, PyAny>, parameter: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> {
     let Ok(capsule) = tensor_type.getattr("__dlpack_c_exchange_api__") else { return Ok(None) };
     let capsule = capsule.cast_into::<PyCapsule>()?;
     let api: NonNull<Api> = capsule.pointer_checked(Some(c"dlpack_exchange_api"))?.cast();
@@ -116,11 +117,12 @@ pub fn exchange(tensor_type: &Bound<'_, PyAny>) -> PyResult<Option<(u32, u32)>> 
         (version, if known { (*api).borrow } else { None }, if known { (*api).stream } else { None })
     };
     let Some(borrow) = borrow else { return Ok(None) };
-    let owner = EXCHANGE.get_or_init(|| {
-        std::mem::forget(tensor_type.clone().unbind());
-        Exchange { owner: tensor_type.as_ptr().addr(), borrow, stream }
+    let owners = [tensor_type, parameter].map(|t| t.as_ptr().addr());
+    let known = EXCHANGE.get_or_init(|| {
+        std::mem::forget([tensor_type, parameter].map(|t| t.clone().unbind()));
+        Exchange { owners, borrow, stream }
     });
-    Ok((owner.owner == tensor_type.as_ptr().addr()).then_some(version))
+    Ok((known.owners == owners).then_some(version))
 }
 
 /// The stream on which the framework works now on a GPU, as a driver handle.
@@ -137,43 +139,52 @@ pub fn current_stream(py: Python<'_>, gpu: i32) -> PyResult<*mut c_void> {
     }
 }
 
-/// Borrows a tensor for as long as the caller keeps the object alive and its
-/// memory in place. None if objects of its type are not borrowed this way.
-pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
+/// The exchange's description of a tensor, if objects of its type are borrowed this way.
+fn described(object: &Bound<'_, PyAny>) -> PyResult<Option<RawTensor>> {
     let Some(exchange) = EXCHANGE.get() else { return Ok(None) };
-    let kind = object.get_type();
-    // Subclasses may compute their values: only the type itself and `Parameter`, by its base, have
-    // plain memory.
-    let same = |t: &Bound<'_, PyAny>| t.as_ptr().addr() == exchange.owner;
-    if !same(kind.as_any()) && !kind.getattr("__base__").is_ok_and(|base| same(&base)) {
+    if !exchange.owners.contains(&object.get_type_ptr().addr()) {
         return Ok(None);
     }
     let mut raw = MaybeUninit::<RawTensor>::uninit();
-    // SAFETY: the object is an instance of the type that carries the API, whose function fills the
+    // SAFETY: the object is an instance of a type that carries the API, whose function fills the
     // `DLTensor` or returns an error code with a Python exception set.
     let code = unsafe { (exchange.borrow)(object.as_ptr().cast(), raw.as_mut_ptr()) };
     if code != 0 {
         return Err(PyErr::fetch(object.py()));
     }
     // SAFETY: the function has returned 0, so the struct is filled.
-    let raw = unsafe { raw.assume_init() };
+    Ok(Some(unsafe { raw.assume_init() }))
+}
+
+/// Sizes or strides of a described tensor.
+fn list(raw: &RawTensor, of: *const i64) -> &[i64] {
+    match usize::try_from(raw.ndim).unwrap_or(0) {
+        0 => &[],
+        // SAFETY: `shape` and `strides` of a borrowed tensor have `ndim` elements and live as long
+        // as the tensor, which the caller holds. `strides` is not null since version 1.2; null is
+        // tested for nevertheless.
+        rank if !of.is_null() => unsafe { std::slice::from_raw_parts(of, rank) },
+        _ => &[],
+    }
+}
+
+/// True if an object is a tensor that can be borrowed, of that shape.
+pub fn has_shape(object: &Bound<'_, PyAny>, shape: &[i64]) -> PyResult<bool> {
+    Ok(described(object)?.is_some_and(|raw| list(&raw, raw.shape) == shape))
+}
+
+/// Borrows a tensor for as long as the caller keeps the object alive and its
+/// memory in place. None if objects of its type are not borrowed this way.
+pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
+    let Some(raw) = described(object)? else { return Ok(None) };
     let place = match raw.device.kind {
         HOST => Place::Host,
         GPU => Place::Gpu(raw.device.id),
         _ => return Err(wrong_input("a tensor is neither on the CPU nor on a CUDA device")),
     };
-    let rank = usize::try_from(raw.ndim).unwrap_or(0);
-    let list = |p: *const i64| match rank {
-        0 => &[][..],
-        // SAFETY: `shape` and `strides` of a borrowed tensor have `ndim` elements and live as long
-        // as the tensor, which the caller holds. `strides` is not null since version 1.2; null is
-        // tested for nevertheless.
-        _ if !p.is_null() => unsafe { std::slice::from_raw_parts(p, rank) },
-        _ => &[][..],
-    };
-    let (shape, strides) = (list(raw.shape), list(raw.strides));
+    let (shape, strides) = (list(&raw, raw.shape), list(&raw, raw.strides));
     let mut len = 1i64;
-    let mut row_major = shape.len() == rank;
+    let mut row_major = usize::try_from(raw.ndim).is_ok_and(|rank| rank == shape.len());
     for (i, size) in shape.iter().enumerate().rev() {
         row_major &= *size == 1 || strides.get(i).is_none_or(|s| *s == len);
         len = len.saturating_mul(*size);

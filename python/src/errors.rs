@@ -9,6 +9,7 @@ use pyo3::PyErr;
 
 mod classes {
     #![allow(missing_docs)]
+    pyo3::import_exception!(hypatia_core.errors, ContractError);
     pyo3::import_exception!(hypatia_core.errors, DeviceError);
     pyo3::import_exception!(hypatia_core.errors, FileError);
     pyo3::import_exception!(hypatia_core.errors, HypatiaError);
@@ -29,7 +30,7 @@ pub fn raised(error: Error) -> PyErr {
         Error::Unsupported { .. } => classes::UnsupportedError::new_err(text),
         Error::Input(_) | Error::Type(_) => classes::InputError::new_err(text),
         Error::Limit(_) => classes::LimitError::new_err(text),
-        Error::Contract(_) => classes::InputError::new_err(text),
+        Error::Contract(_) => classes::ContractError::new_err(text),
         Error::Device(_) => classes::DeviceError::new_err(text),
         _ => classes::HypatiaError::new_err(text),
     }

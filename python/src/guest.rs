@@ -11,10 +11,10 @@ use std::sync::{Mutex, PoisonError};
 use hypatia::cuda::{Executor, GUEST_ALIGNMENT, Guest};
 use hypatia::dsl::dtype::DType;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::dlpack::{self, Borrowed, Place};
 use crate::errors::{raised, wrong_input};
+use crate::plan::Plan;
 
 /// Scratch memory by GPU and stream.
 static SCRATCH: Mutex<Option<HashMap<(i32, usize), Scratch>>> = Mutex::new(None);
@@ -26,17 +26,6 @@ struct Scratch {
     bytes: usize,
 }
 
-/// Tensors, and the names and element types that they must have.
-pub type Operands<'a> = (&'a Bound<'a, PyTuple>, &'a [(String, DType)]);
-
-/// How a run reaches PyTorch's allocator.
-pub struct Allocator<'py> {
-    /// A function of a number of bytes and a GPU's ordinal that makes a tensor.
-    pub allocate: Bound<'py, PyAny>,
-    /// True if PyTorch captures the current stream.
-    pub captures: bool,
-}
-
 /// Gives all scratch memory back to PyTorch.
 #[pyfunction]
 pub fn release_scratch() {
@@ -44,60 +33,64 @@ pub fn release_scratch() {
     drop(released);
 }
 
-/// Submits a run. Returns the indices of inputs that have to be copied first, since they are not
-/// row-major or misaligned; if there are any, nothing ran.
-pub fn run(
-    py: Python<'_>,
-    executor: &Executor,
-    [inputs, outputs]: [Operands<'_>; 2],
-    allocator: &Allocator<'_>,
+/// Submits a run on inputs and into outputs. Returns the indices of inputs that have to be copied
+/// first, since they are not row-major or misaligned; if there are any, nothing ran. `allocate` is
+/// a function of a number of bytes and a GPU's ordinal that makes a tensor.
+pub fn run<'py>(
+    py: Python<'py>,
+    plan: &Plan,
+    [inputs, outputs]: [&[Bound<'py, PyAny>]; 2],
+    allocate: &Bound<'py, PyAny>,
 ) -> PyResult<Vec<usize>> {
+    let executor = plan.compiled.executor.cuda().ok_or_else(|| wrong_input("the plan runs on the CPU"))?;
     let mut gpu = None;
-    let from = borrowed(inputs.0, inputs.1, &mut gpu)?;
+    let from = borrowed(inputs, &plan.inputs, &mut gpu)?;
     let odd = |b: &Borrowed| b.len > 0 && !(b.row_major && (b.address.addr() as u64).is_multiple_of(GUEST_ALIGNMENT));
-    let copied: Vec<usize> = (0..from.len()).filter(|i| odd(&from[*i])).collect();
-    if !copied.is_empty() {
-        return Ok(copied);
+    if from.iter().any(odd) {
+        return Ok((0..from.len()).filter(|i| odd(&from[*i])).collect());
     }
-    let to = borrowed(outputs.0, outputs.1, &mut gpu)?;
+    let to = borrowed(outputs, &plan.outputs, &mut gpu)?;
     sized(executor, &from, &to)?;
     let gpu = gpu.ok_or_else(|| wrong_input("a run on a GPU needs tensors on it"))?;
     let stream = dlpack::current_stream(py, gpu)?;
+    // SAFETY: PyTorch's current stream is alive, and one of the primary context, as is the plan's.
+    let captures = unsafe { executor.captures(stream) }.map_err(raised)?;
     let addresses = |all: &[Borrowed]| all.iter().map(|b| b.address.addr() as u64).collect::<Vec<u64>>();
     let (inputs, outputs) = (addresses(&from), addresses(&to));
     let submit = |scratch: u64| {
-        let guest = Guest { stream, inputs: &inputs, outputs: &outputs, scratch };
+        let guest = Guest { stream, captures, inputs: &inputs, outputs: &outputs, scratch };
         // SAFETY: the tensors are on this GPU, in PyTorch's memory, of the plan's types and sizes;
         // they are alive, and PyTorch reuses their memory only behind the work on its stream. The
         // outputs were just allocated. Only this thread submits over this scratch memory: it is
-        // new, or its lock is held.
+        // new, or its lock is held. Plans that PyTorch captures live as long as the process.
         unsafe { executor.run_as_guest(&guest) }.map_err(raised)
     };
     let wanted = executor.scratch();
-    if allocator.captures {
+    if captures {
+        plan.keep();
         // PyTorch keeps the memory for its graph, and gives it to what it captures next.
-        let own = allocate(allocator, wanted, gpu)?;
+        let own = allocated(allocate, wanted, gpu)?;
         return submit(own.address).map(|()| Vec::new());
     }
     let key = (gpu, stream.addr());
-    let enough = |s: &Scratch| s.bytes >= wanted;
-    let known = |all: &Option<HashMap<_, Scratch>>| all.as_ref().and_then(|m| m.get(&key)).is_some_and(enough);
-    if !known(&SCRATCH.lock().unwrap_or_else(PoisonError::into_inner)) {
+    let mut all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.as_ref().and_then(|m| m.get(&key)).is_none_or(|s| s.bytes < wanted) {
         // The lock is not held while Python runs.
-        let made = allocate(allocator, wanted, gpu)?;
-        let mut all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(all);
+        let made = allocated(allocate, wanted, gpu)?;
+        all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
         let replaced = all.get_or_insert_default().insert(key, made);
         drop(all);
         drop(replaced);
+        all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
     }
-    let all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
-    let scratch = all.as_ref().and_then(|m| m.get(&key)).filter(|s| enough(s));
+    let scratch = all.as_ref().and_then(|m| m.get(&key)).filter(|s| s.bytes >= wanted);
     let scratch = scratch.ok_or_else(|| wrong_input("scratch memory was released during a run"))?;
     submit(scratch.address).map(|()| Vec::new())
 }
 
-fn allocate(allocator: &Allocator<'_>, bytes: usize, gpu: i32) -> PyResult<Scratch> {
-    let tensor = allocator.allocate.call1((bytes, gpu))?;
+fn allocated(allocate: &Bound<'_, PyAny>, bytes: usize, gpu: i32) -> PyResult<Scratch> {
+    let tensor = allocate.call1((bytes, gpu))?;
     let made = dlpack::borrow(&tensor)?.filter(|b| b.place == Place::Gpu(gpu) && b.len >= bytes);
     let made = made.ok_or_else(|| wrong_input("no scratch memory was allocated"))?;
     Ok(Scratch { address: made.address.addr() as u64, bytes: made.len, _tensor: tensor.unbind() })
@@ -105,14 +98,14 @@ fn allocate(allocator: &Allocator<'_>, bytes: usize, gpu: i32) -> PyResult<Scrat
 
 /// Tensors of the element types that are wanted, all on one GPU.
 fn borrowed(
-    tensors: &Bound<'_, PyTuple>,
+    tensors: &[Bound<'_, PyAny>],
     wanted: &[(String, DType)],
     gpu: &mut Option<i32>,
 ) -> PyResult<Vec<Borrowed>> {
     let mut all = Vec::with_capacity(tensors.len());
-    for (i, tensor) in tensors.iter_borrowed().enumerate() {
+    for (i, tensor) in tensors.iter().enumerate() {
         let name = || wanted.get(i).map_or("", |(name, _)| name.as_str());
-        let one = dlpack::borrow(&tensor)?;
+        let one = dlpack::borrow(tensor)?;
         let one = one.ok_or_else(|| wrong_input(format!("`{}` is not a tensor of PyTorch's own", name())))?;
         match (one.place, *gpu) {
             (Place::Gpu(id), None) => *gpu = Some(id),

@@ -5,13 +5,16 @@
 //! neither PyTorch nor CUDA, and does not hold the interpreter's lock while it compiles, or runs on
 //! the host.
 
+mod call;
 mod dlpack;
+mod entry;
 mod errors;
 mod graph;
 mod guest;
 mod memory;
 mod model;
 mod plan;
+mod race;
 mod rules;
 
 use pyo3::prelude::*;
@@ -20,7 +23,11 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use super::call::Call;
+    #[pymodule_export]
     use super::dlpack::exchange;
+    #[pymodule_export]
+    use super::entry::{Entry, trust};
     #[pymodule_export]
     use super::graph::Graph;
     #[pymodule_export]
@@ -29,6 +36,8 @@ mod _native {
     use super::model::Model;
     #[pymodule_export]
     use super::plan::Plan;
+    #[pymodule_export]
+    use super::race::{Race, loaded_from};
     #[pymodule_export]
     use super::rules::Rules;
     use super::*;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use hypatia::cuda::Gpu;
 use hypatia::device::Device;
+use hypatia::dsl::ir::{Clause, Program};
 use hypatia::dsl::numerics::Numerics;
 use hypatia::graph::{NodeKind, fusions};
 use hypatia::onnx::import;
@@ -41,6 +42,9 @@ pub struct Settings {
     use_rules: bool,
     disable: Vec<String>,
     numerics: Option<String>,
+    must: Vec<String>,
+    never: Vec<String>,
+    tf32: bool,
 }
 
 impl Settings {
@@ -67,8 +71,22 @@ impl Settings {
             no_rules: !self.use_rules,
             disabled: self.disable.iter().cloned().collect(),
             numerics: numerics.unwrap_or_default(),
+            contract: self.contract(program)?,
             ..optimize::Options::default()
         })
+    }
+
+    fn contract(&self, program: &Program) -> Result<Vec<Clause>, Error> {
+        let must = self.must.iter().map(|text| Clause::must(text).map_err(|e| Error::Input(format!("must: {e}"))));
+        let never = self.never.iter().map(|rule| Ok(Clause::never(rule)));
+        let clauses = must.chain(never).collect::<Result<Vec<Clause>, Error>>()?;
+        let known = |c: &Clause| {
+            program.rules.iter().any(|r| c.names(program, r)) || program.rulesets.iter().any(|s| s.name == c.rule)
+        };
+        match clauses.iter().find(|c| !known(c)) {
+            Some(clause) => Err(Error::Input(format!("{clause}: there is no rule or ruleset of that name"))),
+            None => Ok(clauses),
+        }
     }
 
     fn options(&self, graph: &hypatia::Graph) -> Result<Options, Error> {
@@ -76,6 +94,7 @@ impl Settings {
             optimize: self.optimizer(graph)?,
             check: if self.check { CheckMode::Check } else { CheckMode::Off },
             threads: self.threads,
+            tf32: self.tf32,
             ..Options::default()
         };
         let gpu = match self.device.as_str() {
@@ -91,7 +110,10 @@ impl Settings {
             },
         };
         let tuner = || Tuner::of_user(Duration::from_secs(5), Effort::Unknown);
-        Ok(gpu.map_or(options.clone(), |gpu| options.on(gpu, tuner())))
+        Ok(match gpu {
+            Some(gpu) => options.on(gpu, tuner()),
+            None => options.remembering(),
+        })
     }
 }
 

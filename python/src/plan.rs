@@ -4,6 +4,7 @@
 //! Invariant: memory that does not fit the plan is an error before anything runs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use hypatia::dsl::dtype::DType;
 use hypatia::session::Compiled;
@@ -11,16 +12,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::errors::{raised, wrong_input};
-use crate::guest::{self, Allocator};
-use crate::memory::{self, Outputs};
+use crate::guest;
+use crate::memory::{self, Inputs, Outputs};
 
 /// A plan for inputs of some shapes, ready to run. Threads may share it.
 #[pyclass(frozen, module = "hypatia_core._native")]
 pub struct Plan {
-    compiled: Arc<Compiled>,
-    /// Name and element type of each input, and of each output.
-    inputs: Vec<(String, DType)>,
-    outputs: Vec<(String, DType)>,
+    /// What runs.
+    pub compiled: Arc<Compiled>,
+    /// Name and element type of each input.
+    pub inputs: Vec<(String, DType)>,
+    /// Name and element type of each output.
+    pub outputs: Vec<(String, DType)>,
+    /// Runs that entries have taken since the count was last reset.
+    taken: AtomicUsize,
+    /// True if the plan lives as long as the process.
+    kept: AtomicBool,
 }
 
 #[pymethods]
@@ -57,15 +64,36 @@ impl Plan {
         counts
     }
 
+    /// The number of runs that entries have taken since `reset`.
+    #[getter]
+    fn taken(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Sets `taken` to 0.
+    fn reset(&self) {
+        self.taken.store(0, Ordering::Relaxed);
+    }
+
     /// The steps as text.
     fn text(&self) -> String {
         self.compiled.executor.plan().to_string()
     }
 
+    /// Borrows the inputs as a run does.
+    ///
+    /// # Errors
+    /// If one is not of the plan's element type.
+    fn check(&self, inputs: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let inputs: Vec<Bound<'_, PyAny>> = inputs.iter().collect();
+        memory::check(&inputs, &self.inputs)
+    }
+
     /// Runs once: reads the memory of `inputs`, writes that of `outputs`. Both are in the plan's
     /// order; see `memory`. Nobody else may use the outputs meanwhile.
     fn run(&self, py: Python<'_>, inputs: &Bound<'_, PyTuple>, outputs: &Bound<'_, PyTuple>) -> PyResult<()> {
-        let from = memory::inputs(inputs, &self.inputs)?;
+        let inputs: Vec<Bound<'_, PyAny>> = inputs.iter().collect();
+        let from = Inputs::of(&inputs, &self.inputs)?.slices()?;
         let mut outputs = Outputs::of(outputs, &self.outputs)?;
         if from.iter().any(|bytes| outputs.overlap(bytes)) {
             return Err(wrong_input("an output overlaps an input"));
@@ -76,18 +104,16 @@ impl Plan {
 
     /// Submits a run on a GPU to PyTorch's current stream. Returns the indices of inputs that have
     /// to be copied first; if there are any, nothing ran. `allocate` makes scratch memory of a
-    /// number of bytes on the GPU of an ordinal; `captures` says that PyTorch captures the stream.
-    fn run_as_guest(
+    /// number of bytes on the GPU of an ordinal.
+    fn run_as_guest<'py>(
         &self,
-        py: Python<'_>,
-        inputs: &Bound<'_, PyTuple>,
-        outputs: &Bound<'_, PyTuple>,
-        allocate: Bound<'_, PyAny>,
-        captures: bool,
+        py: Python<'py>,
+        inputs: &Bound<'py, PyTuple>,
+        outputs: &Bound<'py, PyTuple>,
+        allocate: &Bound<'py, PyAny>,
     ) -> PyResult<Vec<usize>> {
-        let executor = self.compiled.executor.cuda();
-        let executor = executor.ok_or_else(|| wrong_input("the plan runs on the CPU"))?;
-        guest::run(py, executor, [(inputs, &self.inputs), (outputs, &self.outputs)], &Allocator { allocate, captures })
+        let [inputs, outputs] = [inputs, outputs].map(|all| all.iter().collect::<Vec<_>>());
+        guest::run(py, self, [&inputs, &outputs], allocate)
     }
 }
 
@@ -97,6 +123,24 @@ impl Plan {
         let plan = compiled.executor.plan();
         let inputs = plan.inputs.iter().map(|i| (i.name.clone(), i.dtype)).collect();
         let outputs = plan.outputs.iter().map(|(name, view)| (name.clone(), view.dtype)).collect();
-        Plan { compiled, inputs, outputs }
+        Plan { compiled, inputs, outputs, taken: AtomicUsize::new(0), kept: AtomicBool::new(false) }
+    }
+
+    /// Lets the plan live as long as the process: a graph of PyTorch repeats its launches.
+    pub fn keep(&self) {
+        if !self.kept.swap(true, Ordering::Relaxed) {
+            std::mem::forget(self.compiled.clone());
+        }
+    }
+
+    /// Counts a run that an entry has taken.
+    pub fn count(&self) {
+        self.taken.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// True if this thread can run the plan as it is: on the host, or on the GPU whose context is
+    /// the thread's current one.
+    pub fn is_reachable(&self) -> bool {
+        self.compiled.executor.cuda().is_none_or(|e| e.is_current())
     }
 }

@@ -205,8 +205,8 @@ def test_the_native_module_refuses_what_does_not_fit():
         ((x, *params), (out.cpu(),), "another device"),
     ]:
         with pytest.raises(hyp.InputError, match=message):
-            plan.run_as_guest(inputs, outputs, _launch.scratch, False)
-    assert plan.run_as_guest((x.t(), *params), (out,), _launch.scratch, False) == [0]
+            plan.run_as_guest(inputs, outputs, _launch.scratch)
+    assert plan.run_as_guest((x.t(), *params), (out,), _launch.scratch) == [0]
 
 
 def test_measuring_chooses_the_faster_side():

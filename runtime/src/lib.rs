@@ -46,6 +46,7 @@ pub mod gpu;
 pub mod gpu;
 #[doc(hidden)]
 pub mod precision;
+pub mod race;
 pub mod session;
 #[doc(hidden)]
 pub mod verdict;

@@ -9,8 +9,9 @@
 //! of the inputs do not count, nor which of a library's algorithms computes a product.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use sha2::{Digest, Sha256};
 
@@ -94,10 +95,18 @@ impl VerdictEntry {
     }
 }
 
-/// This build: its version, and the program's file. A library that another program loads is
-/// identified by its version alone.
-fn build() -> Option<String> {
-    let file = std::env::current_exe().ok()?;
+/// The file that this code was loaded from, if it is not the program's.
+static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says that this code is a library which the running program has loaded from that file: the file
+/// then tells builds apart. What is said first counts.
+pub fn loaded_from(file: PathBuf) {
+    let _ = LIBRARY.set(file);
+}
+
+/// This build: its version, and the program's file, or the library's ([`loaded_from`]).
+pub(crate) fn build() -> Option<String> {
+    let file = LIBRARY.get().cloned().map_or_else(std::env::current_exe, Ok).ok()?;
     let meta = std::fs::metadata(&file).ok()?;
     let written = meta.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
     Some(format!("{} {} {} {}", env!("CARGO_PKG_VERSION"), file.display(), meta.len(), written.as_nanos()))

@@ -72,6 +72,10 @@ class Op:
     def __copy__(self) -> Op:
         return self
 
+    def forget(self) -> None:
+        """Drop all plans."""
+        self.plans.clear()
+
     def activation(self, name: str | None) -> Callable[[Tensor], Tensor]:
         """A scalar as a function of tensors."""
         return (lambda x: x) if name is None else function(Scalar(name, self.rules))

@@ -22,12 +22,14 @@ from torch.autograd import forward_ad
 
 from .. import _launch, _native
 from .._eager import NAMES
-from ..errors import HypatiaError
+from ..errors import ContractError, HypatiaError
 from ._ops import Linear, Op
 
 Tensor = torch.Tensor
 
 POLICIES = ("measure", "always", "never")
+#: The calls that entries of compiled graphs take without asking.
+_TRUSTED = {"measure": "measured", "always": "all", "never": "none"}
 FLOATS = {d: n for d, n in NAMES.items() if n in ("f64", "f32", "f16", "bf16")}
 #: Plans that one op keeps; further shapes are PyTorch's.
 MAX_PLANS = 256
@@ -60,12 +62,16 @@ def policy(name: str) -> Iterator[None]:
     if name not in POLICIES:
         raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, not {name!r}")
     before, _policy = _policy, name
+    _native.trust(_TRUSTED[_policy])
     try:
         yield
     finally:
         _policy = before
+        _native.trust(_TRUSTED[_policy])
 
 
+#: Makes a plan, and says where its times are kept.
+Make = Callable[[], tuple[_native.Plan, _native.Race | None]]
 #: Hypatia's side and PyTorch's.
 Sides = tuple[Callable[[], Any], Callable[[], Any]]
 
@@ -80,22 +86,32 @@ class Choice:
     measured: tuple[float, float] | None = None
     """Seconds of Hypatia and of PyTorch."""
     ours: int = 0
+    """Calls that Python saw; entries count theirs at the plan."""
     eager: int = 0
     faster: bool = True
     """Whether the plan is the faster side, as far as is known."""
     failed: bool = False
+    broken: ContractError | None = None
+    """What the plan lacks, if it lacks what it must have."""
     seen: bool = False
     """Whether the shape was called before."""
     pending: Future[None] | None = None
     """The plan, if it was to be made in the background."""
+    race: _native.Race | None = None
+    """Where times are kept for later processes."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def prepare(self, make: Callable[[], _native.Plan]) -> None:
-        """Make the plan."""
+    def prepare(self, make: Make) -> None:
+        """Make the plan. Times that an earlier process measured count."""
         try:
-            plan = make()
+            plan, race = make()
+            if race is not None:
+                self.race, times = race, race.times()
+                if times is not None:
+                    self.judge(times)
             self.plan = plan
         except HypatiaError as error:
+            self.broken = error if isinstance(error, ContractError) else None
             self.failed, self.why = True, f"no plan could be made: {error}"
 
     def measure(self, sides: Sides, device: torch.device) -> None:
@@ -117,8 +133,13 @@ class Choice:
                 enough = time.perf_counter() - start > BUDGET
                 if enough and (turn >= 2 or max(best) > 4 * min(best)):
                     break
-        self.measured = (best[0], best[1])
-        self.faster = best[0] <= best[1]
+        self.judge((best[0], best[1]))
+        if self.race is not None:
+            self.race.keep(best[0], best[1])
+
+    def judge(self, times: tuple[float, float]) -> None:
+        """Choose the faster side."""
+        self.measured, self.faster = times, times[0] <= times[1]
         if not self.faster:
             self.why = "PyTorch was faster when both were measured"
 
@@ -204,10 +225,11 @@ def report() -> Report:
             for key, c in list(op.plans.items()):
                 shape = op.show(key)
                 times = (None, None) if c.measured is None else (c.measured[0] * 1e6, c.measured[1] * 1e6)
-                if c.ours and c.plan is not None:
+                ours = c.ours + (0 if c.plan is None else c.plan.taken)
+                if ours and c.plan is not None:
                     launches = f"{c.plan.launches} launch{'es' if c.plan.launches != 1 else ''}"
                     refused = f"; {c.plan.refusal}" if c.plan.refusal else ""
-                    lines.append(Line(op.label, shape, "hypatia", c.ours, launches + refused, *times))
+                    lines.append(Line(op.label, shape, "hypatia", ours, launches + refused, *times))
                 if c.eager:
                     lines.append(Line(op.label, shape, "pytorch", c.eager, c.why, *times))
         lines += [Line(label, "", "pytorch", n, why, None, None) for (label, why), n in _passed.items()]
@@ -221,6 +243,8 @@ def reset_report() -> None:
         for op in counted():
             for choice in op.plans.values():
                 choice.ours = choice.eager = 0
+                if choice.plan is not None:
+                    choice.plan.reset()
 
 
 def forget() -> None:
@@ -228,7 +252,7 @@ def forget() -> None:
     with _lock:
         _passed.clear()
         for op in counted():
-            op.plans.clear()
+            op.forget()
 
 
 def register(part: Any) -> None:
@@ -329,7 +353,7 @@ def chosen(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Choice | None:
         key,
         op.label,
         x.device,
-        lambda: plan_of(op, x, params),
+        lambda: (plan_of(op, x, params), None),
         lambda plan: (lambda: launch(op, plan, x, params), lambda: op.eager(x, params)),
     )
 
@@ -339,7 +363,7 @@ def settled(
     key: Any,
     label: str,
     device: torch.device,
-    make: Callable[[], _native.Plan],
+    make: Make,
     sides: Callable[[_native.Plan], Sides],
     most: int | None = None,
 ) -> Choice | None:
@@ -373,6 +397,8 @@ def settled(
                 choice.measure(sides(choice.plan), device)
         finally:
             choice.lock.release()
+    if choice.broken is not None:
+        raise choice.broken
     ready = choice.plan is not None and (always or (choice.faster and choice.measured is not None))
     with _lock:
         if ready:
@@ -431,7 +457,7 @@ def plan_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> _native.Plan:
 def launch(op: Op, plan: _native.Plan, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
     """Run a plan into memory of PyTorch."""
     out = torch.empty(op.shape(x.shape, params), dtype=x.dtype, device=x.device)
-    _launch.run(plan, (x, *params), (out,))
+    _launch.run_into(plan, (x, *params), (out,))
     return out
 
 

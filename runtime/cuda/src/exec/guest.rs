@@ -11,7 +11,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError};
 
-use cudarc::driver::{CudaStream, sys};
+use cudarc::driver::{CudaStream, result, sys};
 
 use super::caller_memory::{ALIGNMENT, Placed, copy_all};
 use super::{Bases, DeviceMemory, Executor, Graph, SideStreams, WORKSPACE, failed, outputs_in, pointer_arrays};
@@ -28,12 +28,21 @@ pub const GUEST_ALIGNMENT: u64 = ALIGNMENT;
 pub struct Guest<'a> {
     /// The stream, as a driver handle; null is the default stream.
     pub stream: *mut c_void,
+    /// True if the framework captures the stream; see [`Executor::captures`].
+    pub captures: bool,
     /// The inputs.
     pub inputs: &'a [u64],
     /// Where the results are written.
     pub outputs: &'a [u64],
     /// Scratch memory of [`Executor::scratch`] bytes. Its contents do not matter.
     pub scratch: u64,
+}
+
+impl Guest<'_> {
+    /// All addresses, in one order.
+    fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.inputs.iter().chain(self.outputs).copied().chain([self.scratch])
+    }
 }
 
 /// What guests left behind.
@@ -78,6 +87,23 @@ impl Executor {
         self.plan.arena.next_multiple_of(ALIGNMENT as usize) + WORKSPACE
     }
 
+    /// True if the executor's context is the thread's current one: then its runs need no switch,
+    /// which a framework would not expect.
+    pub fn is_current(&self) -> bool {
+        result::ctx::get_current().is_ok_and(|current| current == Some(self.gpu.context().cu_ctx()))
+    }
+
+    /// True if a stream is being captured.
+    ///
+    /// # Safety
+    /// The stream belongs to this device's primary context and is alive.
+    pub unsafe fn captures(&self, stream: *mut c_void) -> Result<bool> {
+        // SAFETY: the caller says that the stream is one of this context and alive.
+        let stream = unsafe { self.gpu.context().wrap_borrowed_stream(stream.cast()) };
+        let status = stream.capture_status().map_err(|e| failed("cuStreamIsCapturing", e))?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// Submits a run to a framework's stream and returns. Nothing is copied over the bus, and no
     /// memory is allocated but for lists of addresses that irregular products need.
     ///
@@ -104,18 +130,18 @@ impl Executor {
         }
         // SAFETY: the caller says that the stream is one of this context and alive.
         let stream = unsafe { self.gpu.context().wrap_borrowed_stream(guest.stream.cast()) };
-        let captures = stream.capture_status().map_err(|e| failed("cuStreamIsCapturing", e))?;
         let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
-        if captures != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        if guest.captures {
             // SAFETY: the caller guarantees the addresses.
             return unsafe { self.step_into_capture(&mut guests, &stream, guest) };
         }
-        let key = [guest.inputs, guest.outputs, &[guest.scratch]].concat();
-        if let Some(at) = guests.graphs.iter().position(|(k, _)| *k == key) {
+        let same = |key: &[u64]| guest.addresses().eq(key.iter().copied());
+        // The set that came last comes next, as a rule.
+        if let Some(at) = guests.graphs.iter().rposition(|(key, _)| same(key)) {
             guests.graphs[at..].rotate_left(1);
-        } else if let Some(at) = guests.seen.iter().position(|k| *k == key) {
+        } else if let Some(at) = guests.seen.iter().position(|key| same(key)) {
             let graph = self.capture_as_guest(guests.own(self)?, guest)?;
-            guests.seen.remove(at);
+            let key = guests.seen.remove(at);
             if guests.graphs.len() == KEPT {
                 // It may be running, on any stream.
                 self.gpu.context().synchronize().map_err(|e| failed("cuCtxSynchronize", e))?;
@@ -126,7 +152,7 @@ impl Executor {
             if guests.seen.len() == KEPT {
                 guests.seen.remove(0);
             }
-            guests.seen.push(key);
+            guests.seen.push(guest.addresses().collect());
             let sides = &guests.own(self)?.sides;
             // SAFETY: the caller guarantees the addresses. The lists are freed behind the run.
             return unsafe { self.step_by_step(&stream, sides, guest, &stream) }.map(drop);

@@ -1,0 +1,128 @@
+//! Calls: a plan as a function of PyTorch's tensors.
+//!
+//! In: a plan, the sizes, strides and types of its results, and functions of PyTorch that allocate.
+//! Out: tensors. Invariant: what depends on sizes alone is decided when a call is made; a run works
+//! on what differs from run to run, the addresses.
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::errors::{raised, wrong_input};
+use crate::guest;
+use crate::memory::{Inputs, Outputs};
+use crate::plan::Plan;
+
+/// A result: what PyTorch allocates for it.
+struct Made {
+    sizes: Py<PyTuple>,
+    strides: Py<PyTuple>,
+    dtype: Py<PyAny>,
+}
+
+/// PyTorch's own functions.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct Torch {
+    /// Of sizes, strides and an element type: a tensor on the plan's device.
+    empty: Py<PyAny>,
+    /// Of a tensor: a row-major copy.
+    copy: Py<PyAny>,
+    /// Of bytes and a GPU's ordinal: scratch memory.
+    scratch: Py<PyAny>,
+    /// Of a tensor: its memory as a tuple, where tensors are not borrowed.
+    describe: Option<Py<PyAny>>,
+}
+
+/// A plan with all that PyTorch needs to call it. Threads may share it.
+#[pyclass(frozen, module = "hypatia_core._native")]
+pub struct Call {
+    plan: Py<Plan>,
+    results: Vec<Made>,
+    torch: Torch,
+}
+
+#[pymethods]
+impl Call {
+    /// A call of a plan. `results` are sizes, strides and element type of each; strides leave no
+    /// gaps, and the plan's results are in the order of memory. `torch` are functions of PyTorch.
+    #[new]
+    fn new(
+        plan: Py<Plan>,
+        results: Vec<(Py<PyTuple>, Py<PyTuple>, Py<PyAny>)>,
+        torch: &Bound<'_, PyAny>,
+    ) -> PyResult<Call> {
+        let results = results.into_iter().map(|(sizes, strides, dtype)| Made { sizes, strides, dtype }).collect();
+        Ok(Call { plan, results, torch: torch.extract()? })
+    }
+
+    /// Runs once on the plan's inputs. On a GPU its context is the thread's current one.
+    fn run<'py>(&self, py: Python<'py>, inputs: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyTuple>> {
+        self.over(py, inputs.iter().collect())
+    }
+}
+
+impl Call {
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        self.plan.get()
+    }
+
+    /// Runs once on the plan's inputs.
+    pub fn over<'py>(&self, py: Python<'py>, inputs: Vec<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyTuple>> {
+        let empty = self.torch.empty.bind(py);
+        let made = self.results.iter().map(|r| empty.call1((&r.sizes, &r.strides, &r.dtype)));
+        let results = PyTuple::new(py, made.collect::<PyResult<Vec<_>>>()?)?;
+        if self.plan().compiled.executor.cuda().is_some() {
+            self.on_gpu(py, inputs, &results)?;
+        } else {
+            self.on_host(py, inputs, &results)?;
+        }
+        Ok(results)
+    }
+
+    fn on_host<'py>(
+        &self,
+        py: Python<'py>,
+        mut inputs: Vec<Bound<'py, PyAny>>,
+        results: &Bound<'py, PyTuple>,
+    ) -> PyResult<()> {
+        let plan = self.plan();
+        let mut own = None;
+        if let Some(describe) = self.torch.describe.as_ref().map(|d| d.bind(py)) {
+            for input in &mut inputs {
+                *input = describe.call1((input.call_method0("contiguous")?,))?;
+            }
+            own = Some(PyTuple::new(py, results.iter().map(|t| describe.call1((t,))).collect::<PyResult<Vec<_>>>()?)?);
+        }
+        let results = own.as_ref().unwrap_or(results);
+        let given = Inputs::of(&inputs, &plan.inputs)?;
+        let odd = given.odd();
+        let copies =
+            odd.iter().map(|i| self.torch.copy.bind(py).call1((&inputs[*i],))).collect::<PyResult<Vec<_>>>()?;
+        let from = given.with(&odd, &copies)?.slices()?;
+        let mut to = Outputs::fresh(results, &plan.outputs)?;
+        let mut to = to.slices();
+        py.detach(|| plan.compiled.executor.run_in_place(&from, &mut to)).map_err(raised)
+    }
+
+    fn on_gpu<'py>(
+        &self,
+        py: Python<'py>,
+        mut inputs: Vec<Bound<'py, PyAny>>,
+        results: &Bound<'py, PyTuple>,
+    ) -> PyResult<()> {
+        let results: Vec<Bound<'py, PyAny>> = results.iter().collect();
+        let scratch = self.torch.scratch.bind(py);
+        let odd = guest::run(py, self.plan(), [&inputs, &results], scratch)?;
+        if odd.is_empty() {
+            return Ok(());
+        }
+        for i in odd {
+            inputs[i] = self.torch.copy.bind(py).call1((&inputs[i],))?;
+        }
+        match guest::run(py, self.plan(), [&inputs, &results], scratch)?.first() {
+            Some(i) => Err(wrong_input(format!("a copy of `{}` is not row-major", self.plan().inputs[*i].0))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,123 @@
+"""Options of `torch.compile(backend="hypatia")`."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import hypatia_core as hyp  # noqa: E402
+from hypatia_core.backend import backend  # noqa: E402
+from hypatia_core.nn import _runtime  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    _runtime.forget()
+    with hyp.nn.policy("always"), torch.no_grad():
+        yield
+
+
+def compiled(f, **options):
+    return torch.compile(f, backend=backend, options=options)
+
+
+def plans():
+    return [choice.plan for part in _runtime._parts for choice in part.plans.values() if choice.plan is not None]
+
+
+def fired():
+    return {rule for plan in plans() for rule, _ in plan.fired}
+
+
+class Heads(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (f(x).view(1, -1, 2, 8).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_rules_that_must_and_must_not_fire():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8)
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    (rule,) = {r for r in fired() if r.startswith("fuse::unary")}
+    _runtime.forget()
+    torch.testing.assert_close(compiled(model, must=[rule])(x), model(x))
+    assert rule in fired()
+    _runtime.forget()
+    torch.testing.assert_close(compiled(model, never=["fuse::unary"])(x), model(x))
+    assert rule not in fired() and plans()
+    f = compiled(model, must=[f"{rule} count = 2"])
+    for _ in range(2):
+        with pytest.raises(hyp.ContractError, match="count = 2"):
+            f(x)
+
+
+def test_exact_numerics_are_those_without_rules():
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)), torch.randn(32, 64)
+    got = compiled(model, numerics="exact")(x)
+    exact = plans()[0].fired
+    _runtime.forget()
+    torch.testing.assert_close(compiled(model, numerics="fast")(x), got)
+    assert exact != plans()[0].fired
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speed": 9}, "there is no option `speed`"),
+        ({"numerics": "loose"}, "expected `exact`"),
+        ({"must": ["fuse::nothing"]}, "fuse::nothing"),
+        ({"never": "fuse::unary"}, "a list of rules"),
+        ({"must": ["fuse::unary count = many"]}, "expected `RULE`"),
+        ({"precision": "low"}, "`ieee` or `tf32`"),
+    ],
+)
+def test_options_that_say_nothing_are_errors(options, message):
+    with pytest.raises(Exception, match=message):
+        compiled(lambda x: x * 2 + 1, **options)(torch.ones(2))
+
+
+def test_frozen_weights_are_constants_until_they_change():
+    model, x = Heads(), torch.randn(4, 16)
+    torch.testing.assert_close(compiled(model)(x), model(x))
+    operands = plans()[0].launches
+    torch._dynamo.reset()
+    _runtime.forget()
+    f = compiled(model, frozen=True)
+    for change in [
+        lambda: None,
+        lambda: model.q.weight.mul_(2),
+        lambda: setattr(model.k.weight, "data", torch.randn(16, 16)),
+        lambda: setattr(model, "v", nn.Linear(16, 16)),
+        lambda: model.load_state_dict(Heads().state_dict()),
+        lambda: model.q.weight.data.add_(1),
+    ]:
+        change()
+        for _ in range(3):
+            torch.testing.assert_close(f(x), model(x), rtol=1e-4, atol=1e-5)
+        (plan,) = plans()
+        if change.__code__.co_names == ():
+            assert any(rule.startswith("merge::") for rule, _ in plan.fired) and plan.launches < operands
+    # They changed too often: they are operands, so that even what goes past the versions counts.
+    assert plans()[0].launches == operands
+
+
+def test_frozen_weights_of_several_sizes_and_inference_mode():
+    model = Heads()
+    f = torch.compile(model, backend=backend, options={"frozen": True}, dynamic=True)
+    for rows in (2, 3, 2, 3):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(f(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(plans()) == 2 and hyp.report().hypatia == 4
+    with torch.inference_mode():
+        model = Heads()
+        f = compiled(model, frozen=True)
+        for _ in range(3):
+            torch.testing.assert_close(f(x), model(x), rtol=1e-4, atol=1e-5)
+            model.q.weight.add_(1)  # No version counts it.
