@@ -16,6 +16,7 @@ use crate::errors::{raised, wrong_input};
 use crate::memory;
 use crate::model::{Model, Settings};
 use crate::rules::Rules;
+use crate::sizes::{size, sizes};
 
 /// A graph that is being built. A value is a number that the methods return.
 #[pyclass(module = "hypatia_core._native")]
@@ -127,22 +128,6 @@ impl Graph {
 
     fn value(&self, number: usize) -> PyResult<Value> {
         self.values.get(number).copied().ok_or_else(|| wrong_input(format!("there is no value {number}")))
-    }
-}
-
-/// Sizes as Python sees them.
-pub fn sizes<'py>(py: Python<'py>, shape: &[Dim]) -> PyResult<Bound<'py, PyTuple>> {
-    let one = |d: &Dim| match d.as_const() {
-        Some(n) => Ok(n.into_pyobject(py)?.into_any()),
-        None => Ok(d.to_string().into_pyobject(py)?.into_any()),
-    };
-    PyTuple::new(py, shape.iter().map(one).collect::<PyResult<Vec<_>>>()?)
-}
-
-fn size(value: &Bound<'_, PyAny>) -> PyResult<Dim> {
-    match value.cast::<PyString>() {
-        Ok(name) => Ok(Dim::symbol(name.to_string())),
-        Err(_) => Ok(Dim::from(value.extract::<i64>()?)),
     }
 }
 

@@ -16,6 +16,7 @@ mod model;
 mod plan;
 mod race;
 mod rules;
+mod sizes;
 
 use pyo3::prelude::*;
 

@@ -21,10 +21,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::raised;
-use crate::graph::sizes;
 use crate::memory;
 use crate::plan::Plan;
 use crate::rules::Rules;
+use crate::sizes::sizes;
 
 /// A model with its rules. Threads may share it.
 #[pyclass(frozen, module = "hypatia_core._native")]
