@@ -20,7 +20,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 use serde_json::{Value, json};
 
-use super::device::{DeviceOptions, Measuring, notes_after_run};
+use super::device::{DeviceOptions, Measuring, MemoryOptions, notes_after_run};
 use super::inputs::load_random;
 use super::model::{ContractOptions, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -89,6 +89,8 @@ pub struct Bench {
     firing: RuleOptions,
     #[command(flatten)]
     contract: ContractOptions,
+    #[command(flatten)]
+    memory: MemoryOptions,
     /// Also show the largest error of f32 cases that multiply matrices: the difference from the
     /// same case in f64.
     #[arg(long)]
@@ -249,7 +251,8 @@ impl Bench {
 
     /// The session's options, and notes about them.
     fn options(&self, program: &Program) -> Result<(Options, Vec<String>)> {
-        let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
+        let memory = self.memory.bytes();
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(program, &mut options.optimize)?;
         options.optimize.contract = self.contract.clauses(program, &self.rules)?;

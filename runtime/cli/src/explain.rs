@@ -76,7 +76,7 @@ impl Explain {
             return self.tests();
         }
         let graph = self.options.load(&self.what)?;
-        let options = self.options.options(&graph)?;
+        let options = self.options.options(&graph, global.quiet)?;
         let tuning = self.tuning.clone().or_else(|| TuningFile::beside(&self.what));
         let tuning = tuning.filter(|_| self.why_not.is_none()).map(|path| TuningFile::read(&path)).transpose()?;
         let mut unmet = None;
@@ -89,7 +89,7 @@ impl Explain {
                 // User rules may be wrong: the result is run once and compared with the graph
                 // without rules.
                 if !self.options.rules.is_empty() && !options.no_rules {
-                    warn_if_wrong(&graph, &options, global.quiet)?;
+                    warn_if_wrong(&graph, &options, self.options.memory, global.quiet)?;
                 }
                 let mut optimized = pipeline::optimize_anyway(&graph, &options)?;
                 unmet = contract::unmet(&optimized.report.contract);

@@ -20,6 +20,7 @@ use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
+use super::device::MemoryOptions;
 use super::output::warning;
 
 /// Which rules may fire.
@@ -157,15 +158,35 @@ pub fn device(name: &str) -> Result<Device> {
     })
 }
 
+/// The profile of that name; without a name that of the first GPU of this machine, or `otherwise`.
+/// Says which one was assumed.
+pub fn assumed(target: Option<&str>, otherwise: &str, quiet: bool) -> Result<Device> {
+    if let Some(name) = target {
+        return device(name);
+    }
+    let (found, whose) = match hypatia_cuda::profile(0) {
+        Ok(found) => (found, "the GPU of this machine"),
+        Err(_) => (device(otherwise)?, "there is no GPU here"),
+    };
+    if !quiet {
+        let (name, figures) = (found.name, found.figures);
+        anstream::eprintln!("note: costs are those of {name}, {figures} ({whose}; --target names another device)");
+    }
+    Ok(found)
+}
+
 /// Options of the commands that optimise a model without running it.
 #[derive(Args, Clone, Debug)]
 pub struct ModelOptions {
     /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     pub rules: Vec<PathBuf>,
-    /// The device whose cost model is used: h200, a100 or cpu (the default).
+    /// The device whose cost model is used, by its profile (cpu, h200, a100, h100, l40s, rtx4090,
+    /// b200); by default the first GPU of this machine, or cpu if there is none.
     #[arg(long, value_name = "DEVICE")]
     pub target: Option<String>,
+    #[command(flatten)]
+    pub memory: MemoryOptions,
     #[command(flatten)]
     pub sizes: Sizes,
     /// Take the dynamic sizes from the arrays in this file, for a model that cannot be imported
@@ -197,9 +218,9 @@ impl ModelOptions {
     }
 
     /// The optimiser's options.
-    pub fn options(&self, graph: &Graph) -> Result<Options> {
+    pub fn options(&self, graph: &Graph, quiet: bool) -> Result<Options> {
         let mut options = Options {
-            device: device(self.target.as_deref().unwrap_or("cpu"))?,
+            device: assumed(self.target.as_deref(), "cpu", quiet)?,
             no_rules: self.no_rules,
             ..Options::default()
         };

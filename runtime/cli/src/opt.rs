@@ -71,7 +71,7 @@ impl Opt {
             file::check(path, &self.options.files(&self.model))?;
         }
         let graph = self.options.load(&self.model)?;
-        let options = self.options.options(&graph)?;
+        let options = self.options.options(&graph, global.quiet)?;
         let (graph, report) = match self.stage {
             Stage::Imported => (graph, None),
             Stage::Inlined => (graph.inlined()?, None),
@@ -79,8 +79,10 @@ impl Opt {
                 let own = !self.options.rules.is_empty() && !options.no_rules;
                 match self.output.is_some() {
                     // Rules that combine constants may leave the range of f16, which is narrow.
-                    true if own || has_f16(&graph) => must_be_right(&graph, &options, global.quiet)?,
-                    false if own => warn_if_wrong(&graph, &options, global.quiet)?,
+                    true if own || has_f16(&graph) => {
+                        must_be_right(&graph, &options, self.options.memory, global.quiet)?
+                    }
+                    false if own => warn_if_wrong(&graph, &options, self.options.memory, global.quiet)?,
                     _ => {}
                 }
                 let mut out = pipeline::optimize(&graph, &options)?;
