@@ -5,13 +5,13 @@
 
 Generates a product with an epilogue (with the copy engine's descriptors on Hopper, and the template
 of warps), a row-wise op, a pointwise function and a broadcast pointwise region. Each is launched
-from a C program and from PyTorch, on random data over poisoned results, and compared with PyTorch in
-f64. Needs a C compiler, cuda.h, PyTorch and onnx; the exit code is 1 if something differs.
+from a C program and from PyTorch, on random data over poisoned results, and compared with PyTorch
+in f64. Needs a C compiler, cuda.h, PyTorch and onnx; the exit code is 1 if something differs.
 """
 
 import argparse
 import ctypes
-import importlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -68,6 +68,8 @@ class Case:
         self.folder, self.kernel = folder, kernel
         self.sizes = {**sizes, **((step or {}).get("sizes") or {})}
         self.tensors, self.want = {}, {}
+        # Units in the last place: one rounding at the store, and one of a short function.
+        self.units = 2
 
     def random(self, *shape):
         kind = TYPES[self.kernel["dtype"]]
@@ -134,6 +136,8 @@ def pointwise(folder, kernel):
     x = case.random(M, N) * 40
     case.tensors.update(in0=x, out0=case.poisoned(M, N))
     case.want["out0"] = 30 * torch.tanh(x.double() / 30)
+    # Half a unit for the quotient, two for CUDA's tanhf, half a unit for the product.
+    case.units = 3
     return case
 
 
@@ -142,19 +146,24 @@ def differs(case, got, by):
     eps = torch.finfo(TYPES[case.kernel["dtype"]]).eps
     want = case.want["out0"]
     error = (got.double() - want).abs()
-    allowed = 2 * eps * want.abs() + 4 * eps
+    allowed = case.units * eps * want.abs() + eps
     bad = int((~(error <= allowed)).sum())
     word = "ok     " if bad == 0 else "FAILED "
     name, kind = case.kernel["kernel"], case.kernel["dtype"]
-    print(f"{word} {case.folder.name}/{name} {kind} by {by}: max error {float(error.max()):.2e}, {bad} differ", flush=True)
+    of = f"{case.folder.name}/{name} {kind} by {by}"
+    print(f"{word} {of}: max error {float(error.max()):.2e}, {bad} differ", flush=True)
     return bad > 0
 
 
 def by_pytorch(case):
-    sys.path.insert(0, str(case.folder))
     name = case.kernel["module"].removesuffix(".py")
-    function = getattr(importlib.import_module(name), name)
-    sys.path.pop(0)
+    # Kernels of several folders have one name.
+    label = f"{case.folder.name}_{name}"
+    if label not in sys.modules:
+        spec = importlib.util.spec_from_file_location(label, case.folder / case.kernel["module"])
+        sys.modules[label] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[label])
+    function = getattr(sys.modules[label], name)
     function(*[value for _, value, _ in case.arguments()])
     torch.cuda.synchronize()
     return case.tensors["out0"].clone()

@@ -6,10 +6,11 @@
 #
 # HYPATIA_SANITIZE: how many cases of a test compute-sanitizer checks (40; 0 skips it).
 #
-# Parts: what `gen --emit launcher` writes, run from C and from PyTorch; the test binary (random graphs, layouts of products, rows of all lengths, caches); each
-# model with rules on and off and in two narrow types, against its expected outputs; and
-# compute-sanitizer, if it is installed. The sanitizer must first find planted faults; if it misses
-# one, its verdict on the rest does not count.
+# Parts: the test binary (random graphs, layouts of products, rows of all lengths, caches); each
+# model with rules on and off and in two narrow types, against its expected outputs; what `gen
+# --emit launcher` writes, run from C and from PyTorch; and compute-sanitizer, if it is installed.
+# The sanitizer must first find planted faults; if it misses one, its verdict on the rest does not
+# count.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/results}

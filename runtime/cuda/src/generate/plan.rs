@@ -52,7 +52,7 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
                 Part::Kernel { kind, mut body, work, runs } => {
                     // In a plan for a GPU this was done already.
                     body.shorten(&shortener, plan.tf32);
-                    (kind, *body, work, runs)
+                    (kind, *body, *work, runs)
                 }
             };
             let known = out.instances.iter().position(|known| same(&known.body, &body));
@@ -87,7 +87,7 @@ enum Part {
     /// A library call, or a step without a kernel.
     Library,
     /// A kernel, with its work.
-    Kernel { kind: &'static str, body: Box<Body>, work: Work, runs: &'static str },
+    Kernel { kind: &'static str, body: Box<Body>, work: Box<Work>, runs: &'static str },
 }
 
 fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
@@ -98,7 +98,7 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
         Action::Call(call) => timed(plan, step, call).unwrap_or_else(|| vec![Part::Library]),
         Action::Gemm(g) if g.acc.is_float() => {
             let (rows, n) = (g.batch.iter().product::<usize>() * g.m, g.n);
-            let work = Work { rows, n, ..Work::default() };
+            let work = Box::new(Work { rows, n, ..Work::default() });
             let body = Box::new(Body::Pointwise(epilogue(g, step)));
             vec![Part::Kernel { kind: "epilogue", body, work, runs: "product and kernel" }]
         }
@@ -106,7 +106,7 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
             let part = |(body, work): (Body, Work)| Part::Kernel {
                 kind: kind(&body),
                 body: Box::new(body),
-                work,
+                work: Box::new(work),
                 runs: "kernel",
             };
             let parts: Vec<Part> = step_kernels(step).into_iter().map(part).collect();
@@ -124,7 +124,7 @@ fn timed(plan: &Plan, step: &Step, call: &CallStep) -> Option<Vec<Part>> {
     let timed = Timed::of(plan, (step, call, kernel))?;
     let first = timed.plausible(kernel, MULTIPROCESSORS).into_iter().next()?;
     let (body, work) = timed.launch(&first)?;
-    Some(vec![Part::Kernel { kind: kind(&body), body: Box::new(body), work, runs: "kernel" }])
+    Some(vec![Part::Kernel { kind: kind(&body), body: Box::new(body), work: Box::new(work), runs: "kernel" }])
 }
 
 /// The purpose of a kernel: the nodes whose steps run it.
