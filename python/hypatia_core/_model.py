@@ -67,6 +67,7 @@ def settings(
     use_rules: bool = True,
     disable: Iterable[str] = (),
     numerics: str | None = None,
+    batch_invariant: bool = False,
 ) -> dict[str, Any]:
     """The settings of a native model, all of them."""
     return {
@@ -76,6 +77,7 @@ def settings(
         "use_rules": use_rules,
         "disable": list(disable),
         "numerics": numerics,
+        "batch_invariant": batch_invariant,
     }
 
 
@@ -94,6 +96,8 @@ class Model:
         disable: rules, families of rules or rulesets that do not fire.
         numerics: ``exact`` gives the bits of the model without rules, ``rounds`` (the default)
             rounds differently, ``fast`` lets rules fire that are only approximately right.
+        batch_invariant: give each row the same bits, however many rows stand beside it, where their
+            number is a dynamic size of the model. On the CPU alone.
 
     Threads may share a model. The interpreter's lock is released while it compiles and runs.
     """
@@ -111,6 +115,7 @@ class Model:
         use_rules: bool = True,
         disable: Iterable[str] = (),
         numerics: str | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """Load a file.
 
@@ -118,7 +123,7 @@ class Model:
             FileError, ModelError: if it cannot be read, or is damaged.
             UnsupportedError: if it uses something that Hypatia lacks, with node, op and opset.
         """
-        chosen = settings(device, threads, check, use_rules, disable, numerics)
+        chosen = settings(device, threads, check, use_rules, disable, numerics, batch_invariant)
         rules = library() if rules is None else rules
         sizes = {name: list(shape) for name, shape in (shapes or {}).items()}
         self._start(_native.Model.load(os.fspath(path), rules._native, dict(dims or {}), sizes, **chosen))

@@ -41,6 +41,7 @@ pub struct Settings {
     use_rules: bool,
     disable: Vec<String>,
     numerics: Option<String>,
+    batch_invariant: bool,
 }
 
 impl Settings {
@@ -76,6 +77,7 @@ impl Settings {
             optimize: self.optimizer(graph)?,
             check: if self.check { CheckMode::Check } else { CheckMode::Off },
             threads: self.threads,
+            batch_invariant: self.batch_invariant,
             ..Options::default()
         };
         let gpu = match self.device.as_str() {

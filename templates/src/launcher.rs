@@ -127,7 +127,7 @@ fn map_type(dtype: DType) -> Result<(&'static str, u32), EmitError> {
 fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &Rows) -> Result<String, EmitError> {
     let mut params: Vec<(String, String, String)> = Vec::new();
     let mut values = Vec::new();
-    let mut maps = Vec::new();
+    let (mut maps, mut map_names) = (Vec::new(), Vec::new());
     for a in &source.args {
         let own = tensor(a);
         let declaration = match a.kind {
@@ -144,6 +144,7 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         if let ArgKind::Map { dtype, inner } = a.kind {
             let kind = map_type(dtype)?.0;
             let map = spelled(&a.name);
+            map_names.push(map.clone());
             maps.push(
                 context! { name => map, tensor => own.clone(), type => kind, inner => inner[0], outer => inner[1] },
             );
@@ -170,7 +171,7 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
     let ctx = context! {
         cubin => format!("{stem}.{only}.cubin"),
         call => params.iter().map(pass).collect::<Vec<_>>().join(", "),
-        map_names => maps.iter().filter_map(|m: &Value| m.get_attr("name").ok()).map(|n| n.to_string()).collect::<Vec<_>>().join(", "),
+        map_names => map_names.join(", "),
         descriptors => maps,
         values => values.join(", "),
         params => params.iter().map(|(own, declaration, what)| context! {

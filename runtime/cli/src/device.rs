@@ -25,6 +25,8 @@ use hypatia_dsl::dtype::DType;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
+use super::calibrate::with_costs;
+
 /// Where to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
@@ -58,6 +60,21 @@ impl DeviceChoice {
             DeviceChoice::Auto => Some(0),
             DeviceChoice::Cuda(number) => Some(number),
         }
+    }
+}
+
+/// The figures of the cost model.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CostOptions {
+    /// Costs that `hypatia calibrate` measured on this device, in place of its profile's.
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
+}
+
+impl CostOptions {
+    /// The device with these figures.
+    pub fn of(&self, device: Device) -> Result<Device> {
+        with_costs(device, self.costs.as_deref())
     }
 }
 
@@ -95,8 +112,8 @@ pub enum Precision {
 /// Device and precision, and what earlier starts found.
 #[derive(Args, Clone, Debug)]
 pub struct DeviceOptions {
-    /// Where to run: `cpu`, `cuda` (the first GPU) or `cuda:N`; `auto` takes the first GPU if it can
-    /// be used, otherwise the CPU.
+    /// Where to run: `cpu`, `cuda` (the first GPU) or `cuda:N`; `auto` takes the first GPU if it
+    /// can be used, otherwise the CPU.
     #[arg(long, value_name = "auto|cpu|cuda|cuda:N", default_value = "auto")]
     pub device: DeviceChoice,
     /// What products of f32 are computed in.
@@ -109,6 +126,12 @@ pub struct DeviceOptions {
     /// Compare the fused plan with the unfused one again, even if an earlier start did.
     #[arg(long)]
     pub recheck: bool,
+    /// Give each row the same bits, however many rows stand beside it, where their number is a
+    /// dynamic size of the model. On the CPU alone.
+    #[arg(long)]
+    pub batch_invariant: bool,
+    #[command(flatten)]
+    pub costs: CostOptions,
 }
 
 impl Precision {
@@ -165,7 +188,7 @@ impl DeviceOptions {
     /// Starts opening the GPU in the background, if one may be wanted: the model can be read and
     /// optimised in the meantime.
     pub fn open_ahead(&self) -> Option<Opening> {
-        self.device.gpu().map(|number| {
+        self.device.gpu().filter(|_| !self.batch_invariant).map(|number| {
             let (tell, profile) = channel();
             let gpu = std::thread::spawn(move || {
                 // The receiver may be gone; that is fine.
@@ -182,10 +205,15 @@ impl DeviceOptions {
     /// Writes the choice into the options of a session. Returns notes about it.
     pub fn apply(&self, options: Options, measuring: &Measuring<'_>) -> Result<(Options, Vec<String>)> {
         let tf32 = self.precision == Precision::Tf32;
-        let options = Options { tf32, recheck: self.recheck, ..options.remembering() };
+        let options =
+            Options { tf32, recheck: self.recheck, batch_invariant: self.batch_invariant, ..options.remembering() };
         let given = self.tuning.as_deref().map(TuningFile::read).transpose()?;
         let gpu = match self.device {
             DeviceChoice::Cpu => Err(None),
+            DeviceChoice::Auto if self.batch_invariant => Err(None),
+            DeviceChoice::Cuda(_) if self.batch_invariant => {
+                return Err(Error::Input("--batch-invariant is for the CPU: use --device cpu".into()));
+            }
             DeviceChoice::Cuda(number) => Ok(Gpu::open(number)?),
             DeviceChoice::Auto => Gpu::open(0).map_err(|e| {
                 let e = e.to_string();
@@ -208,10 +236,14 @@ impl DeviceOptions {
                     notes.push(file.mismatch(&machine).unwrap_or(fits));
                     tuner = tuner.with_file(file);
                 }
-                Ok((options.on(gpu, tuner), notes))
+                let mut options = options.on(gpu, tuner);
+                options.optimize.device = self.costs.of(options.optimize.device)?;
+                Ok((options, notes))
             }
             Err(_) if tf32 => Err(Error::Input("--precision tf32 needs a GPU; the CPU computes in f32".into())),
             Err(note) => {
+                let mut options = options;
+                options.optimize.device = self.costs.of(options.optimize.device)?;
                 notes.extend(note);
                 notes
                     .extend(given.map(|f| format!("{}: not used, because its choices are for GPUs", f.path.display())));

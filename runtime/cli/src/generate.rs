@@ -18,9 +18,9 @@ use hypatia_plan as plan;
 use hypatia_plan::Plan;
 use hypatia_tensor::error::{Error, Result};
 
-use super::device::MemoryOptions;
+use super::device::{CostOptions, MemoryOptions};
 use super::inputs::must_be_right;
-use super::model::{RuleOptions, Sizes, assumed, must_be_model};
+use super::model::{RuleOptions, Sizes, assumed, must_be_model, tell_assumed};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -51,6 +51,8 @@ pub struct Gen {
     /// or h200 if there is none.
     #[arg(long, value_name = "DEVICE", requires = "model")]
     target: Option<String>,
+    #[command(flatten)]
+    costs: CostOptions,
     #[command(flatten)]
     memory: MemoryOptions,
     /// Element types of the kernels generated from .hyp files.
@@ -132,9 +134,10 @@ impl Gen {
             && (!self.sizes.dim.is_empty()
                 || self.firing.numerics.is_some()
                 || !self.firing.disable.is_empty()
-                || self.memory.memory.is_some())
+                || self.memory.memory.is_some()
+                || self.costs.costs.is_some())
         {
-            let options = "--dim, --numerics, --disable and --memory";
+            let options = "--dim, --numerics, --disable, --costs and --memory";
             return Err(Error::Input(format!("{options} apply to a model's plan: add --model")));
         }
         let program = library::load(&self.files)?;
@@ -148,12 +151,13 @@ impl Gen {
             false => Vec::new(),
         };
         let kernels = self.emit.is_empty() || self.emit.iter().any(|e| *e != Emit::Rust);
-        let mut choices = Vec::new();
+        let (mut choices, mut device) = (Vec::new(), None);
         let PlanKernels { instances, skipped, steps } = match &self.model {
             _ if !kernels => PlanKernels::default(),
             Some(model) => {
                 let (plan, open) = self.plan(model, &program, global.quiet)?;
                 choices = open;
+                device = Some(plan.device.clone());
                 of_plan(&plan)
             }
             None => {
@@ -185,6 +189,9 @@ impl Gen {
         let mut lines = String::new();
         written.files.iter().for_each(|f| lines.push_str(&format!("{}\n", f.display())));
         write_stdout(&lines);
+        if let (Some(device), true) = (&device, kernels) {
+            tell_assumed(self.target.as_deref(), device, global.quiet);
+        }
         if say {
             for s in &written.manifest.skipped {
                 let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
@@ -244,7 +251,7 @@ impl Gen {
     /// The plan of a model with its dynamic sizes bound, and the choices that depend on them.
     fn plan(&self, model: &Path, program: &Arc<Program>, quiet: bool) -> Result<(Plan, Vec<ChoiceEntry>)> {
         must_be_model(model)?;
-        let device = assumed(self.target.as_deref(), "h200", quiet)?;
+        let device = self.costs.of(assumed(self.target.as_deref(), "h200")?)?;
         let graph = self.sizes.load(model, program.clone())?;
         let mut options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
         self.firing.apply(program, &mut options)?;

@@ -20,7 +20,7 @@ use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
-use super::device::MemoryOptions;
+use super::device::{CostOptions, MemoryOptions};
 use super::output::warning;
 
 /// Which rules may fire.
@@ -159,20 +159,19 @@ pub fn device(name: &str) -> Result<Device> {
 }
 
 /// The profile of that name; without a name that of the first GPU of this machine, or `otherwise`.
-/// Says which one was assumed.
-pub fn assumed(target: Option<&str>, otherwise: &str, quiet: bool) -> Result<Device> {
-    if let Some(name) = target {
-        return device(name);
+pub fn assumed(target: Option<&str>, otherwise: &str) -> Result<Device> {
+    match target {
+        Some(name) => device(name),
+        None => hypatia_cuda::profile(0).or_else(|_| device(otherwise)),
     }
-    let (found, whose) = match hypatia_cuda::profile(0) {
-        Ok(found) => (found, "the GPU of this machine"),
-        Err(_) => (device(otherwise)?, "there is no GPU here"),
-    };
-    if !quiet {
-        let (name, figures) = (found.name, found.figures);
-        anstream::eprintln!("note: costs are those of {name}, {figures} ({whose}; --target names another device)");
+}
+
+/// Says which device's costs were assumed, if the user named none.
+pub fn tell_assumed(target: Option<&str>, device: &Device, quiet: bool) {
+    if target.is_none() && !quiet {
+        let (name, figures) = (device.name, device.figures);
+        anstream::eprintln!("note: the costs are those of {name}, {figures}; --target names another device");
     }
-    Ok(found)
 }
 
 /// Options of the commands that optimise a model without running it.
@@ -185,6 +184,8 @@ pub struct ModelOptions {
     /// b200); by default the first GPU of this machine, or cpu if there is none.
     #[arg(long, value_name = "DEVICE")]
     pub target: Option<String>,
+    #[command(flatten)]
+    pub costs: CostOptions,
     #[command(flatten)]
     pub memory: MemoryOptions,
     #[command(flatten)]
@@ -218,9 +219,9 @@ impl ModelOptions {
     }
 
     /// The optimiser's options.
-    pub fn options(&self, graph: &Graph, quiet: bool) -> Result<Options> {
+    pub fn options(&self, graph: &Graph) -> Result<Options> {
         let mut options = Options {
-            device: assumed(self.target.as_deref(), "cpu", quiet)?,
+            device: self.costs.of(assumed(self.target.as_deref(), "cpu")?)?,
             no_rules: self.no_rules,
             ..Options::default()
         };

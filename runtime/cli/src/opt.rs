@@ -12,7 +12,7 @@ use hypatia_tensor::file;
 use serde_json::json;
 
 use super::inputs::{has_f16, must_be_right, warn_if_wrong};
-use super::model::ModelOptions;
+use super::model::{ModelOptions, tell_assumed};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -71,7 +71,7 @@ impl Opt {
             file::check(path, &self.options.files(&self.model))?;
         }
         let graph = self.options.load(&self.model)?;
-        let options = self.options.options(&graph, global.quiet)?;
+        let options = self.options.options(&graph)?;
         let (graph, report) = match self.stage {
             Stage::Imported => (graph, None),
             Stage::Inlined => (graph.inlined()?, None),
@@ -97,6 +97,7 @@ impl Opt {
             Some(path) => self.export(&graph, path, global)?,
             None => write_stdout(&self.show(&graph, report.as_ref())),
         }
+        tell_assumed(self.options.target.as_deref(), &options.device, global.quiet || report.is_none());
         Ok(Exit::Ok)
     }
 

@@ -165,6 +165,7 @@ impl Run {
         let measuring = Measuring { time: TUNING, effort: Effort::Unknown, model: Some(&self.model) };
         let model = match opening.as_ref().filter(|_| !self.on.precision.narrows()).and_then(Opening::profile) {
             Some(device) => {
+                let device = self.on.costs.of(device)?;
                 let options = Options { tf32: self.on.precision == Precision::Tf32, ..options.clone() };
                 let model = model.with_options(options);
                 model.plan_ahead(&device, &inputs);

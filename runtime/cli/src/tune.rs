@@ -17,7 +17,7 @@ use hypatia_library as library;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
-use super::device::{DeviceChoice, MemoryOptions, Precision, notes_after_run};
+use super::device::{CostOptions, DeviceChoice, MemoryOptions, Precision, notes_after_run};
 use super::inputs::load_random;
 use super::model::{RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -56,6 +56,8 @@ pub struct Tune {
     #[command(flatten)]
     sizes: Sizes,
     #[command(flatten)]
+    costs: CostOptions,
+    #[command(flatten)]
     memory: MemoryOptions,
     /// The GPU to measure: `cuda` (the first) or `cuda:N`.
     #[arg(long, value_name = "cuda|cuda:N", default_value = "cuda")]
@@ -84,7 +86,8 @@ impl Tune {
         let mut options =
             Options { tf32: self.precision == Precision::Tf32, memory: self.memory.bytes(), ..Options::default() };
         self.firing.apply(&program, &mut options.optimize)?;
-        let options = options.on(gpu, Tuner::of_user(TIME, Effort::Everything));
+        let mut options = options.on(gpu, Tuner::of_user(TIME, Effort::Everything));
+        options.optimize.device = self.costs.of(options.optimize.device)?;
         let on = options.gpu.clone().ok_or_else(|| Error::Internal("the GPU was lost".into()))?;
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {

@@ -2,14 +2,16 @@
 //!
 //! In: a target's name, or a GPU's own properties. Out: peak rates, bandwidth and launch cost. The
 //! profiles are built in, so that `opt`, `explain`, `test ... on` and `gen` need no device.
-//! Invariant: every figure is positive, and the doc comment of each profile gives the sources of its
-//! figures.
+//! Invariant: every figure is positive, and the doc comment of each profile gives the sources of
+//! its figures.
 
 mod properties;
 
 pub use properties::Properties;
 
 use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 
@@ -97,8 +99,8 @@ const A100: Device = Device {
     matrix: matrix([312e12, 19.5e12, 19.5e12, 624e12]),
 };
 
-/// One NVIDIA H100 SXM, from NVIDIA's H100 data sheet, without sparsity: 989 TFLOP/s (bf16, f16), 67
-/// (f32; f64 on tensor cores), 1979 TOP/s (int8), 3.35 TB/s.
+/// One NVIDIA H100 SXM, from NVIDIA's H100 data sheet, without sparsity: 989 TFLOP/s (bf16, f16),
+/// 67 (f32; f64 on tensor cores), 1979 TOP/s (int8), 3.35 TB/s.
 const H100: Device = Device {
     name: "h100",
     figures: Figures::DataSheet,
@@ -134,7 +136,7 @@ const RTX4090: Device = Device {
     matrix: matrix([165e12, 82.6e12, 1.29e12, 661e12]),
 };
 
-/// One NVIDIA B200, an eighth of NVIDIA's HGX B200 data sheet, without sparsity: 2250 TFLOP/s (bf16,
+/// One NVIDIA B200, from NVIDIA's data sheet of HGX B200, without sparsity: 2250 TFLOP/s (bf16,
 /// f16), 75 (f32), 37 (f64 on tensor cores), 4500 TOP/s (int8), 7.7 TB/s.
 const B200: Device = Device {
     name: "b200",
@@ -158,7 +160,45 @@ const CPU: Device = Device {
     matrix: matrix([1.0e11, 1.9e11, 9.6e10, 1.0e11]),
 };
 
+/// Rates that were measured on a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Memory bandwidth in bytes per second.
+    pub bandwidth: f64,
+    /// Seconds of a launch.
+    pub launch: f64,
+    /// f32 operations per second outside of matrix units.
+    pub vector: f64,
+    /// Operations per second of a matrix product, by the dtype of its operands.
+    pub matrix: Vec<(DType, f64)>,
+}
+
 impl Device {
+    /// The same device with figures that were measured on it; those that were not measured stay.
+    ///
+    /// # Errors
+    /// If a figure is not a positive number.
+    pub fn calibrated(&self, rates: &Rates) -> Result<Device, String> {
+        let all = [("bandwidth", rates.bandwidth), ("launch", rates.launch), ("vector", rates.vector)];
+        let named = rates.matrix.iter().map(|(dtype, rate)| (dtype.name(), *rate));
+        if let Some((name, value)) = all.into_iter().chain(named).find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
+            return Err(format!("the figure `{name}` must be a positive number, not {value}"));
+        }
+        let mut out = Device {
+            figures: Figures::Calibrated,
+            bandwidth: rates.bandwidth,
+            launch: rates.launch,
+            vector: rates.vector,
+            ..self.clone()
+        };
+        for (dtype, rate) in &mut out.matrix {
+            if let Some((_, measured)) = rates.matrix.iter().find(|(d, _)| d == dtype) {
+                *rate = *measured;
+            }
+        }
+        Ok(out)
+    }
+
     /// The profile of that name.
     pub fn named(name: &str) -> Option<Device> {
         PROFILES.iter().find(|d| d.name == name).cloned()
@@ -209,6 +249,19 @@ mod tests {
         }
         assert!(Device::named("tpu").is_none());
         assert_eq!(Device::named("h200").unwrap().sm, 90);
+    }
+
+    #[test]
+    fn measured_rates_replace_those_of_a_profile() {
+        let h200 = Device::named("h200").unwrap();
+        let rates = Rates { bandwidth: 4e12, launch: 2e-6, vector: 5e13, matrix: vec![(DType::F16, 7e14)] };
+        let found = h200.calibrated(&rates).unwrap();
+        assert_eq!((found.name, found.figures, found.launch), ("h200", Figures::Calibrated, 2e-6));
+        assert_eq!((found.matrix_rate(DType::F16), found.matrix_rate(DType::BF16)), (7e14, 790e12));
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let why = h200.calibrated(&Rates { vector: bad, ..rates.clone() }).unwrap_err();
+            assert!(why.contains("`vector`"), "{why}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Which entry point a launcher takes, over which grid.
 //!
-//! In: a source's entry points, and where the number and the length of rows come from. Out: cases of
-//! conditions and launches, as text of one of two languages. Holds always: the same case as
+//! In: a source's entry points, and where the number and the length of rows come from. Out: cases
+//! of conditions and launches, as text of one of two languages. Holds always: the same case as
 //! [`Geometry::launch`] and the plan's executor choose.
 
 use minijinja::{Value, context};

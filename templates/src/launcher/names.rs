@@ -1,7 +1,7 @@
 //! Names of arguments that neither language reserves.
 //!
-//! In: an argument's name in the source. Out: a name for a parameter. Holds always: it is no keyword
-//! of C, C++ or Python, and no name that a launcher uses itself.
+//! In: an argument's name in the source. Out: a name for a parameter. Holds always: it is no
+//! keyword of C, C++ or Python, and no name that a launcher uses itself.
 
 /// Keywords of C++ cannot be names in a source; what is left are those of Python and C, and the
 /// launchers' own names.

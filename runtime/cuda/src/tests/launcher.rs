@@ -311,3 +311,21 @@ fn launchers_ask_the_driver_for_what_plans_ask_for() {
     assert_eq!(got.len(), expected.len());
     got.iter().zip(&expected).for_each(|(got, expected)| assert_eq!(got, expected));
 }
+
+/// CUDA's headers take tenths of a second to compile: tiled kernels need none, the others only
+/// those of a type that they name.
+#[test]
+fn sources_include_only_what_they_use() {
+    let headers = [("cuda_fp16.h", "__half"), ("cuda_bf16.h", "__nv_bfloat16")];
+    let mut without = 0;
+    for one in asked() {
+        let (text, name) = (&one.source.text, &one.source.name);
+        let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("#include")).collect();
+        let needed = |line: &&str| headers.iter().any(|(file, ty)| line.contains(file) && text.contains(ty));
+        assert!(lines.iter().all(|line| needed(line)), "{name} includes {lines:?}");
+        let tiled = one.source.entries.iter().any(|e| matches!(e.geometry, Geometry::Tiles { .. }));
+        assert!(!tiled || lines.is_empty(), "{name} includes {lines:?}");
+        without += usize::from(lines.is_empty());
+    }
+    assert!(without > 50, "{without}");
+}

@@ -23,8 +23,8 @@ pub struct Properties {
     pub bus: u32,
 }
 
-/// Operations of a multiprocessor in a cycle: of f32 outside of matrix units, and of matrix products
-/// in f16 and bf16, in f64 and in 8-bit integers. From that compute capability on.
+/// Operations of a multiprocessor in a cycle: of f32 outside of matrix units, and of matrix
+/// products in f16 and bf16, in f64 and in 8-bit integers. From that compute capability on.
 const GENERATIONS: [(u32, f64, [f64; 3]); 6] = [
     (120, 256.0, [512.0, 4.0, 2048.0]),
     (100, 256.0, [8192.0, 128.0, 16384.0]),
@@ -40,7 +40,8 @@ impl Properties {
     /// # Example
     /// ```
     /// # use hypatia_target::device::Properties;
-    /// let l4 = Properties { sm: 89, multiprocessors: 58, clock: 2.04e9, memory_clock: 6.251e9, bus: 192 };
+    /// let (clock, memory_clock) = (2.04e9, 6.251e9);
+    /// let l4 = Properties { sm: 89, multiprocessors: 58, clock, memory_clock, bus: 192 };
     /// let profile = l4.profile().expect("all figures are there");
     /// assert!((profile.bandwidth - 300e9).abs() < 1e9); // as in its data sheet
     /// ```
