@@ -322,7 +322,7 @@ fn sources_include_only_what_they_use() {
         let (text, name) = (&one.source.text, &one.source.name);
         let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("#include")).collect();
         let needed = |line: &&str| headers.iter().any(|(file, ty)| line.contains(file) && text.contains(ty));
-        assert!(lines.iter().all(|line| needed(line)), "{name} includes {lines:?}");
+        assert!(lines.iter().all(needed), "{name} includes {lines:?}");
         let tiled = one.source.entries.iter().any(|e| matches!(e.geometry, Geometry::Tiles { .. }));
         assert!(!tiled || lines.is_empty(), "{name} includes {lines:?}");
         without += usize::from(lines.is_empty());
