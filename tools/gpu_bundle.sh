@@ -25,7 +25,7 @@ cp -r tests/models/digits tests/models/ffn tests/models/bert "$out/models/"
 # More models, for example exported ones that are too large for the repository.
 for folder in "$@"; do cp -r "$folder" "$out/models/"; done
 printf '{"commit": "%s", "source": "%s"}\n' "$HYPATIA_COMMIT" "$HYPATIA_SOURCE" >"$out/version.json"
-cp tools/measured.py tools/gpu_peers.py tools/gpu_bert.py "$out/"
+cp tools/measured.py tools/gpu_peers.py tools/gpu_bert.py tools/gpu_launcher.py "$out/"
 cp tools/gpu_run.sh "$out/run.sh"
 size=$(du -sm "$out" | cut -f1)
 echo "$out: $size MiB"

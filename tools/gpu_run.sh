@@ -7,9 +7,10 @@
 # HYPATIA_SANITIZE: how many cases of a test compute-sanitizer checks (40; 0 skips it).
 #
 # Parts: the test binary (random graphs, layouts of products, rows of all lengths, caches); each
-# model with rules on and off and in two narrow types, against its expected outputs; and
-# compute-sanitizer, if it is installed. The sanitizer must first find planted faults; if it misses
-# one, its verdict on the rest does not count.
+# model with rules on and off and in two narrow types, against its expected outputs; what `gen
+# --emit launcher` writes, run from C and from PyTorch; and compute-sanitizer, if it is installed.
+# The sanitizer must first find planted faults; if it misses one, its verdict on the rest does not
+# count.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/results}
@@ -52,6 +53,13 @@ for model in "$here"/models/*/; do
       --check "$model/outputs.npz" --device cuda --precision $precision
   done
 done
+
+# Needs PyTorch, onnx and a C compiler.
+if python3 -c 'import torch, onnx' 2>"$out/launchers.log" && command -v cc >/dev/null; then
+  part launchers python3 "$here/gpu_launcher.py" --hypatia "$here/hypatia" --out "$out/launchers"
+else
+  say "SKIPPED launchers: PyTorch, onnx or a C compiler is not installed"
+fi
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 if [ "${HYPATIA_SANITIZE:=40}" = 0 ]; then

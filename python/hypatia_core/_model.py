@@ -72,6 +72,7 @@ def settings(
     must: Iterable[str] = (),
     never: Iterable[str] = (),
     tf32: bool = False,
+    batch_invariant: bool = False,
 ) -> dict[str, Any]:
     """The settings of a native model, all of them."""
     return {
@@ -84,6 +85,7 @@ def settings(
         "must": list(must),
         "never": list(never),
         "tf32": tf32,
+        "batch_invariant": batch_invariant,
     }
 
 
@@ -104,6 +106,8 @@ class Model:
             rounds differently, ``fast`` lets rules fire that are only approximately right.
         must, never: rules that each plan must have (``RULE``, ``RULE count = N`` or ``RULE at
             NODE``), and must not have. A plan that lacks one is a ``ContractError`` that says why.
+        batch_invariant: give each row the same bits, however many rows stand beside it, where their
+            number is a dynamic size of the model. On the CPU alone.
 
     Threads may share a model. The interpreter's lock is released while it compiles and runs.
     """
@@ -123,6 +127,7 @@ class Model:
         numerics: str | None = None,
         must: Iterable[str] = (),
         never: Iterable[str] = (),
+        batch_invariant: bool = False,
     ) -> None:
         """Load a file.
 
@@ -130,7 +135,9 @@ class Model:
             FileError, ModelError: if it cannot be read, or is damaged.
             UnsupportedError: if it uses something that Hypatia lacks, with node, op and opset.
         """
-        chosen = settings(device, threads, check, use_rules, disable, numerics, must, never)
+        chosen = settings(
+            device, threads, check, use_rules, disable, numerics, must, never, batch_invariant=batch_invariant
+        )
         rules = library() if rules is None else rules
         sizes = {name: list(shape) for name, shape in (shapes or {}).items()}
         self._start(_native.Model.load(os.fspath(path), rules._native, dict(dims or {}), sizes, **chosen))

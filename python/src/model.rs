@@ -45,6 +45,7 @@ pub struct Settings {
     must: Vec<String>,
     never: Vec<String>,
     tf32: bool,
+    batch_invariant: bool,
 }
 
 impl Settings {
@@ -95,6 +96,7 @@ impl Settings {
             check: if self.check { CheckMode::Check } else { CheckMode::Off },
             threads: self.threads,
             tf32: self.tf32,
+            batch_invariant: self.batch_invariant,
             ..Options::default()
         };
         let gpu = match self.device.as_str() {

@@ -18,6 +18,7 @@ use hypatia_dsl::dtype::DType;
 #[cfg(feature = "onnx")]
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::ir::{Clause, Demand};
+use hypatia_dsl::numerics::{Allowed, Numerics};
 
 use crate::device::Device;
 use crate::gpu::OnGpu;
@@ -73,6 +74,16 @@ pub struct Options {
     pub verdicts: Option<Arc<Store>>,
     /// Compare again, even if a verdict is cached.
     pub recheck: bool,
+    /// A row's result has the same bits, however many rows stand beside it, as long as their number
+    /// is a dynamic size of the model: the graph is optimised once, before its dynamic sizes are
+    /// known, so that no choice depends on them. On the host alone.
+    ///
+    /// # Example
+    /// ```
+    /// # use hypatia::session::Options;
+    /// let options = Options { batch_invariant: true, ..Options::default() };
+    /// ```
+    pub batch_invariant: bool,
 }
 
 impl Default for Options {
@@ -86,6 +97,7 @@ impl Default for Options {
             tf32: false,
             verdicts: None,
             recheck: false,
+            batch_invariant: false,
         }
     }
 }
@@ -124,6 +136,8 @@ pub struct Model {
     /// The number of nodes that a narrowed model computes in the narrow type.
     narrow: usize,
     early: Mutex<Option<EarlyPlan>>,
+    /// The graph optimised before its dynamic sizes are known, for batch-invariant plans.
+    for_all_sizes: Mutex<Option<Arc<Optimized>>>,
 }
 
 /// A plan made for a device that is not open yet, and what it was made for.
@@ -173,6 +187,7 @@ impl Model {
             wide: None,
             narrow: 0,
             early: Mutex::default(),
+            for_all_sizes: Mutex::default(),
         }
     }
 
@@ -206,7 +221,7 @@ impl Model {
     /// The same model with other settings, such as a device that was opened while the file was
     /// read.
     pub fn with_options(self, options: Options) -> Model {
-        Model { options, plans: Mutex::default(), ..self }
+        Model { options, plans: Mutex::default(), for_all_sizes: Mutex::default(), ..self }
     }
 
     /// Optimises and plans for these inputs and for a device of that profile that is not open yet,
@@ -220,21 +235,53 @@ impl Model {
 
     fn early_plan(&self, device: &Device, inputs: &[(String, Tensor)]) -> Result<EarlyPlan> {
         let shapes = shapes(&self.order(inputs)?);
-        let graph = self.specialized(inputs)?;
         let optimize = optimize::Options { device: device.clone(), ..self.options.optimize.clone() };
-        let optimized = pipeline::optimize(&graph, &optimize)?;
+        let (graph, optimized) = self.optimized(inputs, &optimize)?;
         let planner = self.planner(device.clone(), None);
         let fused = planner.first(&graph, &optimized, &optimize)?;
         Ok(EarlyPlan { shapes, optimize, plan: planner.options, graph, optimized, fused })
     }
 
-    /// The graph on the sizes of these inputs.
-    fn specialized(&self, inputs: &[(String, Tensor)]) -> Result<Graph> {
+    /// The graph on the sizes of these inputs, and what the rules make of it.
+    fn optimized(&self, inputs: &[(String, Tensor)], options: &optimize::Options) -> Result<(Graph, Optimized)> {
         let named: HashMap<String, Tensor> = inputs.iter().cloned().collect();
-        self.graph.specialize(&self.graph.bind_symbols(&named)?)
+        let sizes = self.graph.bind_symbols(&named)?;
+        let graph = self.graph.specialize(&sizes)?;
+        if !self.options.batch_invariant {
+            let optimized = pipeline::optimize(&graph, options)?;
+            return Ok((graph, optimized));
+        }
+        if !options.device.is_host() {
+            return Err(Error::Input(
+                "batch-invariant plans are for the CPU: on a GPU, cuBLASLt's products and the kernels of rows choose \
+                 the order of their sums by the number of rows (use --device cpu)"
+                    .into(),
+            ));
+        }
+        let mut made = self.for_all_sizes.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = match made.as_ref() {
+            Some(all) => all.clone(),
+            None => made.insert(Arc::new(pipeline::optimize(&self.graph, options)?)).clone(),
+        };
+        drop(made);
+        let optimized = Optimized { graph: all.graph.specialize(&sizes)?, report: all.report.clone() };
+        Ok((graph, optimized))
+    }
+
+    /// Which approximations plans may use. What a plan clusters depends on sizes; with `exact`,
+    /// clusters change no bit.
+    fn allowed_in_plans(&self) -> Allowed {
+        let allowed = self.options.optimize.allowed();
+        match self.options.batch_invariant {
+            true => Allowed { numerics: Numerics::Exact, ..allowed },
+            false => allowed,
+        }
     }
 
     fn planner(&self, device: Device, gpu: Option<&OnGpu>) -> Planner {
+        // The cost model may have better figures for the same device.
+        let own = &self.options.optimize.device;
+        let device = if own.name == device.name { own.clone() } else { device };
         Planner {
             options: plan::Options {
                 // A GPU refuses what exceeds its memory when the plan is loaded.
@@ -243,7 +290,7 @@ impl Model {
                     false => isize::MAX as usize,
                 }),
                 tf32: self.options.tf32,
-                allowed: self.options.optimize.allowed(),
+                allowed: self.allowed_in_plans(),
                 ..plan::Options::new(device)
             },
             gpu: gpu.cloned(),

@@ -55,6 +55,11 @@ pub const NVRTC_OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "-default-de
 /// Maximum nodes of a printed term. A compiler would take minutes for a larger one.
 pub const MAX_TERM_NODES: usize = 20_000;
 
+/// Number of rows at which one thread per row fills a GPU.
+pub const MANY_ROWS: usize = 1 << 12;
+/// Rows with fewer elements than this are too short for a warp.
+pub const FEW_ELEMENTS: usize = 24;
+
 /// Threads per block of a pointwise kernel.
 const POINTWISE_BLOCK: u32 = 256;
 
@@ -559,6 +564,12 @@ fn render(template: &str, file: &str, ctx: Value) -> Result<String, EmitError> {
     let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
     let text = environment()?.get_template(template).map_err(fail)?.render(ctx).map_err(fail)?;
     Ok(tidy(&text, file))
+}
+
+/// Renders a template of a language other than CUDA C++.
+pub(crate) fn render_plain(template: &str, ctx: Value) -> Result<String, EmitError> {
+    let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
+    Ok(environment()?.get_template(template).map_err(fail)?.render(ctx).map_err(fail)? + "\n")
 }
 
 /// Trims trailing blanks, collapses consecutive empty lines, and fills in the numbers of `#line`

@@ -6,15 +6,16 @@
 //! same input gives the same bytes); user text reaches the output only through the expression
 //! grammar, as a mangled name, or inside a sanitised comment.
 //!
-//! The templates are the `.cu.j2` files of this folder. `pointwise`, `epilogue`, `rowwise`,
-//! `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`, `attention_sm90`, `product`, `cumsum`, `sort` and
-//! `scatter` are whole files; the others are parts that they include. Syntax: minijinja with `${ }`
+//! The templates are the `.j2` files of this folder: two for launchers, in C and Python, the others
+//! for CUDA C++. `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`,
+//! `attention_sm90`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are parts that they include. Syntax: minijinja with `${ }`
 //! for values, `//%` for statements and `//#` for comments on a line of their own, so that the
 //! braces of CUDA C++ need no escapes.
 
 mod checker;
 pub mod cuda;
 pub mod instances;
+pub mod launcher;
 
 pub use checker::Checker;
 
@@ -36,4 +37,6 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("cumsum.cu.j2", include_str!("../cumsum.cu.j2")),
     ("sort.cu.j2", include_str!("../sort.cu.j2")),
     ("scatter.cu.j2", include_str!("../scatter.cu.j2")),
+    ("launcher.h.j2", include_str!("../launcher.h.j2")),
+    ("launcher.py.j2", include_str!("../launcher.py.j2")),
 ];

@@ -8,7 +8,7 @@ pub(super) const ROWS: &[Row] = &[
         701,
         "unknown target",
         "`test ... on TARGET` runs the test with the profile of a device, which need not be present. The profiles
-are cpu, h200 and a100. Without `on`, the profile is cpu.",
+are cpu, h200, a100, h100, l40s, rtx4090 and b200. Without `on`, the profile is cpu, on every machine.",
         "test \"t\" on h2000 { input x: f32[2]; given exp(x); expect launches == 1; }",
         "test \"t\" on h200 { input x: f32[2]; given exp(x); expect launches == 1; }",
     ),

@@ -20,13 +20,14 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 use serde_json::{Value, json};
 
-use super::device::{DeviceOptions, Measuring, notes_after_run};
+use super::device::{DeviceOptions, Measuring, MemoryOptions, notes_after_run};
 use super::inputs::load_random;
 use super::model::{ContractOptions, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, measured};
 use roofline::Roofline;
 use suite::Suite;
+pub(crate) use suite::noise;
 
 mod plot;
 mod roofline;
@@ -89,6 +90,8 @@ pub struct Bench {
     firing: RuleOptions,
     #[command(flatten)]
     contract: ContractOptions,
+    #[command(flatten)]
+    memory: MemoryOptions,
     /// Also show the largest error of f32 cases that multiply matrices: the difference from the
     /// same case in f64.
     #[arg(long)]
@@ -249,7 +252,8 @@ impl Bench {
 
     /// The session's options, and notes about them.
     fn options(&self, program: &Program) -> Result<(Options, Vec<String>)> {
-        let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
+        let memory = self.memory.bytes();
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(program, &mut options.optimize)?;
         options.optimize.contract = self.contract.clauses(program, &self.rules)?;
@@ -457,6 +461,7 @@ fn kernels(p: &Profile, executor: &Executor) -> Vec<Value> {
                 "note": note(&notes, i),
                 "calls": p.runs,
                 "time_us": seconds * 1e6,
+                "predicted_us": step.predicted(&executor.plan().device) * 1e6,
                 "share": time.as_secs_f64() / p.total.as_secs_f64().max(1e-12),
                 "gflops": flops / 1e9,
                 "gbs": bytes / 1e9,
@@ -486,9 +491,9 @@ fn profile_text(text: &mut String, p: &Profile, executor: &Executor) {
         "\nroof       {flops:.0} GFLOP/s ({} product), {bytes:.1} GB/s (copy), measured now",
         p.roof.dtype
     );
-    let header = ["time us", "share", "GFLOP/s", "GB/s", "roof", "kind"];
-    let [time, share, gflops, gbs, roof, kind] = header;
-    let _ = writeln!(text, "{time:>9} {share:>6} {gflops:>8} {gbs:>7} {roof:>6}  {kind:<9}  for");
+    let header = ["time us", "predicted", "share", "GFLOP/s", "GB/s", "roof", "kind"];
+    let [time, predicted, share, gflops, gbs, roof, kind] = header;
+    let _ = writeln!(text, "{time:>9} {predicted:>9} {share:>6} {gflops:>8} {gbs:>7} {roof:>6}  {kind:<9}  for");
     let mut cached = false;
     for k in kernels(p, executor) {
         let number = |key: &str| k[key].as_f64().unwrap_or(0.0);
@@ -501,8 +506,9 @@ fn profile_text(text: &mut String, p: &Profile, executor: &Executor) {
         cached |= roof == "cache";
         let _ = writeln!(
             text,
-            "{:>9.2} {:>5.1}% {:>8.1} {:>7.1} {roof:>6}  {:<9}  {}{}",
+            "{:>9.2} {:>9.2} {:>5.1}% {:>8.1} {:>7.1} {roof:>6}  {:<9}  {}{}",
             number("time_us"),
+            number("predicted_us"),
             100.0 * number("share"),
             number("gflops"),
             number("gbs"),
@@ -510,6 +516,17 @@ fn profile_text(text: &mut String, p: &Profile, executor: &Executor) {
             word("name"),
             k["note"].as_str().map_or(String::new(), |note| format!(", {note}")),
         );
+    }
+    let device = &executor.plan().device;
+    let errors = kernels(p, executor).into_iter().filter_map(|k| {
+        let (time, predicted) = (k["time_us"].as_f64()?, k["predicted_us"].as_f64()?);
+        Some((predicted / time - 1.0).abs())
+    });
+    let mut errors: Vec<f64> = errors.collect();
+    errors.sort_by(f64::total_cmp);
+    if let Some(median) = errors.get(errors.len() / 2) {
+        let (name, figures) = (device.name, device.figures);
+        let _ = writeln!(text, "predicted by the costs of {name}, {figures}: median error {:.0}%", 100.0 * median);
     }
     let (total, inside) = (ms(p.total), ms(p.steps.iter().sum()));
     let outside = 100.0 * (total - inside).max(0.0) / total.max(1e-9);

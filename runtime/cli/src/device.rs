@@ -6,6 +6,7 @@
 //! tuning file, the cache) is reported.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
@@ -24,15 +25,73 @@ use hypatia_dsl::dtype::DType;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
+use super::calibrate::with_costs;
+
 /// Where to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A GPU if one can be used, otherwise the CPU.
+    /// The first GPU if it can be used, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,
-    /// An NVIDIA GPU.
-    Cuda,
+    /// The NVIDIA GPU of that number.
+    Cuda(usize),
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceChoice, String> {
+        match (text, text.strip_prefix("cuda:").map(str::parse)) {
+            ("auto", _) => Ok(DeviceChoice::Auto),
+            ("cpu", _) => Ok(DeviceChoice::Cpu),
+            ("cuda", _) => Ok(DeviceChoice::Cuda(0)),
+            (_, Some(Ok(number))) => Ok(DeviceChoice::Cuda(number)),
+            _ => Err("expected auto, cpu, cuda, or one of several GPUs as cuda:1".into()),
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// The number of the GPU that may run; `None` for the CPU.
+    pub fn gpu(self) -> Option<usize> {
+        match self {
+            DeviceChoice::Cpu => None,
+            DeviceChoice::Auto => Some(0),
+            DeviceChoice::Cuda(number) => Some(number),
+        }
+    }
+}
+
+/// The figures of the cost model.
+#[derive(Args, Clone, Debug, Default)]
+pub struct CostOptions {
+    /// Costs that `hypatia calibrate` measured on this device, in place of its profile's.
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
+}
+
+impl CostOptions {
+    /// The device with these figures.
+    pub fn of(&self, device: Device) -> Result<Device> {
+        with_costs(device, self.costs.as_deref())
+    }
+}
+
+/// How much memory a plan may take.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct MemoryOptions {
+    /// Memory limit for intermediate results and outputs, in MiB; a model that needs more is
+    /// refused. By default 1024, or what the limits of the process leave; on a GPU its free memory.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub memory: Option<u32>,
+}
+
+impl MemoryOptions {
+    /// In bytes.
+    pub fn bytes(self) -> Option<usize> {
+        self.memory.map(|mib| (mib as usize).saturating_mul(1 << 20))
+    }
 }
 
 /// The type in which f32 products are computed.
@@ -53,8 +112,9 @@ pub enum Precision {
 /// Device and precision, and what earlier starts found.
 #[derive(Args, Clone, Debug)]
 pub struct DeviceOptions {
-    /// Where to run.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    /// Where to run: `cpu`, `cuda` (the first GPU) or `cuda:N`; `auto` takes the first GPU if it
+    /// can be used, otherwise the CPU.
+    #[arg(long, value_name = "auto|cpu|cuda|cuda:N", default_value = "auto")]
     pub device: DeviceChoice,
     /// What products of f32 are computed in.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -66,6 +126,12 @@ pub struct DeviceOptions {
     /// Compare the fused plan with the unfused one again, even if an earlier start did.
     #[arg(long)]
     pub recheck: bool,
+    /// Give each row the same bits, however many rows stand beside it, where their number is a
+    /// dynamic size of the model. On the CPU alone.
+    #[arg(long)]
+    pub batch_invariant: bool,
+    #[command(flatten)]
+    pub costs: CostOptions,
 }
 
 impl Precision {
@@ -122,15 +188,15 @@ impl DeviceOptions {
     /// Starts opening the GPU in the background, if one may be wanted: the model can be read and
     /// optimised in the meantime.
     pub fn open_ahead(&self) -> Option<Opening> {
-        (self.device != DeviceChoice::Cpu).then(|| {
+        self.device.gpu().filter(|_| !self.batch_invariant).map(|number| {
             let (tell, profile) = channel();
             let gpu = std::thread::spawn(move || {
                 // The receiver may be gone; that is fine.
-                if let Ok(profile) = cuda::profile(0) {
+                if let Ok(profile) = cuda::profile(number) {
                     let _ = tell.send(profile);
                 }
                 drop(tell);
-                Gpu::open(0).ok()
+                Gpu::open(number).ok()
             });
             Opening { profile, _gpu: gpu }
         })
@@ -139,11 +205,16 @@ impl DeviceOptions {
     /// Writes the choice into the options of a session. Returns notes about it.
     pub fn apply(&self, options: Options, measuring: &Measuring<'_>) -> Result<(Options, Vec<String>)> {
         let tf32 = self.precision == Precision::Tf32;
-        let options = Options { tf32, recheck: self.recheck, ..options.remembering() };
+        let options =
+            Options { tf32, recheck: self.recheck, batch_invariant: self.batch_invariant, ..options.remembering() };
         let given = self.tuning.as_deref().map(TuningFile::read).transpose()?;
         let gpu = match self.device {
             DeviceChoice::Cpu => Err(None),
-            DeviceChoice::Cuda => Ok(Gpu::open(0)?),
+            DeviceChoice::Auto if self.batch_invariant => Err(None),
+            DeviceChoice::Cuda(_) if self.batch_invariant => {
+                return Err(Error::Input("--batch-invariant is for the CPU: use --device cpu".into()));
+            }
+            DeviceChoice::Cuda(number) => Ok(Gpu::open(number)?),
             DeviceChoice::Auto => Gpu::open(0).map_err(|e| {
                 let e = e.to_string();
                 let why = e.lines().next().unwrap_or_default().trim_end_matches(" Tried:").trim_end_matches('.');
@@ -165,10 +236,14 @@ impl DeviceOptions {
                     notes.push(file.mismatch(&machine).unwrap_or(fits));
                     tuner = tuner.with_file(file);
                 }
-                Ok((options.on(gpu, tuner), notes))
+                let mut options = options.on(gpu, tuner);
+                options.optimize.device = self.costs.of(options.optimize.device)?;
+                Ok((options, notes))
             }
             Err(_) if tf32 => Err(Error::Input("--precision tf32 needs a GPU; the CPU computes in f32".into())),
             Err(note) => {
+                let mut options = options;
+                options.optimize.device = self.costs.of(options.optimize.device)?;
                 notes.extend(note);
                 notes
                     .extend(given.map(|f| format!("{}: not used, because its choices are for GPUs", f.path.display())));

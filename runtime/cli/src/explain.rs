@@ -17,7 +17,7 @@ use hypatia_verify::test_runner::{given, target};
 use serde_json::{Value, json};
 
 use super::inputs::warn_if_wrong;
-use super::model::ModelOptions;
+use super::model::{ModelOptions, tell_assumed};
 use super::output::write_stdout;
 use super::{Exit, Global, files, tune};
 
@@ -89,11 +89,14 @@ impl Explain {
                 // User rules may be wrong: the result is run once and compared with the graph
                 // without rules.
                 if !self.options.rules.is_empty() && !options.no_rules {
-                    warn_if_wrong(&graph, &options, global.quiet)?;
+                    warn_if_wrong(&graph, &options, self.options.memory, global.quiet)?;
                 }
                 let mut optimized = pipeline::optimize_anyway(&graph, &options)?;
                 unmet = contract::unmet(&optimized.report.contract);
                 pipeline::count_launches(&mut optimized, &graph, &options);
+                if !options.no_rules {
+                    pipeline::list_choices(&mut optimized, &options);
+                }
                 match (self.json, &tuning) {
                     (false, _) => optimized.report.to_string(),
                     (true, None) => json(&optimized.report)?,
@@ -110,6 +113,7 @@ impl Explain {
             text.push_str(&choices(&file));
         }
         write_stdout(&text);
+        tell_assumed(self.options.target.as_deref(), &options.device, global.quiet || unmet.is_some());
         unmet.map_or(Ok(Exit::Ok), Err)
     }
 
@@ -120,6 +124,8 @@ impl Explain {
             ("--inputs", self.options.inputs.is_some()),
             ("--dim", !self.options.sizes.dim.is_empty()),
             ("--target", self.options.target.is_some()),
+            ("--costs", self.options.costs.costs.is_some()),
+            ("--memory", self.options.memory.memory.is_some()),
             ("--node", self.node.is_some()),
             ("--tuning", self.tuning.is_some()),
         ];

@@ -18,8 +18,9 @@ use hypatia_plan as plan;
 use hypatia_plan::Plan;
 use hypatia_tensor::error::{Error, Result};
 
+use super::device::{CostOptions, MemoryOptions};
 use super::inputs::must_be_right;
-use super::model::{RuleOptions, Sizes, device, must_be_model};
+use super::model::{RuleOptions, Sizes, assumed, must_be_model, tell_assumed};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -46,9 +47,14 @@ pub struct Gen {
     sizes: Sizes,
     #[command(flatten)]
     firing: RuleOptions,
-    /// The device profile to plan the model for.
-    #[arg(long, value_name = "NAME", default_value = "h200", requires = "model")]
-    target: String,
+    /// The device profile to plan the model for; by default that of the first GPU of this machine,
+    /// or h200 if there is none.
+    #[arg(long, value_name = "DEVICE", requires = "model")]
+    target: Option<String>,
+    #[command(flatten)]
+    costs: CostOptions,
+    #[command(flatten)]
+    memory: MemoryOptions,
     /// Element types of the kernels generated from .hyp files.
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "f32,f16,bf16", value_parser = dtype)]
     dtype: Vec<DType>,
@@ -67,6 +73,9 @@ enum Emit {
     Cuda,
     /// Machine code; an error if NVRTC is not installed.
     Cubin,
+    /// Launchers beside the sources and the machine code: for each kernel a C header (driver API)
+    /// and a Python module (PyTorch).
+    Launcher,
     /// The module that `hypatia_rules!` generates from the files, as rules.rs.
     Rust,
 }
@@ -122,9 +131,14 @@ impl Gen {
     pub fn run(&self, global: &Global) -> Result<Exit> {
         let say = !global.quiet;
         if self.model.is_none()
-            && (!self.sizes.dim.is_empty() || self.firing.numerics.is_some() || !self.firing.disable.is_empty())
+            && (!self.sizes.dim.is_empty()
+                || self.firing.numerics.is_some()
+                || !self.firing.disable.is_empty()
+                || self.memory.memory.is_some()
+                || self.costs.costs.is_some())
         {
-            return Err(Error::Input("--dim, --numerics and --disable apply to a model's plan: add --model".into()));
+            let options = "--dim, --numerics, --disable, --costs and --memory";
+            return Err(Error::Input(format!("{options} apply to a model's plan: add --model")));
         }
         let program = library::load(&self.files)?;
         let scope = match self.files.is_empty() {
@@ -137,12 +151,13 @@ impl Gen {
             false => Vec::new(),
         };
         let kernels = self.emit.is_empty() || self.emit.iter().any(|e| *e != Emit::Rust);
-        let mut choices = Vec::new();
+        let (mut choices, mut device) = (Vec::new(), None);
         let PlanKernels { instances, skipped, steps } = match &self.model {
             _ if !kernels => PlanKernels::default(),
             Some(model) => {
                 let (plan, open) = self.plan(model, &program, global.quiet)?;
                 choices = open;
+                device = Some(plan.device.clone());
                 of_plan(&plan)
             }
             None => {
@@ -163,7 +178,8 @@ impl Gen {
             skipped,
             steps,
             choices,
-            cuda: self.emit.is_empty() || self.emit.contains(&Emit::Cuda),
+            cuda: self.emit.is_empty() || self.emit.iter().any(|e| matches!(e, Emit::Cuda | Emit::Launcher)),
+            launchers: self.emit.contains(&Emit::Launcher),
             cubins: nvrtc.as_ref().map(|n| (&**n, &archs[..])),
             folders: &self.folders(),
             more,
@@ -173,6 +189,9 @@ impl Gen {
         let mut lines = String::new();
         written.files.iter().for_each(|f| lines.push_str(&format!("{}\n", f.display())));
         write_stdout(&lines);
+        if let (Some(device), true) = (&device, kernels) {
+            tell_assumed(self.target.as_deref(), device, global.quiet);
+        }
         if say {
             for s in &written.manifest.skipped {
                 let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
@@ -232,7 +251,7 @@ impl Gen {
     /// The plan of a model with its dynamic sizes bound, and the choices that depend on them.
     fn plan(&self, model: &Path, program: &Arc<Program>, quiet: bool) -> Result<(Plan, Vec<ChoiceEntry>)> {
         must_be_model(model)?;
-        let device = device(&self.target)?;
+        let device = self.costs.of(assumed(self.target.as_deref(), "h200")?)?;
         let graph = self.sizes.load(model, program.clone())?;
         let mut options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
         self.firing.apply(program, &mut options)?;
@@ -246,17 +265,20 @@ impl Gen {
         let sizes: Symbols = symbols.into_iter().map(|s| (s, 8)).collect();
         let graph = graph.specialize(&sizes)?;
         if !self.files.is_empty() {
-            must_be_right(&graph, &options, quiet)?;
+            must_be_right(&graph, &options, self.memory, quiet)?;
         }
         let optimized = pipeline::optimize(&graph, &options)?;
-        let plan = plan::Options { allowed: options.allowed(), ..plan::Options::new(device) };
+        // Nothing is run: memory is a limit only if one is given.
+        let memory = self.memory.bytes().unwrap_or(usize::MAX);
+        let plan = plan::Options { allowed: options.allowed(), memory, ..plan::Options::new(device) };
         Ok((pipeline::plan(&optimized.graph, &plan)?, choices))
     }
 
     /// NVRTC, if machine code is wanted; its absence is an error only if machine code was requested
     /// explicitly.
     fn compiler(&self, global: &Global) -> Result<Option<Arc<Nvrtc>>> {
-        if !self.emit.is_empty() && !self.emit.contains(&Emit::Cubin) {
+        let wanted = |e: &Emit| matches!(e, Emit::Cubin | Emit::Launcher);
+        if !self.emit.is_empty() && !self.emit.iter().any(wanted) {
             return Ok(None);
         }
         match Nvrtc::get() {

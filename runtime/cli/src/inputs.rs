@@ -15,6 +15,7 @@ use hypatia_tensor::error::{Error, Result};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
+use super::device::MemoryOptions;
 use super::model::Sizes;
 
 /// Tensors by name.
@@ -47,14 +48,15 @@ const TRIED_SIZE: i64 = 3;
 /// Runs the optimised graph and the original graph on random inputs on the CPU, as `run` does
 /// before its first result. Returns why the optimised graph would be refused, or `None`. Reports if
 /// the comparison could not run.
-fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refusal> {
+fn wrong(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quiet: bool) -> Option<Refusal> {
     let tried = || -> Result<Option<Refusal>> {
         let sizes: Symbols = graph.symbols().into_iter().map(|s| (s, TRIED_SIZE)).collect();
         let inputs = random_inputs(&graph.specialize(&sizes)?, 0)?;
         // What the contract forbids stays forbidden; what it demands is not the question here.
         let (disabled, contract) = (options.allowed().disabled, Vec::new());
         let optimize = optimize::Options { disabled, contract, ..options.clone() };
-        let model = Model::new(graph.clone(), Options { optimize, ..Options::default() });
+        let options = Options { optimize, memory: memory.bytes(), ..Options::default() };
+        let model = Model::new(graph.clone(), options);
         Ok(model.compile(&inputs)?.refusal.clone())
     };
     match tried() {
@@ -69,8 +71,8 @@ fn wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Option<Refu
 }
 
 /// For a command that writes the optimised graph: fails if the rules are wrong on this graph.
-pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
-    let Some(Refusal { reason }) = wrong(graph, options, quiet) else { return Ok(()) };
+pub fn must_be_right(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quiet: bool) -> Result<()> {
+    let Some(Refusal { reason }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
     let f16 = match has_f16(graph) {
         true => "; a constant that a rule computes may also be too large or too small for f16",
         false => "",
@@ -86,8 +88,8 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, quiet: bool) ->
 ///
 /// # Errors
 /// If the contract demands rules: those of a graph that is not used have no site.
-pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, quiet: bool) -> Result<()> {
-    let Some(Refusal { reason }) = wrong(graph, options, quiet) else { return Ok(()) };
+pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quiet: bool) -> Result<()> {
+    let Some(Refusal { reason }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
     let text = format!(
         "the rules change what the model computes, and `run` would not use this: {reason}. `--disable RULE` leaves a \
          rule out"

@@ -16,6 +16,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 mod bench;
 mod cache;
+mod calibrate;
 mod check;
 mod completions;
 mod device;
@@ -123,6 +124,8 @@ enum Command {
     Bench(bench::Bench),
     /// Measure which algorithms are fastest for a model on this GPU, and write them to a file.
     Tune(tune::Tune),
+    /// Measure this device's rates for the cost model, and write them to a file.
+    Calibrate(calibrate::Calibrate),
     /// Explain an error code (H0304), a model's fusions, or why a rule did not fire.
     Explain(explain::Explain),
     /// Show what this machine offers, and what Hypatia falls back to.
@@ -179,9 +182,8 @@ fn wants_json(command: &Command) -> bool {
         Command::Explain(c) => c.json,
         Command::Doctor(c) => c.json,
         Command::Cache(c) => c.json,
-        Command::Check(_) | Command::Fmt(_) | Command::Gen(_) | Command::Completions(_) | Command::TryKernel(_) => {
-            false
-        }
+        Command::Check(_) | Command::Fmt(_) | Command::Gen(_) | Command::Calibrate(_) => false,
+        Command::Completions(_) | Command::TryKernel(_) => false,
     }
 }
 
@@ -197,6 +199,7 @@ fn run(cli: &Cli) -> hypatia_tensor::error::Result<Exit> {
         Command::Run(c) => c.run(global),
         Command::Bench(c) => c.run(global),
         Command::Tune(c) => c.run(global),
+        Command::Calibrate(c) => c.run(global),
         Command::Explain(c) => c.run(global),
         Command::Doctor(c) => c.run(global),
         Command::Cache(c) => c.run(global),

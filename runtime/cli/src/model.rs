@@ -20,6 +20,7 @@ use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
+use super::device::{CostOptions, MemoryOptions};
 use super::output::warning;
 
 /// Which rules may fire.
@@ -157,15 +158,36 @@ pub fn device(name: &str) -> Result<Device> {
     })
 }
 
+/// The profile of that name; without a name that of the first GPU of this machine, or `otherwise`.
+pub fn assumed(target: Option<&str>, otherwise: &str) -> Result<Device> {
+    match target {
+        Some(name) => device(name),
+        None => hypatia_cuda::profile(0).or_else(|_| device(otherwise)),
+    }
+}
+
+/// Says which device's costs were assumed, if the user named none.
+pub fn tell_assumed(target: Option<&str>, device: &Device, quiet: bool) {
+    if target.is_none() && !quiet {
+        let (name, figures) = (device.name, device.figures);
+        anstream::eprintln!("note: the costs are those of {name}, {figures}; --target names another device");
+    }
+}
+
 /// Options of the commands that optimise a model without running it.
 #[derive(Args, Clone, Debug)]
 pub struct ModelOptions {
     /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     pub rules: Vec<PathBuf>,
-    /// The device whose cost model is used: h200, a100 or cpu (the default).
+    /// The device whose cost model is used, by its profile (cpu, h200, a100, h100, l40s, rtx4090,
+    /// b200); by default the first GPU of this machine, or cpu if there is none.
     #[arg(long, value_name = "DEVICE")]
     pub target: Option<String>,
+    #[command(flatten)]
+    pub costs: CostOptions,
+    #[command(flatten)]
+    pub memory: MemoryOptions,
     #[command(flatten)]
     pub sizes: Sizes,
     /// Take the dynamic sizes from the arrays in this file, for a model that cannot be imported
@@ -199,7 +221,7 @@ impl ModelOptions {
     /// The optimiser's options.
     pub fn options(&self, graph: &Graph) -> Result<Options> {
         let mut options = Options {
-            device: device(self.target.as_deref().unwrap_or("cpu"))?,
+            device: self.costs.of(assumed(self.target.as_deref(), "cpu")?)?,
             no_rules: self.no_rules,
             ..Options::default()
         };

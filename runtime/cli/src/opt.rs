@@ -12,7 +12,7 @@ use hypatia_tensor::file;
 use serde_json::json;
 
 use super::inputs::{has_f16, must_be_right, warn_if_wrong};
-use super::model::ModelOptions;
+use super::model::{ModelOptions, tell_assumed};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -79,8 +79,10 @@ impl Opt {
                 let own = !self.options.rules.is_empty() && !options.no_rules;
                 match self.output.is_some() {
                     // Rules that combine constants may leave the range of f16, which is narrow.
-                    true if own || has_f16(&graph) => must_be_right(&graph, &options, global.quiet)?,
-                    false if own => warn_if_wrong(&graph, &options, global.quiet)?,
+                    true if own || has_f16(&graph) => {
+                        must_be_right(&graph, &options, self.options.memory, global.quiet)?
+                    }
+                    false if own => warn_if_wrong(&graph, &options, self.options.memory, global.quiet)?,
                     _ => {}
                 }
                 let mut out = pipeline::optimize(&graph, &options)?;
@@ -95,6 +97,7 @@ impl Opt {
             Some(path) => self.export(&graph, path, global)?,
             None => write_stdout(&self.show(&graph, report.as_ref())),
         }
+        tell_assumed(self.options.target.as_deref(), &options.device, global.quiet || report.is_none());
         Ok(Exit::Ok)
     }
 

@@ -18,7 +18,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::{file, npz};
 use serde_json::{Value, json};
 
-use super::device::{DeviceOptions, Measuring, Opening, Precision, notes_after_run};
+use super::device::{DeviceOptions, Measuring, MemoryOptions, Opening, Precision, notes_after_run};
 use super::inputs::load_random;
 use super::model::{ContractOptions, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -80,10 +80,8 @@ pub struct Run {
     /// Seed of random inputs.
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
-    /// Memory limit for intermediate results and outputs, in MiB; a model that needs more is
-    /// refused. By default 1024, or what the limits of the process leave; on a GPU its free memory.
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
-    memory: Option<u32>,
+    #[command(flatten)]
+    memory: MemoryOptions,
     /// Also print the plan.
     #[arg(long)]
     plan: bool,
@@ -144,10 +142,8 @@ impl Run {
         }
         let opening = self.on.open_ahead();
         let program = library::load(&self.rules)?;
-        let mut options = Options { threads: self.threads.unwrap_or(0).into(), ..Options::default() };
-        if let Some(mib) = self.memory {
-            options.memory = Some((mib as usize).saturating_mul(1 << 20));
-        }
+        let memory = self.memory.bytes();
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(&program, &mut options.optimize)?;
         options.optimize.contract = self.contract.clauses(&program, &self.rules)?;
@@ -169,6 +165,7 @@ impl Run {
         let measuring = Measuring { time: TUNING, effort: Effort::Unknown, model: Some(&self.model) };
         let model = match opening.as_ref().filter(|_| !self.on.precision.narrows()).and_then(Opening::profile) {
             Some(device) => {
+                let device = self.on.costs.of(device)?;
                 let options = Options { tf32: self.on.precision == Precision::Tf32, ..options.clone() };
                 let model = model.with_options(options);
                 model.plan_ahead(&device, &inputs);

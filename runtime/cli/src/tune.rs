@@ -17,7 +17,7 @@ use hypatia_library as library;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
-use super::device::{Precision, notes_after_run};
+use super::device::{CostOptions, DeviceChoice, MemoryOptions, Precision, notes_after_run};
 use super::inputs::load_random;
 use super::model::{RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
@@ -55,6 +55,13 @@ pub struct Tune {
     inputs: Option<PathBuf>,
     #[command(flatten)]
     sizes: Sizes,
+    #[command(flatten)]
+    costs: CostOptions,
+    #[command(flatten)]
+    memory: MemoryOptions,
+    /// The GPU to measure: `cuda` (the first) or `cuda:N`.
+    #[arg(long, value_name = "cuda|cuda:N", default_value = "cuda")]
+    device: DeviceChoice,
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
@@ -69,15 +76,18 @@ impl Tune {
         // The existing file is read before hours are spent: it may be damaged, or not a tuning
         // file.
         let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
-        let gpu = Gpu::open(0).map_err(|e| {
+        let number = self.device.gpu().ok_or_else(|| Error::Input("--device: only a GPU is tuned".into()))?;
+        let gpu = Gpu::open(number).map_err(|e| {
             let why = e.to_string().replace(", or use --device cpu", "");
             Error::Device(format!("`hypatia tune` needs an NVIDIA GPU, its driver and cuBLASLt: {why}"))
         })?;
         TuningFile::writable(&output)?;
         let here = machine(&gpu);
-        let mut options = Options { tf32: self.precision == Precision::Tf32, ..Options::default() };
+        let mut options =
+            Options { tf32: self.precision == Precision::Tf32, memory: self.memory.bytes(), ..Options::default() };
         self.firing.apply(&program, &mut options.optimize)?;
-        let options = options.on(gpu, Tuner::of_user(TIME, Effort::Everything));
+        let mut options = options.on(gpu, Tuner::of_user(TIME, Effort::Everything));
+        options.optimize.device = self.costs.of(options.optimize.device)?;
         let on = options.gpu.clone().ok_or_else(|| Error::Internal("the GPU was lost".into()))?;
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {

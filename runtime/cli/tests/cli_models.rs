@@ -289,3 +289,63 @@ fn outputs_that_nothing_was_compared_with_are_no_success() {
     let value: serde_json::Value = serde_json::from_str(&out(&hypatia(&args, &at))).unwrap();
     assert_eq!((value["ok"].as_bool(), value["unchecked"].as_array().unwrap().len()), (Some(false), 1));
 }
+
+/// The result that does not fit is named, by the op that makes it and its size.
+#[test]
+fn memory_that_does_not_suffice_names_the_op() {
+    let at = digits();
+    let on_cpu = |command| [command, "--device", "cpu"];
+    let gen_model = ["gen", "-o", "/dev/null/no", "--model"];
+    for more in [&on_cpu("run")[..], &on_cpu("bench"), &gen_model] {
+        let (command, rest) = more.split_first().unwrap();
+        let args = [&[*command], rest, &["model.onnx", "--memory", "1", "--dim", "batch=9000"]].concat();
+        fails(&args, &at, "at most 1 MiB (`--memory MIB`");
+        let told = err(&hypatia(&args, &at));
+        assert!(told.contains("the result of `") && !told.contains("``") && told.contains("f32[9000, "), "{told}");
+    }
+    let enough = ["run", "model.onnx", "--device", "cpu", "--memory", "64", "--dim", "batch=9000"];
+    assert_eq!(hypatia(&enough, &at).status.code(), Some(0));
+}
+
+#[test]
+fn devices_and_invariance_are_told_apart() {
+    let at = digits();
+    let wrong = hypatia(&["run", "model.onnx", "--device", "cuda:x"], &at);
+    assert!(wrong.status.code() == Some(2) && err(&wrong).contains("cuda:1"), "{}", err(&wrong));
+    fails(&["run", "model.onnx", "--device", "cuda:1", "--batch-invariant"], &at, "--batch-invariant is for the CPU");
+    let bits = |batch: &str| {
+        let args = ["run", "model.onnx", "--batch-invariant", "--dim", batch, "--json"];
+        let o = hypatia(&args, &at);
+        assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    };
+    bits("batch=1");
+    bits("batch=33");
+}
+
+#[test]
+fn explain_lists_the_candidates_of_steps_and_whose_costs_they_have() {
+    let at = digits();
+    let o = hypatia(&["explain", "model.onnx", "--target", "h200"], &at);
+    let text = out(&o);
+    assert!(text.contains("candidates of each step, with the time that the profile of h200 predicts"), "{text}");
+    assert!(text.contains(" us  cublaslt RELU_BIAS") && text.contains("not admitted: kernel "), "{text}");
+    assert!(!err(&o).contains("note: the costs"), "{}", err(&o));
+    let o = hypatia(&["explain", "model.onnx"], &at);
+    assert!(err(&o).contains("note: the costs are those of "), "{}", err(&o));
+}
+
+#[test]
+fn measured_costs_are_for_the_device_that_they_were_measured_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let model = digits().join("model.onnx");
+    let model = model.to_str().unwrap();
+    let o = hypatia(&["calibrate", "--device", "cpu", "--threads", "2", "-o", "cpu.costs"], at);
+    assert!(o.status.code() == Some(0) && out(&o).contains("bandwidth, GB/s"), "{}", err(&o));
+    let with = |target: &str, file: &str| hypatia(&["opt", model, "--target", target, "--costs", file], at);
+    assert_eq!(with("cpu", "cpu.costs").status.code(), Some(0));
+    let other = with("h200", "cpu.costs");
+    assert!(other.status.code() == Some(1) && err(&other).contains("are for cpu, not for h200"), "{}", err(&other));
+    std::fs::write(at.join("no.costs"), "{}").unwrap();
+    assert!(err(&with("cpu", "no.costs")).contains("is no file of `hypatia calibrate`"));
+}

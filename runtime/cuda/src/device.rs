@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use cudarc::driver::{CudaContext, CudaModule, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaModule, CudaStream, DriverError, result, sys};
 
 use super::driver::{failed, missing, started};
 use super::find::open_first;
 use super::lt::Lt;
 use super::memory::DeviceMemory;
 use super::transpose::transpose;
-use hypatia_target::device::Device;
+use hypatia_target::device::{Device, Properties};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -27,6 +27,8 @@ pub struct Gpu {
     stream: Arc<CudaStream>,
     name: String,
     sm: u32,
+    profile: Device,
+    multiprocessors: usize,
     threads: u64,
     driver: i32,
     lt: Lt,
@@ -50,15 +52,52 @@ pub struct Weight {
 /// If there is no driver, or no such GPU.
 pub fn profile(ordinal: usize) -> Result<Device> {
     started()?;
-    let asked = |e| failed("cuDeviceGet", e);
-    let device = result::device::get(i32::try_from(ordinal).unwrap_or(i32::MAX)).map_err(asked)?;
-    let name = result::device::get_name(device).map_err(asked)?;
+    let device = result::device::get(i32::try_from(ordinal).unwrap_or(i32::MAX)).map_err(|e| no_such(ordinal, e))?;
+    let name = result::device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
+    Ok(profile_of(&name, &properties(device)?))
+}
+
+/// The names of the GPUs, in the driver's order.
+///
+/// # Errors
+/// If there is no driver.
+pub fn names() -> Result<Vec<String>> {
+    started()?;
+    let count = result::device::get_count().map_err(|e| failed("cuDeviceGetCount", e))?;
+    let name = |i| result::device::get_name(result::device::get(i)?);
+    (0..count).map(|i| name(i).map_err(|e| failed("cuDeviceGetName", e))).collect()
+}
+
+/// Why there is no GPU of that number.
+fn no_such(ordinal: usize, e: DriverError) -> Error {
+    match names() {
+        Ok(all) if ordinal >= all.len() => {
+            let listed: Vec<String> = all.iter().enumerate().map(|(i, name)| format!("cuda:{i} ({name})")).collect();
+            Error::Device(format!("there is no GPU cuda:{ordinal}; this machine has {}", listed.join(", ")))
+        }
+        _ => failed(&format!("opening GPU {ordinal}"), e),
+    }
+}
+
+fn properties(device: sys::CUdevice) -> Result<Properties> {
     use sys::CUdevice_attribute::*;
-    // SAFETY: the device is one that the driver has just given.
-    let number = |attribute| unsafe { result::device::get_attribute(device, attribute) }.map_err(asked);
-    let major = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    let minor = number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    Ok(profile_of(&name, capability(major, minor)))
+    let number = |attribute| {
+        // SAFETY: the device is one that the driver has given.
+        unsafe { result::device::get_attribute(device, attribute) }.map_err(|e| failed("cuDeviceGetAttribute", e))
+    };
+    let sm = capability(
+        number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        number(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    // In kHz; a driver that does not tell is no reason to fail.
+    let clock = |attribute| number(attribute).map_or(0.0, |kilohertz| f64::from(kilohertz) * 1e3);
+    Ok(Properties {
+        sm,
+        multiprocessors: number(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.unsigned_abs(),
+        clock: clock(CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        memory_clock: clock(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+        bus: number(CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0).unsigned_abs(),
+    })
 }
 
 /// 90 for 9.0.
@@ -66,12 +105,12 @@ fn capability(major: i32, minor: i32) -> u32 {
     (major * 10 + minor).unsigned_abs()
 }
 
-/// The profile of the same name, else that of the nearest older generation.
-fn profile_of(name: &str, sm: u32) -> Device {
-    let known = ["h200", "a100"].into_iter().find(|p| name.to_lowercase().contains(p));
-    let known = known.unwrap_or(if sm >= 90 { "h200" } else { "a100" });
-    let mut device = Device::named(known).unwrap_or_else(Device::cpu);
-    device.sm = sm;
+/// The profile of that model, else one from its properties, else that of an older generation.
+fn profile_of(name: &str, properties: &Properties) -> Device {
+    let older = || Device::named(if properties.sm >= 90 { "h100" } else { "a100" });
+    let found = Device::of_gpu(name).or_else(|| properties.profile()).or_else(older);
+    let mut device = found.unwrap_or_else(Device::cpu);
+    device.sm = properties.sm;
     device
 }
 
@@ -102,7 +141,7 @@ impl Gpu {
             (library.join(), context)
         });
         library.map_err(|_| Error::Internal("the thread that opens cuBLASLt was lost".into()))??;
-        let context = context.map_err(|e| failed(&format!("opening GPU {ordinal}"), e))?;
+        let context = context.map_err(|e| no_such(ordinal, e))?;
         // SAFETY: it only tries to open the library.
         if !unsafe { cudarc::cublaslt::sys::is_culib_present() } {
             return Err(Error::Device("cuBLASLt was found but cannot be loaded by name".into()));
@@ -111,10 +150,10 @@ impl Gpu {
         // a synchronisation.
         unsafe { context.disable_event_tracking() };
         let name = context.name().map_err(|e| failed("cuDeviceGetName", e))?;
-        let (major, minor) = context.compute_capability().map_err(|e| failed("cuDeviceGetAttribute", e))?;
+        let properties = properties(context.cu_device())?;
+        let profile = profile_of(&name, &properties);
         use sys::CUdevice_attribute::*;
         let count = |attribute| context.attribute(attribute).map_err(|e| failed("cuDeviceGetAttribute", e));
-        let processors = count(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let threads = count(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR)?;
         let stream = context.new_stream().map_err(|e| failed("cuStreamCreate", e))?;
         let lt = Lt::new()?;
@@ -122,9 +161,11 @@ impl Gpu {
             ordinal,
             context,
             stream,
+            profile,
             name,
-            sm: capability(major, minor),
-            threads: u64::from(processors.unsigned_abs()) * u64::from(threads.unsigned_abs()),
+            sm: properties.sm,
+            multiprocessors: properties.multiprocessors.max(1) as usize,
+            threads: u64::from(properties.multiprocessors) * u64::from(threads.unsigned_abs()),
             driver: version,
             lt,
             modules: Mutex::default(),
@@ -166,7 +207,7 @@ impl Gpu {
 
     /// Number of multiprocessors.
     pub fn multiprocessors(&self) -> usize {
-        (self.threads / 2048).max(1) as usize
+        self.multiprocessors
     }
 
     /// Whether the GPU supports thread block clusters with distributed shared memory.
@@ -174,10 +215,9 @@ impl Gpu {
         self.sm >= 90
     }
 
-    /// The profile for cost estimates: the one of the same name, else that of the nearest older
-    /// generation.
+    /// The profile for cost estimates: that of its model, else one from its properties.
     pub fn profile(&self) -> Device {
-        profile_of(&self.name, self.sm)
+        self.profile.clone()
     }
 
     /// Driver, compute capability and name as text.

@@ -227,11 +227,11 @@ impl Executor {
     fn too_much(&self, error: Error) -> Error {
         let Error::Device(why) = error else { return error };
         let bytes = |step: &Step| step.writes.iter().map(|w| w.len() * w.dtype.size()).max().unwrap_or(0);
-        match self.plan.steps.iter().max_by_key(|s| bytes(s)) {
-            Some(step) => Error::Device(format!(
-                "{why}: intermediate results need {} MiB of the device's memory; the largest is of step `{}`, {} MiB",
+        match self.plan.steps.iter().enumerate().max_by_key(|(_, s)| bytes(s)) {
+            Some((at, step)) => Error::Device(format!(
+                "{why}: intermediate results need {} MiB of the device's memory; the largest is of `{}`, {} MiB",
                 self.plan.arena.div_ceil(1 << 20),
-                step.name,
+                self.plan.step_name(at),
                 bytes(step).div_ceil(1 << 20)
             )),
             None => Error::Device(why),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
-use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, Geometry};
+use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, FEW_ELEMENTS, Geometry, MANY_ROWS};
 
 use super::address::{Bases, Location};
 use super::driver::failed;
@@ -53,11 +53,6 @@ pub struct KernelLaunch {
     arguments: Vec<Argument>,
 }
 
-/// Number of rows at which one thread per row fills a GPU.
-const MANY_ROWS: usize = 1 << 12;
-/// Rows with fewer elements than this are too short for a warp.
-const FEW: usize = 24;
-
 /// The index of the entry point for that work, with grid and block.
 pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32; 3])> {
     if let Some(declared) = &work.declared {
@@ -75,7 +70,7 @@ pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32;
 
 /// True if a kernel over strided operands uses one thread per row.
 pub fn by_columns(work: &Work) -> bool {
-    work.rows >= MANY_ROWS && (work.n < FEW || rows_are_strided(work))
+    work.rows >= MANY_ROWS && (work.n < FEW_ELEMENTS || rows_are_strided(work))
 }
 
 /// True if no strided operand has contiguous rows.

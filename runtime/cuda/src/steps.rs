@@ -340,9 +340,9 @@ fn uploaded(gpu: &Arc<Gpu>, work: &Work) -> Result<Vec<(String, Arc<DeviceMemory
 
 fn in_step(e: Error, step: &Step) -> Error {
     match e {
-        Error::Device(m) => Error::Device(format!("step `{}`: {m}", step.name)),
-        Error::Internal(m) => Error::Internal(format!("step `{}`: {m}", step.name)),
-        Error::Type(m) => Error::Type(m.at(format_args!("step `{}`", step.name))),
+        Error::Device(m) => Error::Device(format!("step `{}`: {m}", step.title())),
+        Error::Internal(m) => Error::Internal(format!("step `{}`: {m}", step.title())),
+        Error::Type(m) => Error::Type(m.at(format_args!("step `{}`", step.title()))),
         e => e,
     }
 }

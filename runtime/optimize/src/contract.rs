@@ -126,6 +126,7 @@ impl Judge<'_> {
         let node = first.site.as_ref().map(|p| p.node);
         let launches = node.map_or(String::new(), |n| self.launches(n, device));
         let refused = node.map_or(Vec::new(), |n| refusals(self.graph, n, device));
+        let refused: Vec<String> = refused.into_iter().map(|(_, why)| why).collect();
         Unmet::Kernel { device: device.name.to_string(), at: all.iter().map(|f| place(f)).collect(), launches, refused }
     }
 

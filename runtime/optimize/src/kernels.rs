@@ -29,7 +29,7 @@ use super::apply::implements;
 use super::matcher::applied::{Applied, Epilogue};
 use super::matcher::prepare::Prepared;
 use super::matcher::{Match, Searchable, application, match_at};
-use super::report::Open;
+use super::report::{Choice, Considered, Fate, Open};
 use super::{Options, optimize};
 use hypatia_graph::{
     Attention, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind,
@@ -174,7 +174,7 @@ pub(super) fn open(graph: &Graph) -> Vec<Open> {
 }
 
 /// The kernels of the Program that could compute a node in one launch, and what keeps each from it.
-pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<String> {
+pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<(KernelId, String)> {
     let program = &graph.program;
     let NodeKind::Op { op, attrs, term } = &graph.node(node).kind else { return Vec::new() };
     let constant = constant_nodes(graph);
@@ -190,7 +190,78 @@ pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<Stri
         _ => return Vec::new(),
     };
     let dtype = of.results.first().map(|t| t.dtype);
-    (0..program.kernels.len()).filter_map(|k| application.refusal(KernelId(k as u32), dtype)).collect()
+    let all = (0..program.kernels.len()).map(|k| KernelId(k as u32));
+    all.filter_map(|k| application.refusal(k, dtype).map(|why| (k, why))).collect()
+}
+
+/// The ways to compute the nodes of a graph on known sizes that have a choice, those of equal nodes
+/// once. `predicted` gives the microseconds of a graph of one node.
+pub fn considered(graph: &Graph, device: &Device, predicted: &dyn Fn(&Graph) -> Option<f64>) -> Vec<Choice> {
+    let mut out: Vec<(Option<Key>, Choice)> = Vec::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        if node.kernels.list.is_empty() || node.kernels.device != device.name {
+            continue;
+        }
+        let id = NodeId(i as u32);
+        let name = match node.name.is_empty() {
+            true => graph.value_name(Value { node: id, output: 0 }),
+            false => node.name.clone(),
+        };
+        let key = key(graph, node);
+        if let Some((_, known)) = out.iter_mut().find(|(k, _)| *k == key) {
+            known.nodes.push(name);
+            continue;
+        }
+        let candidates = candidates(graph, id, device, predicted);
+        if candidates.len() > 1 {
+            out.push((key, Choice { nodes: vec![name], candidates }));
+        }
+    }
+    out.into_iter().map(|(_, choice)| choice).collect()
+}
+
+/// The candidates of a node, and the kernels that match it but may not compute it.
+fn candidates(
+    graph: &Graph,
+    id: NodeId,
+    device: &Device,
+    predicted: &dyn Fn(&Graph) -> Option<f64>,
+) -> Vec<Considered> {
+    let node = graph.node(id);
+    let known = |operand: usize| graph.known(node, operand);
+    let mut out = Vec::new();
+    let (mut raced, mut settled) = (false, false);
+    for (at, candidate) in node.kernels.list.iter().enumerate() {
+        let holds = candidate.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device));
+        let fate = match (holds, settled, raced, candidate.is_tried(&graph.program)) {
+            (false, ..) => Fate::Refused("a guard does not hold for these sizes".into()),
+            (true, true, ..) => Fate::Behind,
+            (true, false, true, _) => Fate::Fallback,
+            (true, false, false, true) => Fate::Raced,
+            (true, false, false, false) => Fate::Taken,
+        };
+        let alone = |mut alone: Graph| {
+            let list = node.kernels.list[at..].to_vec();
+            if let Some(last) = alone.nodes.last_mut() {
+                last.kernels = Kernels { device: node.kernels.device, list };
+            }
+            alone
+        };
+        let predicted_us = graph.alone(node).ok().filter(|_| holds).and_then(|g| predicted(&alone(g)));
+        if holds {
+            let optional = candidate.is_tried(&graph.program);
+            (raced, settled) = (raced || optional, settled || !optional);
+        }
+        out.push(Considered { kernel: graph.describe_kernel(node, candidate), predicted_us, fate });
+    }
+    let listed: Vec<KernelId> = node.kernels.list.iter().filter_map(Candidate::kernel).collect();
+    let refused = refusals(graph, id, device).into_iter().filter(|(k, _)| !listed.contains(k));
+    out.extend(refused.map(|(k, why)| Considered {
+        kernel: graph.program.kernels[k.index()].name.clone(),
+        predicted_us: None,
+        fate: Fate::Refused(why),
+    }));
+    out
 }
 
 /// Cache key of an op's separately optimised body: the op, its attributes, its term, the types of

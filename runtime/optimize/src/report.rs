@@ -16,6 +16,9 @@ use super::outcome::Outcome;
 use hypatia_graph::fusions::Fusion;
 use hypatia_graph::{Graph, NodeId, NodeKind};
 
+/// Nodes of one choice that are named.
+const SHOWN_NODES: usize = 3;
+
 /// Why a stage ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -93,6 +96,54 @@ pub struct Open {
     /// The kernels that may compute it, best first. A run uses the first whose guards hold for its
     /// sizes.
     pub kernels: Vec<String>,
+}
+
+/// The ways to compute some nodes, all alike.
+#[derive(Clone, Debug, Serialize)]
+pub struct Choice {
+    /// The nodes, by name.
+    pub nodes: Vec<String>,
+    /// The candidates in the order of the plan's preference, then what is not admitted.
+    pub candidates: Vec<Considered>,
+}
+
+/// A way to compute a node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Considered {
+    /// The kernel, or what is run instead.
+    pub kernel: String,
+    /// Microseconds as the device's profile predicts them, if it is admitted.
+    pub predicted_us: Option<f64>,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+/// What becomes of a way to compute a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fate {
+    /// The plan's first choice.
+    Taken,
+    /// The plan's first choice, which runs only where it is measured to be faster than the next.
+    Raced,
+    /// It runs where the one before it is missing or measured to be slower.
+    Fallback,
+    /// It is not run: one before it has no fallback.
+    Behind,
+    /// It may not compute the node.
+    Refused(String),
+}
+
+impl fmt::Display for Fate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fate::Taken => f.write_str("taken"),
+            Fate::Raced => f.write_str("first choice; timed beside the next, the faster runs"),
+            Fate::Fallback => f.write_str("runs if the one before is missing or measured to be slower"),
+            Fate::Behind => f.write_str("not run: an earlier one is always there"),
+            Fate::Refused(why) => write!(f, "not admitted: {why}"),
+        }
+    }
 }
 
 /// A rule that fired.
@@ -187,6 +238,9 @@ pub struct Report {
     /// Nodes of the optimised graph whose kernel depends on sizes that are not known yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub open: Vec<Open>,
+    /// The ways to compute nodes that have a choice, for those who ask.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub choices: Vec<Choice>,
     /// Every stage.
     pub stages: Vec<Stage>,
     /// Every firing, those that the result depends on first.
@@ -239,6 +293,7 @@ impl fmt::Display for Report {
         self.show_rules(f)?;
         self.show_counts(f)?;
         self.show_open(f)?;
+        self.show_choices(f)?;
         self.show_stages(f)?;
         for w in &self.warnings {
             writeln!(f, "\nwarning: {w}")?;
@@ -354,6 +409,25 @@ impl Report {
         writeln!(f, "\nsizes that are not known yet decide these kernels; the first that holds is run")?;
         for open in &self.open {
             writeln!(f, "  {}: {}", open.node, open.kernels.join("; "))?;
+        }
+        Ok(())
+    }
+
+    /// The candidates of nodes with a choice.
+    fn show_choices(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.choices.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\ncandidates of each step, with the time that the profile of {} predicts", self.device)?;
+        for choice in &self.choices {
+            let more = choice.nodes.len().saturating_sub(SHOWN_NODES);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let shown: Vec<&str> = choice.nodes.iter().take(SHOWN_NODES).map(String::as_str).collect();
+            writeln!(f, "  {}{more}", shown.join(", "))?;
+            for c in &choice.candidates {
+                let time = c.predicted_us.map_or("-".to_string(), |us| format!("{us:.2} us"));
+                writeln!(f, "    {time:>12}  {}: {}", c.kernel, c.fate)?;
+            }
         }
         Ok(())
     }

@@ -352,6 +352,7 @@ impl<'a> Session<'a> {
             launches: None,
             fusions: None,
             open: Vec::new(),
+            choices: Vec::new(),
             firings,
             repeats,
             contract: Vec::new(),

@@ -128,6 +128,21 @@ pub fn compared(given: &Graph, optimized: &Graph, device: &Device, no_rules: boo
     Ok(Launches { before, after })
 }
 
+/// Puts the ways to compute each node with a choice into the report, with predicted times. A size
+/// that is still symbolic is taken to be what the cost model assumes.
+pub fn list_choices(optimized: &mut Optimized, options: &optimize::Options) {
+    let plain = plan::Options { memory: usize::MAX, ..plan::Options::new(options.device.clone()) };
+    let plain = plan::Options { allowed: options.allowed(), ..plain };
+    let predicted = |graph: &Graph| plan(graph, &plain).ok().map(|p| p.predicted() * 1e6);
+    let symbols = optimized.graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+    match optimized.graph.specialize(&symbols) {
+        Ok(graph) => {
+            optimized.report.choices = optimize::kernels::considered(&graph, &options.device, &predicted);
+        }
+        Err(e) => optimized.report.warnings.push(format!("the candidates of steps cannot be listed: {e}")),
+    }
+}
+
 /// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into
 /// the report. Planning takes time (constants are computed), so it is done for those who ask. What
 /// cannot be planned gives a warning.

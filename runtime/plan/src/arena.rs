@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ALIGNMENT, Action, Plan, Step, Storage};
+use super::{ALIGNMENT, Action, Plan, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 
 /// Free ranges of the arena.
@@ -94,8 +94,7 @@ pub(super) fn assign(plan: &mut Plan, limit: usize) -> Result<()> {
         for (j, write) in step.writes.iter().enumerate() {
             let buffer = &plan.buffers[write.buffer.index()];
             let Some(size) = bytes(buffer.len, buffer.dtype.size()) else {
-                let what = format!("{}{:?}", buffer.dtype, write.shape);
-                return Err(too_much(limit, &format!("step `{}` needs {what}", step.name)));
+                return Err(too_much(limit, &format!("{} alone is larger", result(plan, i, write))));
             };
             let taken: Option<usize> = replaceable(plan, &step, i, j, &last).filter(|r| !in_place.contains(&Some(*r)));
             let from = taken.and_then(|r| held[step.reads[r].buffer.index()].take());
@@ -109,7 +108,8 @@ pub(super) fn assign(plan: &mut Plan, limit: usize) -> Result<()> {
             held[write.buffer.index()] = Some(slot);
             plan.buffers[write.buffer.index()].storage = Storage::Arena(slot.0);
             if arena.size > limit {
-                return Err(too_much(limit, &format!("the results up to step `{}` need more", step.name)));
+                let what = result(plan, i, write);
+                return Err(too_much(limit, &format!("{what} does not fit beside what is still needed then")));
             }
         }
         for v in step.reads.iter().chain(&step.writes) {
@@ -132,6 +132,16 @@ pub(super) fn assign(plan: &mut Plan, limit: usize) -> Result<()> {
     Ok(())
 }
 
+/// A result of a step for people: which op computes it, its type and its size.
+fn result(plan: &Plan, step: usize, write: &View) -> String {
+    let mebibytes = (write.len() as f64 * write.dtype.size() as f64) / f64::from(1 << 20);
+    format!("the result of `{}`, {}{:?} of {mebibytes:.1} MiB,", plan.step_name(step), write.dtype, write.shape)
+}
+
 fn too_much(limit: usize, what: &str) -> Error {
-    Error::Limit(format!("{what}: intermediate results and outputs may take at most {} MiB", limit >> 20))
+    let most = limit >> 20;
+    Error::Limit(format!(
+        "{what}: intermediate results and outputs may take at most {most} MiB (`--memory MIB` allows another \
+         number, `--dim NAME=N` makes a dynamic size smaller)"
+    ))
 }

@@ -95,6 +95,24 @@ impl Plan {
         Ok(())
     }
 
+    /// The nodes that a step computes. A step that rules made from parts of several nodes has no
+    /// name of its own: its readers identify it.
+    pub fn step_name(&self, i: usize) -> String {
+        let step = &self.steps[i];
+        if !step.name.is_empty() {
+            return step.name.clone();
+        }
+        let written = |view: &View| step.writes.iter().any(|w| w.buffer == view.buffer);
+        if let Some((name, _)) = self.outputs.iter().find(|(_, view)| written(view)) {
+            return format!("output {name}");
+        }
+        match (i + 1..self.steps.len()).find(|j| self.steps[*j].reads.iter().any(written)) {
+            Some(j) if self.steps[j].name.is_empty() => self.step_name(j),
+            Some(j) => format!("what {} reads", self.steps[j].name),
+            None => format!("step {i}"),
+        }
+    }
+
     /// Number of launches.
     pub fn launches(&self) -> usize {
         self.steps.len()

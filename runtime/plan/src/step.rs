@@ -261,6 +261,14 @@ impl Step {
         Step { name: name.to_string(), action: Action::Call(call), reads, writes, in_place, kernel: None }
     }
 
+    /// What identifies the step in a message: its nodes, else what it makes.
+    pub fn title(&self) -> String {
+        match (self.name.is_empty(), self.writes.first()) {
+            (true, Some(made)) => format!("what makes {}{:?}", made.dtype, made.shape),
+            _ => self.name.clone(),
+        }
+    }
+
     /// The reads whose memory is reused by results.
     pub fn shared(&self) -> Vec<usize> {
         let mut out: Vec<usize> = self.in_place.iter().flatten().copied().collect();

@@ -9,8 +9,7 @@ use std::sync::{OnceLock, PoisonError};
 
 use hypatia_graph::Graph;
 use hypatia_optimize::Report;
-use hypatia_pipeline as pipeline;
-use hypatia_tensor::error::Result;
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 use super::compiled::{Checked, Compiled, Planner, Precise, Refusal, Unfused};
@@ -32,8 +31,7 @@ impl Model {
         let (graph, optimized, fused) = match early {
             Some(a) => (a.graph, a.optimized, Some(a.fused)),
             None => {
-                let graph = self.specialized(inputs)?;
-                let optimized = pipeline::optimize(&graph, &self.options.optimize)?;
+                let (graph, optimized) = self.optimized(inputs, &self.options.optimize)?;
                 (graph, optimized, None)
             }
         };
@@ -54,10 +52,10 @@ impl Model {
             let others = [Some(&graph).filter(|_| compares), widened.as_ref()];
             let others = others.map(|g| g.filter(|_| gpu.is_some()).map(|g| scope.spawn(|| planner.compile_ahead(g))));
             let made = match kept {
-                Some(Verdict::Differ(why)) => {
+                Some(Verdict::Differ(why)) => self.may_run_unfused(&why).and_then(|()| {
                     let refusal = Some(Refusal { reason: why });
                     planner.plan(&graph, false, gpu).map(|e| (e, Checked::Before, refusal))
-                }
+                }),
                 kept => {
                     let checked = if kept.is_some() { Checked::Before } else { Checked::Never };
                     first.and_then(|plan| planner.executor(plan, gpu)).map(|e| (e, checked, None))
@@ -105,10 +103,22 @@ impl Model {
         }
         compiled.checked = Checked::Now;
         if let Verdict::Differ(why) = verdict {
+            self.may_run_unfused(&why)?;
             compiled.refusal = Some(Refusal { reason: why });
             compiled.executor = planner.plan(&compiled.unfused.graph, false, gpu)?;
         }
         Ok(compiled)
+    }
+
+    /// Fails if the unfused plan must not run in place of the fused one: the plans of other numbers
+    /// of rows have other bits.
+    fn may_run_unfused(&self, why: &str) -> Result<()> {
+        match self.options.batch_invariant {
+            true => Err(Error::Input(format!(
+                "a batch-invariant plan is wrong, and the plan without rules would have other bits: {why}"
+            ))),
+            false => Ok(()),
+        }
     }
 
     /// The cache entry of the verdict on these graphs, if verdicts are cached, and the verdict if

@@ -1,16 +1,51 @@
 //! Device profiles: the figures of the cost model.
 //!
-//! In: a target's name. Out: peak rates, bandwidth and launch cost. The profiles are built in, so
-//! that `opt`, `explain`, `test ... on` and `gen` need no device. Invariant: every figure is
-//! positive, and the doc comment of each profile gives the sources of its figures.
+//! In: a target's name, or a GPU's own properties. Out: peak rates, bandwidth and launch cost. The
+//! profiles are built in, so that `opt`, `explain`, `test ... on` and `gen` need no device.
+//! Invariant: every figure is positive, and the doc comment of each profile gives the sources of
+//! its figures.
+
+mod properties;
+
+pub use properties::Properties;
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
+
+/// Where the figures of a profile come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figures {
+    /// Measured on such a device.
+    Measured,
+    /// Peaks of the maker's data sheet: no kernel reaches all of them.
+    DataSheet,
+    /// Peaks computed from the clocks and the units of the GPU that is there.
+    Properties,
+    /// Measured on this very device by `hypatia calibrate`.
+    Calibrated,
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Figures::Measured => "measured",
+            Figures::DataSheet => "from its data sheet",
+            Figures::Properties => "from the properties of this GPU",
+            Figures::Calibrated => "calibrated on this device",
+        })
+    }
+}
 
 /// What the cost model knows about a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
     /// The target's name.
     pub name: &'static str,
+    /// Where its figures come from.
+    pub figures: Figures,
     /// Compute capability as a number, 90 for sm_90; 0 for a host.
     pub sm: u32,
     /// Memory bandwidth in bytes per second.
@@ -24,65 +59,146 @@ pub struct Device {
 }
 
 /// All profiles, in listing order.
-static PROFILES: [Device; 3] = [CPU, H200, A100];
+static PROFILES: [Device; 7] = [CPU, H200, A100, H100, L40S, RTX4090, B200];
+
+/// Rates of matrix products: of bf16 and f16, f32, f64, and of 8-bit integers.
+const fn matrix([half, single, double, byte]: [f64; 4]) -> [(DType, f64); 6] {
+    [
+        (DType::BF16, half),
+        (DType::F16, half),
+        (DType::F32, single),
+        (DType::F64, double),
+        (DType::I8, byte),
+        (DType::U8, byte),
+    ]
+}
 
 /// One NVIDIA H200 SXM. Measured: 8192-cubed products at 790 (bf16, f16) and 51 (f32) TFLOP/s, a
 /// copy at 4.24 TB/s, a launch inside a CUDA graph 1 us. From the data sheet: f64 (67, tensor
 /// cores), int8 (1979), and 67 TFLOP/s of f32 outside of the tensor cores.
 const H200: Device = Device {
     name: "h200",
+    figures: Figures::Measured,
     sm: 90,
     bandwidth: 4.24e12,
     launch: 1.0e-6,
     vector: 67e12,
-    matrix: [
-        (DType::BF16, 790e12),
-        (DType::F16, 790e12),
-        (DType::F32, 51e12),
-        (DType::F64, 67e12),
-        (DType::I8, 1979e12),
-        (DType::U8, 1979e12),
-    ],
+    matrix: matrix([790e12, 51e12, 67e12, 1979e12]),
 };
 
 /// One NVIDIA A100 SXM 80 GB, from NVIDIA's A100 data sheet: 312 TFLOP/s (bf16, f16), 19.5 (f32;
 /// f64 on tensor cores), 624 TOP/s (int8), 2.04 TB/s. The launch cost is assumed to equal the
-/// H200's.
+/// H200's, as in all profiles from data sheets.
 const A100: Device = Device {
     name: "a100",
+    figures: Figures::DataSheet,
     sm: 80,
     bandwidth: 2.04e12,
     launch: 1.0e-6,
     vector: 19.5e12,
-    matrix: [
-        (DType::BF16, 312e12),
-        (DType::F16, 312e12),
-        (DType::F32, 19.5e12),
-        (DType::F64, 19.5e12),
-        (DType::I8, 624e12),
-        (DType::U8, 624e12),
-    ],
+    matrix: matrix([312e12, 19.5e12, 19.5e12, 624e12]),
+};
+
+/// One NVIDIA H100 SXM, from NVIDIA's H100 data sheet, without sparsity: 989 TFLOP/s (bf16, f16),
+/// 67 (f32; f64 on tensor cores), 1979 TOP/s (int8), 3.35 TB/s.
+const H100: Device = Device {
+    name: "h100",
+    figures: Figures::DataSheet,
+    sm: 90,
+    bandwidth: 3.35e12,
+    launch: 1.0e-6,
+    vector: 67e12,
+    matrix: matrix([989e12, 67e12, 67e12, 1979e12]),
+};
+
+/// One NVIDIA L40S, from NVIDIA's L40S data sheet, without sparsity: 362 TFLOP/s (bf16, f16), 91.6
+/// (f32), 733 TOP/s (int8), 864 GB/s. f64 has a 64th of the rate of f32.
+const L40S: Device = Device {
+    name: "l40s",
+    figures: Figures::DataSheet,
+    sm: 89,
+    bandwidth: 8.64e11,
+    launch: 1.0e-6,
+    vector: 91.6e12,
+    matrix: matrix([362e12, 91.6e12, 1.43e12, 733e12]),
+};
+
+/// One NVIDIA GeForce RTX 4090, from NVIDIA's Ada whitepaper, without sparsity: 165 TFLOP/s (bf16,
+/// f16, f32 accumulators), 82.6 (f32), 661 TOP/s (int8), 1.01 TB/s. f64 has a 64th of the rate of
+/// f32.
+const RTX4090: Device = Device {
+    name: "rtx4090",
+    figures: Figures::DataSheet,
+    sm: 89,
+    bandwidth: 1.008e12,
+    launch: 1.0e-6,
+    vector: 82.6e12,
+    matrix: matrix([165e12, 82.6e12, 1.29e12, 661e12]),
+};
+
+/// One NVIDIA B200, from NVIDIA's data sheet of HGX B200, without sparsity: 2250 TFLOP/s (bf16,
+/// f16), 75 (f32), 37 (f64 on tensor cores), 4500 TOP/s (int8), 7.7 TB/s.
+const B200: Device = Device {
+    name: "b200",
+    figures: Figures::DataSheet,
+    sm: 100,
+    bandwidth: 7.7e12,
+    launch: 1.0e-6,
+    vector: 75e12,
+    matrix: matrix([2250e12, 75e12, 37e12, 4500e12]),
 };
 
 /// A small host: two cores with AVX2 at 3 GHz (2 x 32 flop a cycle for f32, half for f64, f16 and
 /// bf16 widened to f32), 20 GB/s. A "launch" is the handover of a step to the threads.
 const CPU: Device = Device {
     name: "cpu",
+    figures: Figures::Measured,
     sm: 0,
     bandwidth: 2.0e10,
     launch: 1.0e-6,
     vector: 5.0e10,
-    matrix: [
-        (DType::BF16, 1.0e11),
-        (DType::F16, 1.0e11),
-        (DType::F32, 1.9e11),
-        (DType::F64, 9.6e10),
-        (DType::I8, 1.0e11),
-        (DType::U8, 1.0e11),
-    ],
+    matrix: matrix([1.0e11, 1.9e11, 9.6e10, 1.0e11]),
 };
 
+/// Rates that were measured on a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Memory bandwidth in bytes per second.
+    pub bandwidth: f64,
+    /// Seconds of a launch.
+    pub launch: f64,
+    /// f32 operations per second outside of matrix units.
+    pub vector: f64,
+    /// Operations per second of a matrix product, by the dtype of its operands.
+    pub matrix: Vec<(DType, f64)>,
+}
+
 impl Device {
+    /// The same device with figures that were measured on it; those that were not measured stay.
+    ///
+    /// # Errors
+    /// If a figure is not a positive number.
+    pub fn calibrated(&self, rates: &Rates) -> Result<Device, String> {
+        let all = [("bandwidth", rates.bandwidth), ("launch", rates.launch), ("vector", rates.vector)];
+        let named = rates.matrix.iter().map(|(dtype, rate)| (dtype.name(), *rate));
+        if let Some((name, value)) = all.into_iter().chain(named).find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
+            return Err(format!("the figure `{name}` must be a positive number, not {value}"));
+        }
+        let mut out = Device {
+            figures: Figures::Calibrated,
+            bandwidth: rates.bandwidth,
+            launch: rates.launch,
+            vector: rates.vector,
+            ..self.clone()
+        };
+        for (dtype, rate) in &mut out.matrix {
+            if let Some((_, measured)) = rates.matrix.iter().find(|(d, _)| d == dtype) {
+                *rate = *measured;
+            }
+        }
+        Ok(out)
+    }
+
     /// The profile of that name.
     pub fn named(name: &str) -> Option<Device> {
         PROFILES.iter().find(|d| d.name == name).cloned()
@@ -96,6 +212,16 @@ impl Device {
     /// Names of all profiles.
     pub fn names() -> impl Iterator<Item = &'static str> {
         PROFILES.iter().map(|d| d.name)
+    }
+
+    /// The profile that a GPU's name says: of its model, in the form whose figures are known.
+    pub fn of_gpu(name: &str) -> Option<Device> {
+        let plain: String = name.to_lowercase().chars().filter(char::is_ascii_alphanumeric).collect();
+        // Slower forms of the same model.
+        if ["pcie", "laptop", "maxq", "nvl", "mig"].iter().any(|form| plain.contains(form)) {
+            return None;
+        }
+        PROFILES.iter().find(|d| !d.is_host() && plain.contains(d.name)).cloned()
     }
 
     /// Operations per second of a matrix product over operands of that type.
@@ -123,5 +249,36 @@ mod tests {
         }
         assert!(Device::named("tpu").is_none());
         assert_eq!(Device::named("h200").unwrap().sm, 90);
+    }
+
+    #[test]
+    fn measured_rates_replace_those_of_a_profile() {
+        let h200 = Device::named("h200").unwrap();
+        let rates = Rates { bandwidth: 4e12, launch: 2e-6, vector: 5e13, matrix: vec![(DType::F16, 7e14)] };
+        let found = h200.calibrated(&rates).unwrap();
+        assert_eq!((found.name, found.figures, found.launch), ("h200", Figures::Calibrated, 2e-6));
+        assert_eq!((found.matrix_rate(DType::F16), found.matrix_rate(DType::BF16)), (7e14, 790e12));
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            let why = h200.calibrated(&Rates { vector: bad, ..rates.clone() }).unwrap_err();
+            assert!(why.contains("`vector`"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_gpus_name_says_its_profile() {
+        let of = |name: &str| Device::of_gpu(name).map(|d| d.name);
+        for (name, profile) in [
+            ("NVIDIA H200", "h200"),
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA A100-SXM4-80GB", "a100"),
+            ("NVIDIA GeForce RTX 4090", "rtx4090"),
+            ("NVIDIA L40S", "l40s"),
+            ("NVIDIA B200", "b200"),
+        ] {
+            assert_eq!(of(name), Some(profile));
+        }
+        for other in ["NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA L4", "NVIDIA H100 NVL", "cpu"] {
+            assert_eq!(of(other), None, "{other}");
+        }
     }
 }

@@ -47,7 +47,7 @@ const NARROWEST: usize = 40;
 const SECONDS: f64 = 0.15;
 
 /// N(0, 1), the same in every run.
-pub(super) fn noise(dtype: DType, shape: &[usize]) -> Result<Tensor> {
+pub(crate) fn noise(dtype: DType, shape: &[usize]) -> Result<Tensor> {
     scaled(dtype, shape, 1.0, shape.len() as u64, BLOCK)
 }
 

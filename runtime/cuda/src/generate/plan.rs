@@ -9,6 +9,8 @@ use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_templates::cuda::identifier;
 
+use std::collections::BTreeMap;
+
 use super::write::StepEntry;
 use super::{Body, Instance, Skipped};
 use crate::lowering::timed::{Timed, kernel};
@@ -33,7 +35,7 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
     let mut named: Vec<Vec<String>> = Vec::new();
     let shortener = Shortener::new(&plan.program, &plan.allowed);
     for (i, step) in plan.steps.iter().enumerate() {
-        let name = name(plan, i);
+        let name = plan.step_name(i);
         for part in parts(plan, step) {
             let (kind, body, work, runs) = match part {
                 Part::Library => {
@@ -43,13 +45,14 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
                         runs: "library".into(),
                         rows: None,
                         n: None,
+                        sizes: BTreeMap::new(),
                     });
                     continue;
                 }
                 Part::Kernel { kind, mut body, work, runs } => {
                     // In a plan for a GPU this was done already.
                     body.shorten(&shortener, plan.tf32);
-                    (kind, *body, work, runs)
+                    (kind, *body, *work, runs)
                 }
             };
             let known = out.instances.iter().position(|known| same(&known.body, &body));
@@ -61,8 +64,10 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
                 out.instances.len() - 1
             });
             named[at].push(name.clone());
-            let (kernel, (rows, n)) = (Some(out.instances[at].kernel.clone()), work);
-            out.steps.push(StepEntry { step: name.clone(), kernel, runs: runs.into(), rows: Some(rows), n: Some(n) });
+            let kernel = Some(out.instances[at].kernel.clone());
+            let (rows, n) = (Some(work.rows), Some(work.n));
+            let sizes = work.sizes.into_iter().chain(work.strides).collect();
+            out.steps.push(StepEntry { step: name.clone(), kernel, runs: runs.into(), rows, n, sizes });
         }
         if !matches!(step.action, Action::Gemm(_) | Action::Call(_)) && step_kernels(step).is_empty() {
             let reason = reason(&step.action);
@@ -81,8 +86,8 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
 enum Part {
     /// A library call, or a step without a kernel.
     Library,
-    /// A kernel, with its number of rows and its row length.
-    Kernel { kind: &'static str, body: Box<Body>, work: (usize, usize), runs: &'static str },
+    /// A kernel, with its work.
+    Kernel { kind: &'static str, body: Box<Body>, work: Box<Work>, runs: &'static str },
 }
 
 fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
@@ -92,7 +97,8 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
         }
         Action::Call(call) => timed(plan, step, call).unwrap_or_else(|| vec![Part::Library]),
         Action::Gemm(g) if g.acc.is_float() => {
-            let work = (g.batch.iter().product::<usize>() * g.m, g.n);
+            let (rows, n) = (g.batch.iter().product::<usize>() * g.m, g.n);
+            let work = Box::new(Work { rows, n, ..Work::default() });
             let body = Box::new(Body::Pointwise(epilogue(g, step)));
             vec![Part::Kernel { kind: "epilogue", body, work, runs: "product and kernel" }]
         }
@@ -100,7 +106,7 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
             let part = |(body, work): (Body, Work)| Part::Kernel {
                 kind: kind(&body),
                 body: Box::new(body),
-                work: (work.rows, work.n),
+                work: Box::new(work),
                 runs: "kernel",
             };
             let parts: Vec<Part> = step_kernels(step).into_iter().map(part).collect();
@@ -118,26 +124,7 @@ fn timed(plan: &Plan, step: &Step, call: &CallStep) -> Option<Vec<Part>> {
     let timed = Timed::of(plan, (step, call, kernel))?;
     let first = timed.plausible(kernel, MULTIPROCESSORS).into_iter().next()?;
     let (body, work) = timed.launch(&first)?;
-    let work = (work.rows, work.n);
-    Some(vec![Part::Kernel { kind: kind(&body), body: Box::new(body), work, runs: "kernel" }])
-}
-
-/// The nodes that a step computes. A step that rules made from parts of several nodes has no name
-/// of its own: its readers identify it.
-fn name(plan: &Plan, i: usize) -> String {
-    let step = &plan.steps[i];
-    if !step.name.is_empty() {
-        return step.name.clone();
-    }
-    let written = |view: &View| step.writes.iter().any(|w| w.buffer == view.buffer);
-    if let Some((name, _)) = plan.outputs.iter().find(|(_, view)| written(view)) {
-        return format!("output {name}");
-    }
-    match (i + 1..plan.steps.len()).find(|j| plan.steps[*j].reads.iter().any(written)) {
-        Some(j) if plan.steps[j].name.is_empty() => name(plan, j),
-        Some(j) => format!("what {} reads", plan.steps[j].name),
-        None => format!("step {i}"),
-    }
+    Some(vec![Part::Kernel { kind: kind(&body), body: Box::new(body), work: Box::new(work), runs: "kernel" }])
 }
 
 /// The purpose of a kernel: the nodes whose steps run it.

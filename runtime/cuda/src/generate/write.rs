@@ -4,6 +4,7 @@
 //! compiled before anything is written; each file is renamed into place; the manifest is written
 //! last.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +13,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::source::read_regular;
 use hypatia_templates::cuda::{ArgKind, CudaSource, EmitError, Geometry, NVRTC_OPTIONS, identifier};
+use hypatia_templates::launcher::{Launcher, launcher, tile_counts};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -65,6 +67,12 @@ pub struct KernelEntry {
     pub entries: Vec<FunctionEntry>,
     /// Machine code, one entry per architecture.
     pub cubins: Vec<CubinEntry>,
+    /// The C header that launches it, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub header: Option<String>,
+    /// The Python module that launches it on PyTorch's tensors, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub module: Option<String>,
 }
 
 /// An argument.
@@ -123,6 +131,9 @@ pub struct StepEntry {
     pub rows: Option<usize>,
     /// See `rows`.
     pub n: Option<usize>,
+    /// Values of the kernel's arguments that are sizes and strides, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub sizes: BTreeMap<String, Vec<i64>>,
 }
 
 /// A node of a model whose kernel depends on sizes that are not known.
@@ -170,6 +181,8 @@ pub struct Request<'a> {
     pub choices: Vec<ChoiceEntry>,
     /// Whether to write CUDA C++.
     pub cuda: bool,
+    /// Whether to write launchers: a C header and a Python module for each kernel.
+    pub launchers: bool,
     /// The compiler for cubins, and the architectures.
     pub cubins: Option<(&'a Nvrtc, &'a [String])>,
     /// Folder prefixes to redact: absolute paths that concern only the user, and their
@@ -201,10 +214,13 @@ fn earlier(folder: &Path) -> Vec<String> {
     let mut out = Vec::new();
     for kernel in json["kernels"].as_array().into_iter().flatten().filter(|_| ours) {
         let cubins = kernel["cubins"].as_array().into_iter().flatten();
-        out.extend(std::iter::once(kernel).chain(cubins).filter_map(|f| f["file"].as_str()).map(str::to_string));
+        let files = std::iter::once(kernel).chain(cubins).map(|f| &f["file"]);
+        let files = files.chain([&kernel["header"], &kernel["module"]]);
+        out.extend(files.filter_map(|f| f.as_str()).map(str::to_string));
     }
     let plain = |f: &String| {
-        Path::new(f).file_name().is_some_and(|n| n.to_str() == Some(f)) && (f.ends_with(".cu") || f.ends_with(".cubin"))
+        let ours = [".cu", ".cubin", ".h", ".py"].iter().any(|end| f.ends_with(end));
+        ours && Path::new(f).file_name().is_some_and(|n| n.to_str() == Some(f))
     };
     out.retain(plain);
     out
@@ -229,7 +245,7 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
         )));
     }
     let mut skipped = request.skipped;
-    let mut sources = Vec::new();
+    let mut sources: Vec<(&Instance, CudaSource)> = Vec::new();
     for instance in request.instances {
         match instance.emit(request.program) {
             Ok(mut source) => {
@@ -251,6 +267,10 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
         Some((nvrtc, archs)) => compile(nvrtc, &sources, archs, request.progress)?,
         None => Vec::new(),
     };
+    let wanted = sources.iter().filter(|_| request.launchers);
+    let launchers = wanted.map(|(instance, source)| launcher(&instance.body, source, &stem(instance)));
+    let launchers: Vec<Launcher> =
+        launchers.collect::<Result<_, EmitError>>().map_err(|e| Error::Internal(format!("a launcher: {e}")))?;
 
     std::fs::create_dir_all(folder).map_err(io(folder))?;
     let earlier = earlier(folder);
@@ -282,10 +302,22 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
         let mut entry = entry(instance, source, request.cuda.then_some(file), of_kernel);
         entry.origin = bare(&entry.origin, request.folders);
         entry.formula = bare(&entry.formula, request.folders);
+        if let Some(launcher) = launchers.get(i) {
+            let (header, module) = (format!("{}.h", launcher.name), format!("{}.py", launcher.name));
+            put(&header, bare(&launcher.header, request.folders).as_bytes())?;
+            put(&module, bare(&launcher.module, request.folders).as_bytes())?;
+            (entry.header, entry.module) = (Some(header), Some(module));
+        }
         kernels.push(entry);
     }
     for (name, text) in &request.more {
         put(name, bare(text, request.folders).as_bytes())?;
+    }
+    // A step knows sizes and strides that its kernel does not ask for.
+    let mut steps = request.steps;
+    for step in &mut steps {
+        let kernel = kernels.iter().find(|k: &&KernelEntry| Some(&k.kernel) == step.kernel.as_ref());
+        step.sizes.retain(|name, _| kernel.is_some_and(|k| k.args.iter().any(|a| a.name == *name)));
     }
     let manifest = Manifest {
         schema: 1,
@@ -293,7 +325,7 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
         compile_options: NVRTC_OPTIONS.iter().map(|o| o.to_string()).collect(),
         nvrtc: request.cubins.map(|(n, _)| format!("{}.{}", n.version().0, n.version().1)),
         kernels,
-        steps: request.steps,
+        steps,
         choices: request.choices,
         skipped: skipped
             .into_iter()
@@ -421,7 +453,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 threads_per_row,
                 up_to,
                 shared_memory: e.geometry.shared(),
-                grid: grid(e.geometry),
+                grid: grid(e.geometry, source),
                 launch: source.launch.clone().unwrap_or_else(|| e.geometry.to_string()),
             }
         })
@@ -437,11 +469,13 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
         args,
         entries,
         cubins,
+        header: None,
+        module: None,
     }
 }
 
 /// The grid as C expressions in 64-bit integers.
-fn grid(geometry: Geometry) -> Option<[String; 3]> {
+fn grid(geometry: Geometry, source: &CudaSource) -> Option<[String; 3]> {
     let ceil = |what: &str, by: u32| if by == 1 { what.to_string() } else { format!("({what} + {}) / {by}", by - 1) };
     let one = || "1".to_string();
     Some(match geometry {
@@ -450,9 +484,11 @@ fn grid(geometry: Geometry) -> Option<[String; 3]> {
         Geometry::Rows { block, threads, .. } => [ceil("rows", block / threads), one(), one()],
         Geometry::Columns { block } => [ceil("rows", block), one(), one()],
         Geometry::Clusters { blocks, .. } => [format!("{blocks} * rows"), one(), one()],
-        Geometry::Tiles { rows, columns, cluster, .. } => {
-            let tiles = format!("batches * ({}) * ({})", ceil("rows", rows), ceil("columns", columns));
-            [format!("{cluster} * min(clusters, {tiles})"), one(), one()]
+        Geometry::Tiles { cluster, .. } => {
+            let (batches, tiles) = tile_counts(source);
+            let tiles = tiles.iter().map(|(name, size)| format!("({})", ceil(name, *size)));
+            let factors: Vec<String> = batches.into_iter().chain(tiles).collect();
+            [format!("{cluster} * min(clusters, {})", factors.join(" * ")), one(), one()]
         }
         Geometry::Declared => return None,
     })

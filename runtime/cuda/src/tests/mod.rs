@@ -9,6 +9,7 @@ mod attention;
 mod emulated;
 mod heads;
 mod irregular;
+mod launcher;
 mod precision;
 mod rows;
 mod scalars;

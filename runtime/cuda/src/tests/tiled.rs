@@ -26,7 +26,7 @@ use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::{list, ty};
 
-type Inputs = Vec<(String, Tensor)>;
+pub(super) type Inputs = Vec<(String, Tensor)>;
 
 /// Products, rows, columns, length of the sums.
 const SHAPES: [[usize; 4]; 6] =
@@ -71,7 +71,7 @@ impl Case {
 }
 
 /// A product with that epilogue.
-fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [a, b]: [bool; 2], epilogue: &str) -> (Graph, Inputs) {
+pub(super) fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [a, b]: [bool; 2], epilogue: &str) -> (Graph, Inputs) {
     let graph = Graph::new(hypatia_library::load(&[]).unwrap());
     let mut c = Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(31), dtype };
     let (a, b) = (c.factor(batch, [m, k], a), c.factor(batch, [k, n], b));
