@@ -236,6 +236,8 @@ pub struct Op {
     pub results: Vec<ResultType>,
     /// The body, one expression per result (`(a, b)` for two); `None` for a builtin.
     pub body: Option<Expr>,
+    /// `let name = e` behind the body, in order.
+    pub lets: Vec<(Name, Expr)>,
     /// True if the block says `builtin;`.
     pub builtin: bool,
     /// `flops = ...; read = ...; write = ...;`
@@ -286,6 +288,8 @@ pub struct Rule {
     pub both_ways: bool,
     /// The right side.
     pub rhs: Expr,
+    /// `where x: T[m, k]`: types of variables, on whichever side matches.
+    pub types: Vec<(Name, TypeExpr)>,
     /// `let name = e`, in order.
     pub lets: Vec<(Name, Expr)>,
     /// `requires a, b`.

@@ -107,6 +107,8 @@ codes! {
     /// An element type that a declaration's bounds admit but for which its body or right side is
     /// undefined.
     BOUND = 510;
+    /// A cost formula that is negative or no number.
+    COST = 511;
     /// A kernel that does not have exactly one backend.
     BACKEND = 601;
     /// A kernel whose pattern is not an op.
@@ -121,6 +123,12 @@ codes! {
     TEMPLATE = 606;
     /// A kernel that cannot be generated from its op's body.
     KERNEL_BODY = 607;
+    /// A kernel that no device admits.
+    NEVER_ADMITTED = 608;
+    /// An op with a kernel that no derived rule finds in a model.
+    NOT_FOLDED = 609;
+    /// A kernel of several results that becomes several launches.
+    SEVERAL_LAUNCHES = 610;
     /// A device without a profile.
     TARGET = 701;
     /// An ill-formed input of a test.

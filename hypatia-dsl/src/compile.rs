@@ -9,7 +9,7 @@ use crate::checker::KernelChecker;
 use crate::diag::{Diagnostic, Severity, has_errors};
 use crate::ir::Program;
 use crate::lint::lint;
-pub use crate::loader::{FileLoader, Loader};
+pub use crate::loader::{Embedded, FileLoader, Loader};
 use crate::resolve::resolve;
 use crate::sema::analyse;
 use crate::source::{SourceFile, SourceMap};
@@ -71,11 +71,11 @@ mod tests {
         ),
     ];
 
-    struct Embedded {
+    struct Shipped {
         checked: bool,
     }
 
-    impl Loader for Embedded {
+    impl Loader for Shipped {
         fn load(&self, module: &str, from: Option<&Path>) -> Result<Option<SourceFile>, String> {
             FileLoader { embedded: FILES, trees: &[] }.load(module, from)
         }
@@ -93,17 +93,17 @@ mod tests {
     fn embedded_files_are_taken_as_checked_where_they_are_used_and_only_there() {
         let user = || vec![file("user.hyp", "edition 1;\nuse broken::*;\n", false)];
         let errors = |c: &Compilation| c.diagnostics.iter().filter(|d| d.severity == Severity::Error).count();
-        let used = compile(user(), &Embedded { checked: false }, &Unchecked);
+        let used = compile(user(), &Shipped { checked: false }, &Unchecked);
         assert_eq!(errors(&used), 0, "{:?}", used.diagnostics);
         let program =
             used.program.as_ref().map(|p| (p.rules.iter().any(|r| r.base_name == "r::squeeze"), p.tests.len()));
         assert_eq!(program, Some((true, 0)));
         // The error is reported if the library's tests are requested, if the file itself is
         // compiled, or if a user's file has the same error.
-        let asked = compile(user(), &Embedded { checked: true }, &Unchecked);
+        let asked = compile(user(), &Shipped { checked: true }, &Unchecked);
         let itself =
-            compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Embedded { checked: false }, &Unchecked);
-        let users = compile(vec![file("mine.hyp", FILES[1].1, false)], &Embedded { checked: false }, &Unchecked);
+            compile(vec![file("<library>/broken.hyp", FILES[1].1, true)], &Shipped { checked: false }, &Unchecked);
+        let users = compile(vec![file("mine.hyp", FILES[1].1, false)], &Shipped { checked: false }, &Unchecked);
         for c in [asked, itself, users] {
             assert!(errors(&c) > 0 && c.program.is_none(), "{:?}", c.diagnostics);
         }

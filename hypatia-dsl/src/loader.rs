@@ -7,6 +7,16 @@ use std::path::Path;
 
 use crate::source::SourceFile;
 
+/// The embedded library: module name and text of each file, and module name and tree of those that
+/// need no parsing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Embedded {
+    /// Module name and text.
+    pub texts: &'static [(&'static str, &'static str)],
+    /// Module name and tree.
+    pub trees: &'static [(&'static str, &'static [u8])],
+}
+
 /// Finds the file of a `use`.
 pub trait Loader {
     /// The file that `module` (`core`, `nn/act`) names, relative to the file at `from`. `Ok(None)`
@@ -25,6 +35,11 @@ pub trait Loader {
     /// of the time of checking a small file.
     fn wants_tests(&self) -> bool {
         false
+    }
+
+    /// The embedded library, for hints about what a file could `use`.
+    fn library(&self) -> Embedded {
+        Embedded::default()
     }
 
     /// The tree of an embedded file as [`File::to_bytes`](crate::ast::File::to_bytes) wrote it;
@@ -54,6 +69,10 @@ impl Loader for FileLoader {
         }
         let found = self.embedded.iter().find(|(name, _)| *name == module);
         Ok(found.map(|(name, text)| SourceFile::library(name, text)))
+    }
+
+    fn library(&self) -> Embedded {
+        Embedded { texts: self.embedded, trees: self.trees }
     }
 
     fn tree(&self, file: &SourceFile) -> Option<&'static [u8]> {

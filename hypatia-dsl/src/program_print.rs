@@ -226,7 +226,15 @@ pub fn show_pat(p: &Program, vars: &[Var], pat: &Pat) -> String {
         Pat::Optional(v) => format!("{}?", name(vars, *v)),
         Pat::Node(n) => {
             let mut args: Vec<String> = n.args.iter().map(|a| show_pat(p, vars, a)).collect();
-            args.extend(n.rest.map(|v| format!("..{}", name(vars, v))));
+            args.extend(n.rest.as_ref().map(|rest| match &rest.each {
+                None => format!("..{}", name(vars, rest.var)),
+                Some(each) => format!(
+                    "..[{} for {} in {}]",
+                    show_pat(p, vars, &each.element),
+                    name(vars, each.item),
+                    name(vars, rest.var)
+                ),
+            }));
             match n.head {
                 Head::Acc => return "acc".to_string(),
                 Head::Op(id) => {

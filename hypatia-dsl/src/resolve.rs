@@ -5,6 +5,8 @@
 //! index, however it was reached; a declaration in the file itself shadows one that a `use ...::*`
 //! imports; in `order`, every file comes after the files that it uses.
 
+mod library;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
@@ -15,6 +17,8 @@ use crate::loader::Loader;
 use crate::parse::parse_all;
 use crate::source::{FileId, SourceFile, SourceMap, Span};
 use crate::spell::closest;
+
+pub use self::library::LibraryNames;
 
 /// Maximum number of files in one compilation: a guard against generated file mazes.
 const MAX_FILES: usize = 1000;
@@ -92,6 +96,8 @@ pub struct Resolved {
     /// Files of the embedded library that other files use. They were checked when the library was
     /// built, so checks that can only report diagnostics about them are skipped.
     pub trusted: Vec<bool>,
+    /// What the embedded library declares, in use or not.
+    pub library: LibraryNames,
 }
 
 impl Resolved {
@@ -141,7 +147,15 @@ pub fn resolve(
         (0..parsed.len()).map(|f| failed.contains(&f) || parsed[f].broken.iter().any(|n| n == "*")).collect();
     let from = (own..all).chain(0..own).chain(all..parsed.len());
     let order = order(from, &names, &edges, diags);
-    let mut resolved = Resolved { files: parsed, names, scopes: Vec::new(), order, incomplete, trusted };
+    let mut resolved = Resolved {
+        files: parsed,
+        names,
+        scopes: Vec::new(),
+        order,
+        incomplete,
+        trusted,
+        library: LibraryNames::of(loader.library()),
+    };
     resolved.scopes = scopes(&resolved, &edges, diags);
     resolved
 }
@@ -540,8 +554,8 @@ impl Resolved {
             let module = prefix.iter().map(|p| p.node.as_str()).collect::<Vec<_>>().join("::");
             let mut d = Diagnostic::error(code::UNKNOWN_NAME, format!("module `{module}` is not imported"), path.span)
                 .label("not imported");
-            if self.names.contains(&module) {
-                d = d.hint(format!("add `use {module};` at the top of the file"));
+            if self.names.contains(&module) || self.library.has_module(&module) {
+                d = d.hint(format!("add `use {module}::*;` at the top of the file"));
             }
             return Err(Box::new(d));
         };
@@ -564,6 +578,15 @@ impl Resolved {
         self.scopes[file].names.keys().filter(move |(s, _)| *s == space).map(|(_, n)| n.as_str())
     }
 
+    /// The names of a namespace that mean one declaration in a file, with it.
+    pub fn in_sight(&self, file: usize, space: Space) -> impl Iterator<Item = (&str, ItemRef)> {
+        let names = self.scopes[file].names.iter().filter(move |((s, _), _)| *s == space);
+        names.filter_map(|((_, name), binding)| match binding.targets.as_slice() {
+            [one] => Some((name.as_str(), *one)),
+            _ => None,
+        })
+    }
+
     fn unknown(&self, file: usize, space: Space, path: &ast::Path) -> Diagnostic {
         let name = path.parts.last().map_or("", |p| p.node.as_str());
         let what = match space {
@@ -576,8 +599,8 @@ impl Resolved {
             .scopes
             .iter()
             .position(|s| s.names.get(&(space, name.to_string())).is_some_and(|b| matches!(b.via, ImportedBy::Own)));
-        if let (Some(m), 1) = (elsewhere, path.parts.len()) {
-            let module = &self.names[m];
+        let module = elsewhere.map(|m| self.names[m].as_str()).or_else(|| self.library.module_of(space, name));
+        if let (Some(module), 1) = (module, path.parts.len()) {
             d = d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
         } else if let Some(s) = closest(name, self.visible(file, space)) {
             d = d.hint(format!("did you mean `{s}`?"));

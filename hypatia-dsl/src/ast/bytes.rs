@@ -125,11 +125,11 @@ with_spans! {
     Generic { name bound }
     OpParam { variadic name ty optional default }
     TypeExpr { dtype dims span }
-    Op { name generics params results body builtin settings requires }
+    Op { name generics params results body lets builtin settings requires }
     ResultType { variadic ty }
     Pattern { name params body }
     Binder { name family }
-    Rule { path binders lhs both_ways rhs lets requires prefer classes }
+    Rule { path binders lhs both_ways rhs types lets requires prefer classes }
     ClassExpr { class bounds dtypes }
     Kernel { name pattern backend requires tune settings classes }
     Family { name members }

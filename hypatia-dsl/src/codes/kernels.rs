@@ -69,4 +69,37 @@ kernel k for f(x) { pointwise; }",
         "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]);
 kernel k for f(x) { rowwise; }",
     ),
+    Row::new(
+        608,
+        "a kernel that no device admits",
+        "The `requires` of the kernel ask about the device, `sm` or `device`, and are false on every device that
+the backend runs on: `cublaslt`, `tiled` and `template` kernels run on GPUs only. So the kernel is never used.
+An op none of whose kernels is admissible on a device runs as the parts of its body there.",
+        "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]);
+kernel k for f(x) { rowwise; requires sm >= 90, device == \"a100\"; }",
+        "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]);
+kernel k for f(x) { rowwise; requires sm >= 90; }",
+    ),
+    Row::new(
+        609,
+        "no rule finds this op in a model",
+        "An op with a kernel is recognised where a model computes its body, by a derived rule `fold::NAME`. No rule
+can be derived from this body; the message says why. The kernel is then used only where a model or a rule
+names the op. Write a rule whose right side is the op: `rule mine::form: PATTERN => NAME(...)`.",
+        "op f<T: float>(*xs: T[..s, n]) -> T[..s, 1] = sum(concat(..xs, axis = -1), axes = [-1]);
+kernel k for f(..xs) { composed; }",
+        "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]);
+kernel k for f(x) { rowwise; }",
+    ),
+    Row::new(
+        610,
+        "a kernel of several results that becomes several launches",
+        "A `composed` kernel runs the ops of the body, optimised by themselves, behind one name. Each result of the
+op takes a launch at least, so such a kernel saves no launch. `rowwise;` and `pointwise;` generate one kernel
+for all results, and a template may compute all of them.",
+        "op f<T: float>(x: T[..s, n]) -> (T[..s, n], T[..s, 1]) = (exp(x), sum(x, axes = [-1]));
+kernel k for f(x) { composed; }",
+        "op f<T: float>(x: T[..s, n]) -> (T[..s, n], T[..s, 1]) = (exp(x), sum(x, axes = [-1]));
+kernel k for f(x) { rowwise; }",
+    ),
 ];

@@ -103,7 +103,8 @@ impl Layout<'_> {
         }
         match head.as_str() {
             "rule" => self.rule(&nodes),
-            "op" | "pattern" => self.body(&nodes, &[]),
+            "op" => self.body(&nodes, &["let"]),
+            "pattern" => self.body(&nodes, &[]),
             "scalar" => self.body(&nodes, &["device", "grad"]),
             _ => Doc::group(vec![self.element(&nodes, true)]),
         }
@@ -112,7 +113,7 @@ impl Layout<'_> {
     /// `... { a; b; }`
     fn block(&self, head: &str, before: &[Node], open: usize, inner: &[Node], close: usize) -> Doc {
         let before_doc =
-            if head == "op" { self.body(before, &[]) } else { Doc::group(vec![self.element(before, true)]) };
+            if head == "op" { self.body(before, &["let"]) } else { Doc::group(vec![self.element(before, true)]) };
         let mut statements = Vec::new();
         for statement in inner.split_inclusive(|n| matches!(n, Node::Token(i) if self.text(*i) == ";")) {
             let Some(first) = statement.first().map(Node::first) else { continue };
@@ -163,7 +164,7 @@ impl Layout<'_> {
         let token = |n: &Node, words: &[&str]| matches!(n, Node::Token(i) if words.contains(&self.text(*i)));
         let colon = nodes.iter().position(|n| token(n, &[":"])).map_or(0, |c| c + 1);
         let arrow = nodes.iter().position(|n| token(n, &["=>", "<=>"])).unwrap_or(nodes.len());
-        let is_clause = |n: &Node| token(n, &["requires", "prefer", "class", "let"]);
+        let is_clause = |n: &Node| token(n, &["where", "requires", "prefer", "class", "let"]);
         let clauses = nodes.iter().position(is_clause).unwrap_or(nodes.len()).max(arrow);
         let mut main = vec![self.sequence(&nodes[..colon]), Doc::text(" "), self.value(&nodes[colon..arrow])];
         if let Some((sign, right)) = nodes[arrow..clauses].split_first() {

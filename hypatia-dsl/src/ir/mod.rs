@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub use attrs::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, Guard, RestPat, TypePat};
 pub use bytes::{VERSION, is_of_version};
 pub use contract::{Clause, Contract, Demand};
-pub use sides::{AttrPat, Build, BuildArg, BuildNode, Head, NodePat, Pat, parts};
+pub use sides::{AttrPat, Build, BuildArg, BuildNode, Each, Head, NodePat, Pat, Rest, parts};
 
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +84,21 @@ pub struct Program {
 }
 
 impl Program {
+    /// Makes the nodes of a custom domain of ONNX stand for the ops of a file, named as its origin
+    /// names it. Returns how many ops these are.
+    pub fn set_domain(&mut self, file: &str, domain: &str) -> usize {
+        let own = self.ops.iter_mut().filter(|op| op.origin.file == file);
+        own.map(|op| op.domain = Some(domain.to_string())).count()
+    }
+
+    /// The op that the nodes of a custom domain with that name stand for. An op whose name another
+    /// file has too is called `module::name` in the Program.
+    pub fn op_of_domain(&self, domain: &str, name: &str) -> Option<OpId> {
+        let named = |op: &OpDef| op.name.rsplit("::").next().is_some_and(|n| n.split('\'').next() == Some(name));
+        let of = |op: &OpDef| op.domain.as_deref() == Some(domain) && named(op);
+        self.ops.iter().position(of).map(|i| OpId(i as u32))
+    }
+
     /// Looks up a scalar by name.
     pub fn find_scalar(&self, name: &str) -> Option<ScalarId> {
         self.scalars.iter().position(|s| s.name == name).map(|i| ScalarId(i as u32))
@@ -225,6 +240,9 @@ pub struct OpDef {
     pub body: OpBody,
     /// Cost formulas, if written, over the variables; `out` is the first result's shape.
     pub cost: CostFormulas,
+    /// The custom domain of ONNX whose nodes of the op's name are this op. It is no part of a file:
+    /// the caller says it.
+    pub domain: Option<String>,
 }
 
 impl OpDef {

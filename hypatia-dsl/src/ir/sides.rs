@@ -43,12 +43,46 @@ pub struct NodePat {
     pub head: Head,
     /// Operands in declaration order (absent optional operands are `Pat::Absent`).
     pub args: Vec<Pat>,
-    /// The variable of sort `Tensors` that binds all remaining operands of a variadic parameter.
-    pub rest: Option<VarId>,
+    /// What all remaining operands of a variadic parameter match.
+    pub rest: Option<Rest>,
     /// One for each attribute, in declaration order.
     pub attrs: Vec<AttrPat>,
     /// Index of the result.
     pub output: u32,
+}
+
+impl NodePat {
+    /// The patterns of its operands; one that each of several operands matches is one of them.
+    pub fn operands(&self) -> impl Iterator<Item = &Pat> {
+        let each = self.rest.iter().filter_map(|rest| rest.each.as_ref()).map(|each| &each.element);
+        self.args.iter().chain(each)
+    }
+
+    /// The same, to be changed.
+    pub fn operands_mut(&mut self) -> impl Iterator<Item = &mut Pat> {
+        let each = self.rest.iter_mut().filter_map(|rest| rest.each.as_mut()).map(|each| &mut each.element);
+        self.args.iter_mut().chain(each)
+    }
+}
+
+/// The remaining operands in a pattern of an op with any number of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rest {
+    /// The variable of sort `Tensors` that they bind.
+    pub var: VarId,
+    /// `..[p for x in xs]`: each operand matches `p`, and the variable binds what `x` stands for in
+    /// each. Without it, it binds the operands themselves.
+    pub each: Option<Box<Each>>,
+}
+
+/// A pattern for each of several operands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Each {
+    /// The pattern.
+    pub element: Pat,
+    /// Its variable of sort `Tensor`, which is another one for each operand. All other variables
+    /// are the same for all operands.
+    pub item: VarId,
 }
 
 /// The head of an application.

@@ -88,7 +88,7 @@ fn type_only(p: &Pat, out: &mut HashSet<VarId>) {
         }
         Pat::Bind(_, p) => type_only(p, out),
         Pat::OneOf(l) => l.iter().for_each(|p| type_only(p, out)),
-        Pat::Node(n) => n.args.iter().for_each(|p| type_only(p, out)),
+        Pat::Node(n) => n.operands().for_each(|p| type_only(p, out)),
         _ => {}
     }
 }
@@ -152,7 +152,7 @@ fn unmatchable(p: &Program, r: &Rule, pat: &Pat, reachable: &HashSet<OpId>, out:
                 }
                 out.push(d);
             }
-            n.args.iter().for_each(|a| unmatchable(p, r, a, reachable, out));
+            n.operands().for_each(|a| unmatchable(p, r, a, reachable, out));
         }
         Pat::Bind(_, inner) | Pat::Typed(inner, _) => unmatchable(p, r, inner, reachable, out),
         // An alternative that never matches is harmless if another one can match.

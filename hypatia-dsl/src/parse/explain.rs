@@ -56,6 +56,7 @@ const FIXED: &[(Rule, &str)] = &[
     (Rule::kw_prefer, "prefer"),
     (Rule::kw_class, "class"),
     (Rule::kw_let, "let"),
+    (Rule::kw_where, "where"),
     (Rule::kw_for, "for"),
     (Rule::kw_on, "on"),
     (Rule::kw_if, "if"),
@@ -108,6 +109,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         | Rule::generic
         | Rule::binder
         | Rule::let_binding
+        | Rule::where_type
         | Rule::launch_setting
         | Rule::class_expr => plain("a name"),
         Rule::op_param => plain("a parameter such as `x: T[..s]`"),
@@ -144,6 +146,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::requires | Rule::requires_statement => quoted(&["requires"]),
         Rule::prefer => quoted(&["prefer"]),
         Rule::let_clause => quoted(&["let"]),
+        Rule::where_clause => quoted(&["where"]),
         Rule::class_clause | Rule::class_statement => quoted(&["class"]),
         Rule::device => quoted(&["device"]),
         Rule::grads => quoted(&["grad"]),
@@ -323,10 +326,28 @@ impl Site<'_> {
         })
     }
 
+    /// `x.exp()`, `x.shape`: another language's method or property.
+    fn method(&self) -> Option<String> {
+        let word = self.tokens.get(self.i).filter(|t| t.kind == Kind::Word)?.text(self.builder.text);
+        let of = self.i.checked_sub(2).map(|i| shorten(self.text(i)))?;
+        if self.previous() != "." || !of.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            return None;
+        }
+        let called = self.text(self.i + 1) == "(";
+        let others = if called && self.text(self.i + 2) != ")" { ", ..." } else { "" };
+        Some(match word {
+            "T" if !called => format!("there are no properties: write `transpose({of}, perm = [1, 0])`"),
+            _ => format!("there are no methods or properties: write `{}({of}{others})`", shorten(word)),
+        })
+    }
+
     /// Keywords by which other languages begin a condition, instead of `requires` in a rule.
     fn condition(&self) -> Option<String> {
         let word = self.text(self.i);
-        let foreign = ["if", "iff", "where", "when", "whenever", "provided", "assuming", "guard", "unless"];
+        if self.i >= 2 && self.text(self.i - 2) == "where" && self.expects(Rule::colon) {
+            return Some("write a condition as `requires ...`; `where` gives types: `where x: T[m, k]`".to_string());
+        }
+        let foreign = ["if", "iff", "when", "whenever", "provided", "assuming", "guard", "unless"];
         let clause = self.expected.iter().filter_map(|r| words(*r)).flatten().any(|w| w == "`requires`");
         if self.i == 0 || !clause || !foreign.contains(&word) {
             return None;
@@ -426,6 +447,9 @@ impl Site<'_> {
         if let Some(word) = self.expectation_word() {
             return d.hint(format!("did you mean `expect {word}`?"));
         }
+        if let Some(hint) = self.method() {
+            return d.hint(hint);
+        }
         if let Some(hint) = self.condition() {
             return d.hint(hint);
         }
@@ -434,6 +458,9 @@ impl Site<'_> {
         }
         if let Some(hint) = self.choice() {
             return d.hint(hint);
+        }
+        if self.text(self.i) == "let" && matches!(self.text(0), "op" | "rule") {
+            return d.hint("write `let` behind the expression that uses it: `= c * c let c = x - y;`");
         }
         if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {
             return d.note(format!("`{}` is a keyword and cannot be a name", self.text(self.i)));

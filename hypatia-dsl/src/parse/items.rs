@@ -130,6 +130,7 @@ impl Builder<'_> {
             params: Vec::new(),
             results: Vec::new(),
             body: None,
+            lets: Vec::new(),
             builtin: false,
             settings: Vec::new(),
             requires: Vec::new(),
@@ -160,10 +161,10 @@ impl Builder<'_> {
                 Rule::op_block => self.op_block(p, &mut op)?,
                 Rule::op_body => {
                     for part in Children::of(p) {
-                        if part.as_rule() == Rule::op_block {
-                            self.op_block(part, &mut op)?;
-                        } else {
-                            op.body = Some(self.expr(part)?);
+                        match part.as_rule() {
+                            Rule::op_block => self.op_block(part, &mut op)?,
+                            Rule::let_clause => op.lets.extend(self.lets(part)?),
+                            _ => op.body = Some(self.expr(part)?),
                         }
                     }
                 }
@@ -243,16 +244,21 @@ impl Builder<'_> {
         let lhs = self.expr(next)?;
         let both_ways = kids.first()?.as_rule() == Rule::both;
         let rhs = self.expr(kids.first()?)?;
-        let (lets, requires, prefer, classes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut rule = ast::Rule { path, binders, lhs, both_ways, rhs, lets, requires, prefer, classes };
+        let (types, lets, requires) = (Vec::new(), Vec::new(), Vec::new());
+        let (prefer, classes) = (Vec::new(), Vec::new());
+        let mut rule = ast::Rule { path, binders, lhs, both_ways, rhs, types, lets, requires, prefer, classes };
         for p in kids {
             let which = p.as_rule();
+            if which == Rule::let_clause {
+                rule.lets.extend(self.lets(p)?);
+                continue;
+            }
             let inner = Children::of(p);
             match which {
-                Rule::let_clause => {
-                    for binding in inner {
-                        let mut parts = Children::of(binding);
-                        rule.lets.push((self.name(parts.first()?), self.expr(parts.first()?)?));
+                Rule::where_clause => {
+                    for typed in inner {
+                        let mut parts = Children::of(typed);
+                        rule.types.push((self.name(parts.first()?), self.type_expr(parts.first()?)?));
                     }
                 }
                 Rule::requires => rule.requires.extend(self.exprs(inner)?),
@@ -266,6 +272,15 @@ impl Builder<'_> {
             }
         }
         Ok(rule)
+    }
+
+    /// `let name = e, ...`
+    fn lets(&self, pair: Pair<'_, Rule>) -> Built<Vec<(Name, Expr)>> {
+        let binding = |pair| {
+            let mut parts = Children::of(pair);
+            Ok((self.name(parts.first()?), self.expr(parts.first()?)?))
+        };
+        Children::of(pair).map(binding).collect()
     }
 
     fn class(&self, pair: Pair<'_, Rule>) -> Built<ClassExpr> {

@@ -7,14 +7,17 @@ use crate::ast::{Arg, Expr, ExprKind, Name, Path};
 use crate::builtin::{BuiltinOp, BuiltinScalar, view};
 use crate::diag::Diagnostic;
 use crate::dtype::Kind;
-use crate::ir::{AExpr, AttrPat, AttrType, AttrValue, Head, NodePat, OpId, ParamKind, Pat, ScalarId, Sort, VarId};
+use crate::ir::{
+    AExpr, AttrPat, AttrType, AttrValue, Each, Head, NodePat, OpId, ParamKind, Pat, Rest, ScalarId, Sort, VarId,
+};
 use crate::source::Span;
 
 use super::args::Argument;
 use super::code;
-use super::context::{Callee, Cx, ValueSort};
+use super::context::{Callee, Cx, Definition, ValueSort};
 use super::patterns::scalar_node;
 use super::types::single;
+use super::walk::pat_vars;
 
 /// Maximum number of operands of pointwise work.
 const MAX_REGION_OPERANDS: usize = 4;
@@ -400,7 +403,46 @@ impl<'a> Cx<'a> {
         }
     }
 
-    fn variadic_pattern(&mut self, list: &[&'a Expr]) -> Option<(Vec<Pat>, Option<VarId>)> {
+    /// `xs` or `[p for x in xs]` behind `..`.
+    fn rest(&mut self, e: &'a Expr) -> Option<Rest> {
+        if let Some(n) = single(e) {
+            return Some(Rest { var: self.bind(&n.node, Sort::Tensors, n.span)?, each: None });
+        }
+        let ExprKind::Comprehension { element, name, over, condition } = &e.kind else {
+            return self.misplaced(e, "in `..` on a left side");
+        };
+        if let Some(c) = condition {
+            let d = Diagnostic::error(code::MISPLACED, "a condition cannot choose operands", c.span)
+                .hint("the pattern must match every operand; write the others in front: `f(y, ..[g(x) for x in xs])`");
+            return self.report(d);
+        }
+        let Some(list) = single(over) else { return self.misplaced(over, "behind `in` on a left side") };
+        let item = self.fresh(name.node.clone(), Sort::Tensor, Some(name.span));
+        let scope = self.scope;
+        let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(item));
+        let element = self.pattern(element, ValueSort::Tensor);
+        match hidden {
+            Some(before) => self.scopes[scope].names.insert(name.node.clone(), before),
+            None => self.scopes[scope].names.remove(&name.node),
+        };
+        let element = element?;
+        let mut found = false;
+        pat_vars(&element, &mut |v| found |= v == item);
+        if !found {
+            let d =
+                Diagnostic::error(code::UNBOUND, format!("the pattern does not contain `{}`", name.node), name.span)
+                    .label("stands for nothing")
+                    .hint(format!(
+                        "write `..[f({0}) for {0} in {1}]`, or `..{1}` to match any operands",
+                        name.node, list.node
+                    ));
+            return self.report(d);
+        }
+        let var = self.bind(&list.node, Sort::Tensors, list.span)?;
+        Some(Rest { var, each: Some(Box::new(Each { element, item })) })
+    }
+
+    fn variadic_pattern(&mut self, list: &[&'a Expr]) -> Option<(Vec<Pat>, Option<Rest>)> {
         let (mut fixed, mut rest) = (Vec::new(), None);
         let mut good = true;
         for (i, e) in list.iter().enumerate() {
@@ -418,15 +460,12 @@ impl<'a> Cx<'a> {
                         self.report::<()>(d);
                         continue;
                     }
-                    let v = match inner.as_deref() {
-                        None => Some(self.fresh("_rest", Sort::Tensors, Some(e.span))),
-                        Some(x) => match single(x) {
-                            Some(n) => self.bind(&n.node, Sort::Tensors, n.span),
-                            None => self.misplaced(x, "in `..` on a left side"),
-                        },
+                    let matched = match inner.as_deref() {
+                        None => Some(Rest { var: self.fresh("_rest", Sort::Tensors, Some(e.span)), each: None }),
+                        Some(x) => self.rest(x),
                     };
-                    good &= v.is_some();
-                    rest = v;
+                    good &= matched.is_some();
+                    rest = matched;
                 }
                 _ => match self.pattern(e, ValueSort::Tensor) {
                     Some(p) => fixed.push(p),

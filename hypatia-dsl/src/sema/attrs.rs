@@ -4,9 +4,10 @@
 //! an expression over names that are bound further right is compared after the whole pattern has
 //! matched.
 
-use crate::ast::{Expr, ExprKind};
+use crate::ast::{Expr, ExprKind, Name};
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrPat, AttrType, Sort};
+use crate::dtype::DType;
+use crate::ir::{AExpr, AttrPat, AttrType, Sort, VarId};
 use crate::source::Span;
 
 use super::code;
@@ -47,6 +48,10 @@ impl<'a> Cx<'a> {
                 }
                 _ => {}
             }
+            // `to = fp16` means a type, not a variable of that name.
+            if ty == AttrType::DType && DType::known_elsewhere_as(&name.node).is_some() {
+                return self.no_element_type(&name.node, name.span);
+            }
             let sort = if ty == AttrType::DType { Sort::DType } else { Sort::Attr };
             return Some(AttrPat::Var(self.bind(&name.node, sort, name.span)?));
         }
@@ -83,7 +88,7 @@ impl<'a> Cx<'a> {
             let p = match &item.kind {
                 ExprKind::Spread(None) => Some(AttrPat::Rest(None)),
                 ExprKind::Spread(Some(x)) => match single(x) {
-                    Some(n) => self.bind(&n.node, Sort::Attr, n.span).map(|v| AttrPat::Rest(Some(v))),
+                    Some(n) => self.bind_rest(n).map(|v| AttrPat::Rest(Some(v))),
                     None => self.misplaced(x, "in `..` on a left side"),
                 },
                 _ => self.attr_pat(item, element),
@@ -95,6 +100,14 @@ impl<'a> Cx<'a> {
             return self.error(code::MISPLACED, "a list can contain at most one `..`", span);
         }
         good.then_some(AttrPat::List(out))
+    }
+
+    /// The variable of `..d`: new, or a list of sizes that a type has bound.
+    fn bind_rest(&mut self, name: &'a Name) -> Option<VarId> {
+        match self.definition(&name.node) {
+            Some(Definition::Var(v)) if self.sort(*v) == Sort::Shape => Some(*v),
+            _ => self.bind(&name.node, Sort::Attr, name.span),
+        }
     }
 
     /// Checks an attribute's value against its type, as far as the value is known.

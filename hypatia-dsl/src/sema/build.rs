@@ -79,7 +79,8 @@ impl<'a> Cx<'a> {
             ExprKind::Number { .. } => true,
             ExprKind::Path(_) => single(e).is_some_and(|n| match self.definition(&n.node) {
                 Some(Definition::Var(v)) => matches!(self.sort(*v), Sort::Attr | Sort::Shape),
-                _ => false,
+                Some(Definition::Param { expr, .. }) => self.is_attribute(expr),
+                None => false,
             }),
             ExprKind::Unary(UnaryOp::Neg, a) => self.is_attribute(a),
             ExprKind::Binary(op, a, b) => {
@@ -124,7 +125,7 @@ impl<'a> Cx<'a> {
         match &e.kind {
             ExprKind::Path(_) => single(e).is_some_and(|n| match self.definition(&n.node) {
                 Some(Definition::Var(v)) => self.sort(*v) == Sort::Tensor,
-                Some(Definition::Param { .. }) => true,
+                Some(Definition::Param { expr, .. }) => self.is_tensor(expr),
                 None => false,
             }),
             ExprKind::Unary(_, a) | ExprKind::Result(a, _) => self.is_tensor(a),

@@ -132,6 +132,14 @@ enum Verdict {
     NoType(TypeError, String),
 }
 
+/// What the sides of a rule are tried with.
+struct Trial<'t> {
+    /// The rank of each operand.
+    ranks: &'t [usize],
+    /// True if an axis is the first one, false if it is the last one.
+    front: bool,
+}
+
 /// Checks that both sides of a rule can have the same type.
 pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Option<Diagnostic> {
     let mut leaves: Vec<VarId> = Vec::new();
@@ -149,14 +157,16 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
         (0..5).map(|k| vec![k; n]).collect()
     };
     // Most rules type-check on matrices: then no other ranks need to be tried.
-    if let Verdict::Agree = attempt(program, r, &leaves, &vec![2; n], DType::F32) {
-        return without_floats(program, r, &leaves, &vec![2; n], (right, left));
+    let matrices = Trial { ranks: &vec![2; n], front: false };
+    if let Verdict::Agree = attempt(program, r, &leaves, &matrices, DType::F32) {
+        return without_floats(program, r, &leaves, &matrices, (right, left));
     }
     let mut found: Option<(String, String)> = None;
-    for ranks in tries.into_iter().take(MAX_TRIES) {
-        let (typed, what, with) = match attempt(program, r, &leaves, &ranks, DType::F32) {
+    let tries = tries.iter().take(MAX_TRIES).flat_map(|ranks| [false, true].map(|front| Trial { ranks, front }));
+    for trial in tries {
+        let (typed, what, with) = match attempt(program, r, &leaves, &trial, DType::F32) {
             Verdict::Nothing => continue,
-            Verdict::Agree => return without_floats(program, r, &leaves, &ranks, (right, left)),
+            Verdict::Agree => return without_floats(program, r, &leaves, &trial, (right, left)),
             Verdict::Differ(what, with) => (true, what, with),
             Verdict::NoType(e, with) => (false, format!("this has no type: {}", e.message), with),
         };
@@ -205,6 +215,7 @@ struct Attempt<'p> {
     types: RefCell<HashMap<VarId, TensorType>>,
     bindings: Bindings,
     rank: usize,
+    front: bool,
 }
 
 /// Warns about a rule whose left side matches integers although its right side has no type for
@@ -213,12 +224,12 @@ fn without_floats(
     program: &Program,
     r: &Rule,
     leaves: &[VarId],
-    ranks: &[usize],
+    trial: &Trial<'_>,
     (right, left): (Span, Span),
 ) -> Option<Diagnostic> {
     let dtype = DType::I64;
     let claimed = r.claims.is_empty() || r.claims.iter().any(|c| c.dtypes.is_empty() || c.dtypes.contains(&dtype));
-    let Verdict::NoType(e, with) = attempt(program, r, leaves, ranks, dtype) else { return None };
+    let Verdict::NoType(e, with) = attempt(program, r, leaves, trial, dtype) else { return None };
     if !claimed || e.code != codes::DTYPE {
         return None;
     }
@@ -236,7 +247,8 @@ fn without_floats(
     )
 }
 
-fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize], usual: DType) -> Verdict {
+fn attempt(program: &Program, r: &Rule, leaves: &[VarId], trial: &Trial<'_>, usual: DType) -> Verdict {
+    let Trial { ranks, front } = *trial;
     let mut dtypes = HashMap::new();
     r.lhs.iter().for_each(|p| leaf_dtypes(program, p, &mut dtypes));
     let types: HashMap<VarId, TensorType> = leaves
@@ -248,7 +260,7 @@ fn attempt(program: &Program, r: &Rule, leaves: &[VarId], ranks: &[usize], usual
         })
         .collect();
     let rank = ranks.first().copied().unwrap_or(0);
-    let mut a = Attempt { program, types: RefCell::new(types), bindings: Bindings::default(), rank };
+    let mut a = Attempt { program, types: RefCell::new(types), bindings: Bindings::default(), rank, front };
     // A variable that names an inner node has the node's type.
     let mut left = Vec::new();
     for p in &r.lhs {
@@ -331,7 +343,11 @@ impl Attempt<'_> {
                 !terms.get(i - 1).copied().unwrap_or(false)
             });
         }
-        let attrs = self.attrs(n)?;
+        let first = args.first().and_then(|a| match a {
+            BuildArg::One(Build::Var(v)) => self.types.borrow().get(v).map(|t| t.shape.len()),
+            _ => None,
+        });
+        let attrs = self.attrs(n, first.unwrap_or(self.rank))?;
         let node = Build::Node(BuildNode { head: n.head, args, attrs, output: n.output });
         let lookup = |v: VarId| self.types.borrow().get(&v).cloned();
         let mut infer = Infer::new(self.program, &lookup);
@@ -347,7 +363,7 @@ impl Attempt<'_> {
     }
 
     /// Values for the attributes of a pattern; variables get a plausible value.
-    fn attrs(&mut self, n: &NodePat) -> Option<Vec<AExpr>> {
+    fn attrs(&mut self, n: &NodePat, rank: usize) -> Option<Vec<AExpr>> {
         let Head::Op(id) = n.head else { return Some(Vec::new()) };
         let types: Vec<AttrType> = self
             .program
@@ -355,42 +371,45 @@ impl Attempt<'_> {
             .attrs()
             .filter_map(|(_, p)| if let ParamKind::Attr { ty, .. } = p.kind { Some(ty) } else { None })
             .collect();
-        n.attrs.iter().zip(types).map(|(a, ty)| self.attr(a, ty)).collect()
+        n.attrs.iter().zip(types).map(|(a, ty)| self.attr(a, ty, rank)).collect()
     }
 
-    fn attr(&mut self, a: &AttrPat, ty: AttrType) -> Option<AExpr> {
+    fn attr(&mut self, a: &AttrPat, ty: AttrType, rank: usize) -> Option<AExpr> {
         match a {
             AttrPat::Is(e) => Some(e.clone()),
-            AttrPat::Any => Some(AExpr::Value(self.likely(ty)?)),
+            AttrPat::Any => Some(AExpr::Value(likely(ty, rank, self.front)?)),
             AttrPat::Var(v) => {
                 if let Some(x) = self.bindings.values.get(v) {
                     return Some(AExpr::Value(x.clone()));
                 }
-                let x = self.likely(ty)?;
+                let x = likely(ty, rank, self.front)?;
                 self.bindings.values.insert(*v, x.clone());
                 Some(AExpr::Value(x))
             }
             AttrPat::List(l) => {
                 let element = if ty == AttrType::Axes { AttrType::Axis } else { AttrType::Dim };
-                Some(AExpr::List(l.iter().map(|a| self.attr(a, element)).collect::<Option<_>>()?))
+                Some(AExpr::List(l.iter().map(|a| self.attr(a, element, rank)).collect::<Option<_>>()?))
             }
             AttrPat::Rest(_) => None,
         }
     }
+}
 
-    fn likely(&self, ty: AttrType) -> Option<AttrValue> {
-        let dims = |l: Vec<i64>| AttrValue::List(l.into_iter().map(|d| AttrValue::Dim(Dim::from(d))).collect());
-        Some(match ty {
-            AttrType::Axis => AttrValue::Dim(Dim::from(-1)),
-            AttrType::Axes => dims(vec![-1]),
-            AttrType::Ints => dims((0..self.rank as i64).rev().collect()),
-            AttrType::Dims => dims(vec![2; self.rank]),
-            AttrType::Bool => AttrValue::Bool(true),
-            AttrType::DType => AttrValue::DType(DType::F32),
-            AttrType::Dim => AttrValue::Dim(Dim::from(2)),
-            AttrType::Int => AttrValue::Dim(Dim::from(1)),
-            AttrType::Float => AttrValue::Float(1.0),
-            AttrType::Floats | AttrType::Str => return None,
-        })
-    }
+/// A plausible value of an attribute whose op has a first operand of that rank. Axes count from the
+/// front, as they do in graphs: rules compute with them.
+fn likely(ty: AttrType, rank: usize, front: bool) -> Option<AttrValue> {
+    let dims = |l: Vec<i64>| AttrValue::List(l.into_iter().map(|d| AttrValue::Dim(Dim::from(d))).collect());
+    let axis = if front { 0 } else { rank as i64 - 1 };
+    Some(match ty {
+        AttrType::Axis => AttrValue::Dim(Dim::from(axis)),
+        AttrType::Axes => dims(vec![axis]),
+        AttrType::Ints => dims((0..rank as i64).rev().collect()),
+        AttrType::Dims => dims(vec![2; rank]),
+        AttrType::Bool => AttrValue::Bool(true),
+        AttrType::DType => AttrValue::DType(DType::F32),
+        AttrType::Dim => AttrValue::Dim(Dim::from(2)),
+        AttrType::Int => AttrValue::Dim(Dim::from(1)),
+        AttrType::Float => AttrValue::Float(1.0),
+        AttrType::Floats | AttrType::Str => return None,
+    })
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::ast::{Expr, ExprKind, Path};
+use crate::ast::{Expr, ExprKind, Path, TypeExpr};
 use crate::builtin::BuiltinScalar;
 use crate::diag::{Code, Diagnostic};
 use crate::dtype::DType;
@@ -136,6 +136,8 @@ pub(super) struct Cx<'a> {
     pub bind_hint: &'static str,
     /// `[d in {f16, bf16}]`: the element type that `d` stands for.
     pub dtypes: HashMap<String, DType>,
+    /// `where x: T[m, k]`: the types of variables by their names.
+    pub types: HashMap<&'a str, &'a TypeExpr>,
     /// The applications built so far, operands first, with their spans.
     pub nodes: Vec<(Build, Span)>,
     depth: usize,
@@ -161,6 +163,7 @@ impl<'a> Cx<'a> {
             params: 0,
             bind_hint: "bind `{}` on the left side, or declare it",
             dtypes: HashMap::new(),
+            types: HashMap::new(),
             nodes: Vec::new(),
             depth: 0,
             size: 0,
@@ -385,7 +388,9 @@ fn kind_words(kind: &ExprKind) -> (&'static str, Option<&'static str>) {
         ExprKind::Else(..) => ("`else`", Some("use `b else 0` only on a right side, for an optional operand `b`")),
         ExprKind::If(..) => ("`if`", Some("write two rules, each with a `requires`")),
         ExprKind::Bind(..) => ("`@`", Some("use `name @ pattern` only on a left side")),
-        ExprKind::Typed(..) => ("a type", Some("use `x: T[..]` only on a left side")),
+        ExprKind::Typed(..) => {
+            ("a type", Some("use `x: T[..]` only on a left side; `where x: T[..]` types both directions of `<=>`"))
+        }
         ExprKind::Near(..) => ("`~`", Some("use `2.0 ~ 1e-3` only on a left side")),
         ExprKind::Alternatives(_) => ("`|`", Some("use alternatives only on a left side")),
         ExprKind::Tuple(_) => ("a tuple", Some("use a tuple only around all roots or results of a side")),

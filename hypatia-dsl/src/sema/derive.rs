@@ -5,17 +5,18 @@
 //! requires, so that it never matches anything that the op would reject.
 
 use crate::ast::BinaryOp;
+use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
     AExpr, AFn, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, Claim, Class, DimPat, Fact, Head, NodePat,
-    OpBody, OpDef, OpId, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId,
+    OpBody, OpDef, OpId, Param, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId, parts,
 };
 use crate::neutral::without_absent;
 use crate::scalar::{Term, TermId, TermNode};
 use crate::shape::Dim;
 
 use super::walk::pat_vars;
-use super::{Sema, ops, rulesets, tensor_param};
+use super::{Sema, code, ops, rulesets, tensor_param};
 
 /// Maximum number of nodes in a derived pattern; a larger body gets no rule.
 const MAX_NODES: usize = 2_000;
@@ -38,12 +39,35 @@ pub(super) fn derive(s: &mut Sema<'_>) {
             with_kernel.push(id);
         }
     }
+    let mut warnings = Vec::new();
     for &id in &with_kernel {
-        if !s.poisoned_ops.contains(&id) {
-            out.extend(op_rules(s, id, &with_kernel));
+        if s.poisoned_ops.contains(&id) {
+            continue;
+        }
+        match op_rules(s, id, &with_kernel) {
+            Ok(rules) => out.extend(rules),
+            Err(why) => warnings.extend(not_folded(s, id, &why)),
         }
     }
+    s.diags.extend(warnings);
     s.program.rules.splice(0..0, out);
+}
+
+/// The warning that no rule finds an op with a kernel, unless a rule builds it.
+fn not_folded(s: &Sema<'_>, id: OpId, why: &str) -> Option<Diagnostic> {
+    let def = s.program.op(id);
+    let span = def.origin.span.filter(|span| !s.resolved.trusts(Some(*span)))?;
+    let is_built = s.program.rules.iter().flat_map(|r| &r.rhs).any(|b| {
+        let mut found = false;
+        parts(b, &mut |b, _| found |= matches!(b, Build::Node(n) if n.head == Head::Op(id)), true);
+        found
+    });
+    let message = format!("no rule finds `{}` in a model", def.name);
+    let d = Diagnostic::warning(code::NOT_FOLDED, message, span)
+        .label(format!("no rule can be derived from its body: {why}"))
+        .note("its kernels are used only where a model or a rule names the op")
+        .hint(format!("write a rule that ends in it: `rule mine::form: PATTERN => {}(...)`", def.name));
+    (!is_built).then_some(d)
 }
 
 fn kernel_op(p: &Pat) -> Option<OpId> {
@@ -177,30 +201,40 @@ impl FromTerm<'_> {
     }
 }
 
-/// `body => op`, for each choice of absent optional operands.
-fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
+/// `body => op`, for each choice of absent optional operands; or why there is no such rule.
+fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Result<Vec<Rule>, String> {
     let def = s.program.op(id);
-    let OpBody::Defined(bodies) = &def.body else { return Vec::new() };
+    let OpBody::Defined(bodies) = &def.body else { return Ok(Vec::new()) };
+    if bodies.is_empty() {
+        return Ok(Vec::new()); // its errors have been reported
+    }
     // Ops in the body are inlined too, as on insertion. Those with a kernel are found by their own
     // derived rules.
     let inlined = bodies.iter().map(|b| super::inline::inline(&s.program, b, with_kernel));
-    let Some(bodies) = inlined.collect::<Option<Vec<Build>>>() else { return Vec::new() };
-    let variadic =
-        def.params.iter().any(|p| matches!(p.kind, ParamKind::Tensor { variadic: true, .. } | ParamKind::Term));
+    let bodies = inlined.collect::<Result<Vec<Build>, String>>()?;
+    let open = |p: &&Param| matches!(p.kind, ParamKind::Tensor { variadic: true, .. } | ParamKind::Term);
+    if let Some(p) = def.params.iter().find(open) {
+        let what = if p.kind == ParamKind::Term { "an epilogue term" } else { "any number of operands" };
+        return Err(format!("`{}` stands for {what}", p.name));
+    }
     let optional: Vec<usize> = (0..def.params.len())
         .filter(|i| matches!(def.params[*i].kind, ParamKind::Tensor { optional: true, .. }))
         .collect();
-    if variadic || optional.len() > MAX_OPTIONAL {
-        return Vec::new();
+    if optional.len() > MAX_OPTIONAL {
+        return Err(format!("it has more than {MAX_OPTIONAL} optional operands"));
     }
     let mut out: Vec<Rule> = Vec::new();
+    let mut why: Option<String> = None;
     for mask in 0..1usize << optional.len() {
         let absent: Vec<VarId> =
             optional.iter().enumerate().filter(|(b, _)| mask >> b & 1 == 1).map(|(_, i)| VarId(*i as u32)).collect();
         // If an operand is absent, so is its addition; models may still write `y + 0`.
         for plain in if absent.is_empty() { vec![false] } else { vec![false, true] } {
             let mut f = FromBuild::new(s, def, &absent, plain);
-            let Some(mut lhs) = f.patterns(&bodies) else { continue };
+            let Some(mut lhs) = f.patterns(&bodies) else {
+                why = why.or(f.why);
+                continue;
+            };
             // A number that also occurs as an attribute is compared with it, in whatever order they
             // match.
             if f.lets.iter().any(|(v, _)| f.read.contains(v)) {
@@ -210,7 +244,12 @@ fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
             }
             // A result that is an operand, or equal to another result, cannot be told from it.
             let told = |p: &Pat| matches!(p, Pat::Node(_)) && lhs.iter().filter(|q| *q == p).count() == 1;
-            if !lhs.iter().all(told) || !f.complete(&lhs) {
+            if !lhs.iter().all(told) {
+                why.get_or_insert_with(|| "a result is an operand, or equal to another result".to_string());
+                continue;
+            }
+            if let Some(lost) = f.incomplete(&lhs) {
+                why.get_or_insert_with(|| format!("its body does not determine `{lost}`"));
                 continue;
             }
             let rule = f.rule(id, lhs, out.len());
@@ -219,7 +258,10 @@ fn op_rules(s: &Sema<'_>, id: OpId, with_kernel: &[OpId]) -> Vec<Rule> {
             }
         }
     }
-    out
+    match (out.is_empty(), why) {
+        (true, Some(why)) => Err(why),
+        _ => Ok(out),
+    }
 }
 
 /// The number of nodes in a pattern.
@@ -246,6 +288,8 @@ struct FromBuild<'s> {
     lets: Vec<(VarId, AExpr)>,
     requires: Vec<AExpr>,
     size: usize,
+    /// Why there is no pattern.
+    why: Option<String>,
 }
 
 impl<'s> FromBuild<'s> {
@@ -262,7 +306,14 @@ impl<'s> FromBuild<'s> {
             lets: Vec::new(),
             requires: Vec::new(),
             size: 0,
+            why: None,
         }
+    }
+
+    /// No pattern, for a reason.
+    fn fail<T>(&mut self, why: impl Into<String>) -> Option<T> {
+        self.why.get_or_insert_with(|| why.into());
+        None
     }
 
     /// One pattern for each result.
@@ -270,19 +321,20 @@ impl<'s> FromBuild<'s> {
         bodies.iter().map(|b| self.pat(b)).collect()
     }
 
-    /// True if the pattern binds every operand and attribute.
-    fn complete(&self, lhs: &[Pat]) -> bool {
+    /// An operand or attribute that the pattern does not bind.
+    fn incomplete(&self, lhs: &[Pat]) -> Option<&'s str> {
         let mut have = self.bound.clone();
         lhs.iter().for_each(|p| pat_vars(p, &mut |v| have.push(v)));
         have.extend(self.lets.iter().map(|l| l.0));
         let operands = self.def.operands().map(|(i, _)| VarId(i as u32)).filter(|v| !self.absent.contains(v));
-        operands.chain(ops::attr_vars(self.def)).all(|v| have.contains(&v))
+        let lost = operands.chain(ops::attr_vars(self.def)).find(|v| !have.contains(v))?;
+        self.def.params.get(lost.index()).map(|p| p.name.as_str())
     }
 
     fn pat(&mut self, b: &Build) -> Option<Pat> {
         self.size += 1;
         if self.size > MAX_NODES {
-            return None;
+            return self.fail(format!("its body has more than {MAX_NODES} parts"));
         }
         match b {
             Build::Var(v) if self.absent.contains(v) => Some(Pat::Absent),
@@ -292,7 +344,7 @@ impl<'s> FromBuild<'s> {
             Build::Number(e) => self.number(e),
             Build::Absent => Some(Pat::Absent),
             Build::Frozen(b) => self.pat(b),
-            Build::If(..) => None,
+            Build::If(..) => self.fail("it chooses by `if`"),
             Build::Node(n) => {
                 let absent = |v: VarId| self.absent.contains(&v);
                 match without_absent(&self.s.program, n, &absent).filter(|_| self.plain) {
@@ -351,7 +403,7 @@ impl<'s> FromBuild<'s> {
         for a in &n.args {
             match a {
                 BuildArg::One(b) => args.push(self.pat(b)?),
-                BuildArg::Spread(_) | BuildArg::Each { .. } => return None,
+                BuildArg::Spread(_) | BuildArg::Each { .. } => return self.fail("it uses a list of operands"),
             }
         }
         let attrs = n.attrs.iter().map(|a| self.attr(a)).collect();

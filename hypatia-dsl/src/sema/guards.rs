@@ -6,6 +6,7 @@
 
 use crate::ast::{BinaryOp, Expr, ExprKind, Path, UnaryOp};
 use crate::diag::Diagnostic;
+use crate::dtype::DType;
 use crate::ir::{AExpr, AFn, AttrType, AttrValue, DeviceFact, Fact, Sort, Var, VarId};
 use crate::shape::Dim;
 use crate::source::Span;
@@ -214,6 +215,9 @@ impl<'a> Cx<'a> {
             .label("not allowed here")
             .hint("move it to the `requires` of the kernel: the meaning of a rule must not depend on the device");
             return self.report(d);
+        }
+        if DType::known_elsewhere_as(name).is_some() {
+            return self.no_element_type(name, p.span);
         }
         let scope = &self.scopes[self.scope];
         let near = closest(name, scope.names.keys().map(String::as_str)).map(str::to_string);

@@ -1,29 +1,37 @@
 //! Inlines defined ops in bodies: replaces each op by its own body, except ops that own a kernel.
 //!
 //! In: the body of an op. Out: the same body over builtin ops, scalars and ops with a kernel, which
-//! have derived rules of their own; `None` if that would need the sizes of something that is not a
-//! variable. Invariant: the result has at most `MAX_NODES` nodes.
+//! have derived rules of their own; or why there is none. The sizes of an inlined op are those of
+//! its operands: where an operand is a variable of the caller, or element-wise work on one, they
+//! are read from its shape. Invariant: the result has at most `MAX_NODES` nodes.
 
 use std::collections::HashMap;
 
-use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, OpBody, OpId, ParamKind, Program, VarId};
-
+use crate::ast::BinaryOp;
+use crate::ir::{
+    AExpr, AFn, AttrValue, Build, BuildArg, BuildNode, DTypePat, DimPat, Fact, Head, OpBody, OpDef, OpId, ParamKind,
+    Program, RestPat, TypePat, VarId,
+};
 use crate::neutral::without_absent;
 
+use super::tensor_param;
 use super::walk::expr_vars;
 
 /// Maximum number of nodes in an inlined body.
 const MAX_NODES: usize = 2_000;
 
 /// Inlines all defined ops in a body except those in `kept`.
-pub(super) fn inline(program: &Program, body: &Build, kept: &[OpId]) -> Option<Build> {
-    Inliner { program, kept, size: 0 }.build(body, 0)
+pub(super) fn inline(program: &Program, body: &Build, kept: &[OpId]) -> Result<Build, String> {
+    let mut inliner = Inliner { program, kept, size: 0, why: None };
+    let inlined = inliner.build(body, 0);
+    inlined.ok_or_else(|| inliner.why.unwrap_or_else(|| "it is too large, or uses lists of operands".to_string()))
 }
 
 /// The arguments of an inlined op's parameters.
 #[derive(Default)]
 struct Values {
     operands: HashMap<VarId, Build>,
+    /// Attributes, sizes and element types.
     attrs: HashMap<VarId, AExpr>,
 }
 
@@ -31,6 +39,8 @@ struct Inliner<'p> {
     program: &'p Program,
     kept: &'p [OpId],
     size: usize,
+    /// Why there is no inlined body.
+    why: Option<String>,
 }
 
 impl Inliner<'_> {
@@ -72,7 +82,7 @@ impl Inliner<'_> {
     }
 
     /// Instantiates the body of the op that a node applies with the node's operands and attributes.
-    fn inline(&self, n: &BuildNode) -> Option<Build> {
+    fn inline(&mut self, n: &BuildNode) -> Option<Build> {
         let Head::Op(id) = n.head else { return None };
         let def = self.program.op(id);
         let OpBody::Defined(bodies) = &def.body else { return None };
@@ -88,8 +98,73 @@ impl Inliner<'_> {
         for ((i, _), a) in def.attrs().zip(&n.attrs) {
             values.attrs.insert(VarId(i as u32), a.clone());
         }
-        substitute(self.program, body, &values)
+        read_sizes(def, &mut values);
+        let inlined = substitute(self.program, body, &values);
+        if inlined.is_none() {
+            let why = format!("it calls `{}`, whose attributes depend on sizes that no operand has", def.name);
+            self.why.get_or_insert(why);
+        }
+        inlined
     }
+}
+
+/// Adds the sizes and element types of an op that its operands determine.
+fn read_sizes(def: &OpDef, values: &mut Values) {
+    for (i, p) in def.operands() {
+        let Some(ty) = tensor_param(p) else { continue };
+        let Some(operand) = values.operands.get(&VarId(i as u32)) else { continue };
+        let Some(of) = shaped_like(operand) else { continue };
+        let mut known = sizes(ty, of);
+        // Element-wise work may give another element type: a comparison does.
+        if let (DTypePat::Var(v), Build::Var(_)) = (&ty.dtype, operand) {
+            known.push((*v, AExpr::Fact(Fact::DType, of)));
+        }
+        for (v, size) in known {
+            values.attrs.entry(v).or_insert(size);
+        }
+    }
+}
+
+/// The variable whose shape a value has: the variable itself, or element-wise work on it and on
+/// numbers.
+fn shaped_like(b: &Build) -> Option<VarId> {
+    match b {
+        Build::Var(v) => Some(*v),
+        Build::Node(BuildNode { head: Head::Scalar(_), args, .. }) => {
+            let mut of = None;
+            for arg in args {
+                let BuildArg::One(arg) = arg else { return None };
+                match (arg, of) {
+                    (Build::Number(_), _) => {}
+                    (arg, None) => of = Some(shaped_like(arg)?),
+                    (arg, Some(v)) if shaped_like(arg) == Some(v) => {}
+                    _ => return None,
+                }
+            }
+            of
+        }
+        _ => None,
+    }
+}
+
+/// The variables of a type as formulas over the shape of an operand.
+fn sizes(ty: &TypePat, of: VarId) -> Vec<(VarId, AExpr)> {
+    let shape = || AExpr::Fact(Fact::Shape, of);
+    let number = |n: usize| AExpr::Value(AttrValue::from(n as i64));
+    let at = |i: i64| AExpr::Index(Box::new(shape()), Box::new(AExpr::Value(AttrValue::from(i))));
+    let mut out = Vec::new();
+    let indices = (0..ty.prefix.len() as i64).chain(-(ty.suffix.len() as i64)..0);
+    for (dim, i) in ty.prefix.iter().chain(&ty.suffix).zip(indices) {
+        if let DimPat::Var(v) = dim {
+            out.push((*v, at(i)));
+        }
+    }
+    if let Some(RestPat::Var(v)) = ty.rest {
+        let rank = AExpr::Call(AFn::Len, vec![shape()]);
+        let end = AExpr::Binary(BinaryOp::Sub, Box::new(rank), Box::new(number(ty.suffix.len())));
+        out.push((v, AExpr::Call(AFn::Slice, vec![shape(), number(ty.prefix.len()), end])));
+    }
+    out
 }
 
 fn substitute(program: &Program, b: &Build, values: &Values) -> Option<Build> {
@@ -124,12 +199,15 @@ fn substitute(program: &Program, b: &Build, values: &Values) -> Option<Build> {
     })
 }
 
-/// Rewrites an attribute over the caller's variables. Sizes of the inlined op have no counterpart
-/// there.
+/// Rewrites an attribute over the caller's variables.
 fn attr(e: &AExpr, values: &Values) -> Option<AExpr> {
     Some(match e {
         AExpr::Var(v) => values.attrs.get(v)?.clone(),
         AExpr::Value(_) | AExpr::Device(_) => e.clone(),
+        AExpr::Fact(f @ (Fact::Shape | Fact::Rank | Fact::Numel), v) => {
+            AExpr::Fact(*f, shaped_like(values.operands.get(v)?)?)
+        }
+        AExpr::Spread(a) => AExpr::Spread(Box::new(attr(a, values)?)),
         AExpr::List(l) => AExpr::List(l.iter().map(|e| attr(e, values)).collect::<Option<_>>()?),
         AExpr::Call(f, l) => AExpr::Call(*f, l.iter().map(|e| attr(e, values)).collect::<Option<_>>()?),
         AExpr::Neg(a) => AExpr::Neg(Box::new(attr(a, values)?)),

@@ -44,10 +44,10 @@ pub(crate) fn mentions(e: &Expr, f: &mut dyn FnMut(&Path, bool)) {
 pub(crate) fn item_mentions(kind: &ItemKind, f: &mut dyn FnMut(&Path, bool)) {
     match kind {
         ItemKind::Scalar(x) => x.body.iter().chain(&x.grads).for_each(|e| mentions(e, f)),
-        ItemKind::Op(x) => x.body.iter().for_each(|e| mentions(e, f)),
+        ItemKind::Op(x) => x.body.iter().chain(x.lets.iter().map(|l| &l.1)).for_each(|e| mentions(e, f)),
         ItemKind::Pattern(x) => mentions(&x.body, f),
         ItemKind::Rule(x) => {
-            [&x.lhs, &x.rhs].into_iter().for_each(|e| mentions(e, f));
+            [&x.lhs, &x.rhs].into_iter().chain(x.lets.iter().map(|l| &l.1)).for_each(|e| mentions(e, f));
             x.binders.iter().for_each(|b| mentions(&b.family, f));
         }
         ItemKind::Kernel(x) => mentions(&x.pattern, f),

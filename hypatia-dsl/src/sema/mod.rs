@@ -23,6 +23,7 @@ pub(crate) mod infer;
 mod inline;
 mod instances;
 mod kernels;
+mod lets;
 pub(crate) mod mentions;
 mod ops;
 mod patterns;
@@ -201,6 +202,7 @@ impl<'a> Sema<'a> {
                         requires: Vec::new(),
                         body: OpBody::Defined(Vec::new()),
                         cost: CostFormulas::default(),
+                        domain: None,
                     });
                 }
                 ItemKind::Pattern(_) => {
@@ -287,6 +289,13 @@ impl<'a> Sema<'a> {
         }
     }
 
+    /// The families that a file can name, the predefined ones too.
+    fn visible_families(&self, file: usize) -> Vec<&str> {
+        let named = self.resolved.in_sight(file, Space::Value);
+        let families = named.filter(|(_, item)| matches!(self.decls.get(item), Some(Decl::Family)));
+        families.map(|(name, _)| name).chain(["unary", "binary"]).collect()
+    }
+
     /// Reports expectations of unknown rules: such a test would pass or fail for no reason. If
     /// there are other errors, rules may be missing because of them; then nothing is reported about
     /// declared names.
@@ -330,6 +339,9 @@ impl<'a> Sema<'a> {
         if let Some(why) = self.not_folded(name) {
             return d.hint(why);
         }
+        if let Some(module) = self.declares_rule(name) {
+            return d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
+        }
         match crate::spell::closest(name, names.into_iter()) {
             Some(s) => d.hint(format!("did you mean `{s}`?")),
             None => {
@@ -339,6 +351,14 @@ impl<'a> Sema<'a> {
                 ))
             }
         }
+    }
+
+    /// The module of the library that declares a rule, a ruleset, or what a rule is derived from.
+    fn declares_rule(&self, name: &str) -> Option<&'static str> {
+        let library = &self.resolved.library;
+        let base = name.split('[').next().unwrap_or_default();
+        let of = base.strip_prefix("fold::").and_then(|name| library.module_of(Space::Value, name));
+        of.or_else(|| library.module_of_rule(base)).or_else(|| library.module_of(Space::RuleSet, base))
     }
 
     /// Names of declared rules, if some of them may be missing because of an error. Includes the

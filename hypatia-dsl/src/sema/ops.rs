@@ -17,6 +17,7 @@ use crate::spell::closest;
 use super::code;
 use super::context::{AttrContext, Cx, ValueSort};
 use super::guards::coerce;
+use super::lets::LetValue;
 use super::types::TypeMode;
 use crate::typing::attr_type_words;
 
@@ -136,6 +137,7 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
         requires,
         body,
         cost,
+        domain: None,
     })
 }
 
@@ -235,7 +237,9 @@ fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
                     )
                     .label("unknown bound")
                     .note("a bound is float, int, number, any, or a set such as {f16, bf16}");
-                    if let Some(s) = closest(other, ["float", "int", "number", "any"].into_iter()) {
+                    let meant = DType::known_elsewhere_as(other).map(DType::name);
+                    let meant = meant.or_else(|| closest(other, ["float", "int", "number", "any"].into_iter()));
+                    if let Some(s) = meant {
                         d = d.hint(format!("did you mean `{s}`?"));
                     }
                     cx.report(d)
@@ -353,6 +357,18 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
         .label("write one expression per result, in parentheses")
         .also(op.results[0].ty.span, "declared here");
         return cx.report(d);
+    }
+    let mut good = true;
+    for (name, e) in &op.lets {
+        match cx.bind_let(name, e) {
+            Some(LetValue::Tensor) => {}
+            // Like a tensor, it is written out wherever its name occurs.
+            Some(LetValue::Attribute(_)) => cx.define(name, e),
+            None => good = false,
+        }
+    }
+    if !good {
+        return None;
     }
     let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
     built.into_iter().collect()

@@ -40,7 +40,8 @@ impl<'a> Cx<'a> {
             ExprKind::Bind(name, inner) => {
                 let v = self.bind(&name.node, sort.into(), name.span);
                 let inner = self.pattern(inner, sort);
-                Some(Pat::Bind(v?, Box::new(inner?)))
+                let bound = Pat::Bind(v?, Box::new(inner?));
+                self.typed_by_where(&name.node, bound, sort)
             }
             ExprKind::Typed(inner, ty) => {
                 if sort == ValueSort::Term {
@@ -126,7 +127,21 @@ impl<'a> Cx<'a> {
             Some(Definition::Param { expr, scope, var, bound }) => {
                 self.pattern_param(name, expr, scope, var, bound, sort)
             }
-            _ => Some(Pat::Var(self.bind(name, sort.into(), one.span)?)),
+            _ => {
+                let bound = Pat::Var(self.bind(name, sort.into(), one.span)?);
+                self.typed_by_where(name, bound, sort)
+            }
+        }
+    }
+
+    /// A variable with the type that `where` gives it.
+    fn typed_by_where(&mut self, name: &str, bound: Pat, sort: ValueSort) -> Option<Pat> {
+        // Variables of named patterns are their own.
+        match self.types.get(name).copied() {
+            Some(ty) if self.scope == 0 && sort == ValueSort::Tensor => {
+                Some(Pat::Typed(Box::new(bound), self.type_pat(ty, TypeMode::Bind)?))
+            }
+            _ => Some(bound),
         }
     }
 

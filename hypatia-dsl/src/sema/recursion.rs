@@ -22,7 +22,7 @@ pub(super) fn check(s: &mut Sema<'_>) {
         let bodies: Vec<&Expr> = match &item.kind {
             // A derivative may mention its own scalar: d tanh = 1 - tanh * tanh.
             ItemKind::Scalar(x) => x.body.iter().collect(),
-            ItemKind::Op(x) => x.body.iter().collect(),
+            ItemKind::Op(x) => x.body.iter().chain(x.lets.iter().map(|l| &l.1)).collect(),
             ItemKind::Pattern(x) => vec![&x.body],
             _ => continue,
         };

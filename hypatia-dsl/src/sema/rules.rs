@@ -12,6 +12,7 @@ use crate::resolve::Space;
 use crate::spell::closest;
 
 use super::context::{AttrContext, Callee, Cx, ValueSort};
+use super::lets::LetValue;
 use super::walk::pat_vars;
 use super::{Sema, check, code, hygiene};
 use crate::source::Span;
@@ -171,8 +172,8 @@ fn families(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<Vec<(String, Vec<Member>)>
         if out.iter().any(|(n, _)| *n == b.name.node) {
             return cx.error(code::DUPLICATE, format!("`{}` is bound twice", b.name.node), b.name.span);
         }
-        let members = match (&b.family.kind, dtype_set(&b.family)) {
-            (_, Some(dtypes)) => dtypes.into_iter().map(Member::DType).collect(),
+        let members = match (&b.family.kind, dtype_set(cx, &b.family)) {
+            (_, Some(dtypes)) => dtypes?.into_iter().map(Member::DType).collect(),
             (ExprKind::Path(p), _) if is_pointwise(cx, p) => vec![Member::Head(Head::Region(VarId(u32::MAX)))],
             _ => family(cx, &b.family)?.into_iter().map(Member::Head).collect(),
         };
@@ -221,6 +222,11 @@ fn check_regions(cx: &mut Cx<'_>, lhs: &[Pat], left: &Expr) -> Option<()> {
 
 /// The members of a family expression.
 pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
+    if let ExprKind::Path(p) = &e.kind
+        && let Some(d) = unknown_family(cx, p)
+    {
+        return if cx.s.resolved.excused(cx.file(), &p.text()) { None } else { cx.report(d) };
+    }
     let mut out = Vec::new();
     let mut good = true;
     members(cx, e, &mut out, &mut good);
@@ -264,17 +270,24 @@ enum Member {
     DType(DType),
 }
 
-/// The element types of `{f16, bf16}`; `None` for anything else.
-fn dtype_set(e: &Expr) -> Option<Vec<DType>> {
+/// The element types of `{f16, bf16}`; `None` for anything else. The inner `None` means that one of
+/// them does not exist, which has been reported.
+fn dtype_set(cx: &mut Cx<'_>, e: &Expr) -> Option<Option<Vec<DType>>> {
     let ExprKind::Set(items) = &e.kind else { return None };
-    let mut out = Vec::new();
-    for item in items {
-        let d = DType::from_name(&super::types::single(item)?.node)?;
-        if !out.contains(&d) {
-            out.push(d);
+    let names: Vec<&ast::Name> = items.iter().map(super::types::single).collect::<Option<_>>()?;
+    let is_type = |n: &&ast::Name| DType::from_name(&n.node).is_some() || DType::known_elsewhere_as(&n.node).is_some();
+    if names.is_empty() || !names.iter().all(is_type) {
+        return None;
+    }
+    let mut out = Some(Vec::new());
+    for name in names {
+        match (DType::from_name(&name.node), &mut out) {
+            (Some(d), Some(list)) if !list.contains(&d) => list.push(d),
+            (Some(_), _) => {}
+            (None, _) => out = cx.no_element_type(&name.node, name.span),
         }
     }
-    (!out.is_empty()).then_some(out)
+    Some(out)
 }
 
 fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
@@ -297,14 +310,6 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
                     .label("stands for any pointwise operations")
                     .hint("bind it to a separate variable: `[f: pointwise, g in {relu, gelu}]`");
                     *good = false;
-                    return cx.report::<()>(d).unwrap_or(());
-                }
-                None if !cx.s.resolved.is_declared(cx.file(), Space::Value, p) && near_family(cx, p).is_some() => {
-                    *good = false;
-                    let near = near_family(cx, p).unwrap_or_default();
-                    let d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no family `{}`", p.text()), e.span)
-                        .label("not found")
-                        .hint(format!("did you mean `{near}`?"));
                     return cx.report::<()>(d).unwrap_or(());
                 }
                 None => match cx.callee(p) {
@@ -339,15 +344,28 @@ fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
     }
 }
 
-/// The predefined family with a similar name.
-fn near_family(cx: &Cx<'_>, path: &ast::Path) -> Option<String> {
+/// The error for a family that is not declared.
+fn unknown_family(cx: &Cx<'_>, path: &ast::Path) -> Option<Diagnostic> {
+    if cx.s.family_of(cx.file(), path).is_some() || is_pointwise(cx, path) {
+        return None;
+    }
+    let not_found = *cx.s.resolved.lookup(cx.file(), Space::Value, path).err()?;
     let name = path.text();
-    let declared = closest(&name, cx.s.resolved.visible(cx.file(), Space::Value));
-    let known = ["unary", "binary"];
-    let near = closest(&name, known.into_iter()).filter(|_| declared.is_none());
+    let d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no family `{name}`"), path.span).label("not found");
+    let mut families: Vec<&str> = cx.s.visible_families(cx.file());
+    families.sort_unstable();
     // `unaries`: the name of a family is singular.
     let singular = name.strip_suffix("ies").map(|stem| format!("{stem}y"));
-    near.or_else(|| known.into_iter().find(|k| Some(*k) == singular.as_deref())).map(str::to_string)
+    let near = closest(&name, families.iter().copied());
+    if let Some(near) = near.or_else(|| families.iter().copied().find(|f| Some(*f) == singular.as_deref())) {
+        return Some(d.hint(format!("did you mean `{near}`?")));
+    }
+    if cx.s.resolved.library.module_of(Space::Value, &name).is_some() {
+        return Some(not_found.hints.into_iter().fold(d, Diagnostic::hint));
+    }
+    let known: Vec<String> = families.iter().map(|f| format!("`{f}`")).collect();
+    let d = d.note(format!("the families in sight are {}, and `pointwise` for any pointwise work", known.join(", ")));
+    Some(d.hint(format!("list the members, `[g in {{exp, tanh}}]`, or declare `family {name} = {{exp, tanh}};`")))
 }
 
 /// The parts of a rule before the alternatives of its roots are split.
@@ -370,13 +388,14 @@ fn roots(e: &Expr) -> Vec<&Expr> {
 fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     let (left, right) = if back { (&r.rhs, &r.lhs) } else { (&r.lhs, &r.rhs) };
     cx.context = AttrContext::Pattern;
+    cx.types = r.types.iter().map(|(name, ty)| (name.node.as_str(), ty)).collect();
     let lhs_exprs = roots(left);
     let lhs: Vec<Option<Pat>> = lhs_exprs.iter().map(|e| cx.pattern(e, ValueSort::Tensor)).collect();
     let lhs: Option<Vec<Pat>> = lhs.into_iter().collect();
     let settled = cx.settle_deferred();
     // After an error on the left, all names on the right would seem unbound.
     let (lhs, ()) = (lhs?, settled?);
-    let mut good = true;
+    let mut good = check_types(cx, r, left).is_some();
     for (p, e) in lhs.iter().zip(&lhs_exprs) {
         good &= check_root(cx, p, e).is_some();
     }
@@ -385,39 +404,13 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     cx.context = AttrContext::Let;
     let mut lets = Vec::new();
     for (name, e) in &r.lets {
-        if let Some(super::context::Definition::Param { .. }) = cx.definition(&name.node) {
-            good = false;
-            cx.error::<()>(code::DUPLICATE, format!("`{}` is already bound", name.node), name.span);
-            continue;
-        }
-        if let Some(super::context::Definition::Var(v)) = cx.definition(&name.node).cloned() {
-            let mut d = Diagnostic::error(code::DUPLICATE, format!("`{}` is already bound", name.node), name.span);
-            if let Some(first) = cx.info[v.index()].span {
-                d = d.also(first, "first bound here");
+        match cx.bind_let(name, e) {
+            Some(LetValue::Attribute(x)) => {
+                let is_dtype = cx.akind(&x) == super::guards::AKind::DType;
+                let sort = if is_dtype { Sort::DType } else { Sort::Attr };
+                lets.push((cx.declare(&name.node, sort, name.span), x));
             }
-            good = false;
-            cx.report::<()>(d);
-            continue;
-        }
-        if cx.is_tensor(e) {
-            // Inlined wherever its name occurs; equal nodes are one node of the graph.
-            let before = cx.nodes.len();
-            let built = if has_results(cx, e) { cx.build_result(e, 0) } else { cx.build(e, ValueSort::Tensor) };
-            good &= built.is_some();
-            cx.nodes.truncate(before);
-            let (scope, definition) =
-                (cx.scope, super::context::Definition::Param { expr: e, scope: cx.scope, var: None, bound: true });
-            cx.scopes[scope].names.insert(name.node.clone(), definition);
-            continue;
-        }
-        let x = cx.aexpr(e);
-        let sort = match &x {
-            Some(x) if cx.akind(x) == super::guards::AKind::DType => Sort::DType,
-            _ => Sort::Attr,
-        };
-        let v = cx.declare(&name.node, sort, name.span);
-        match x {
-            Some(x) => lets.push((v, x)),
+            Some(LetValue::Tensor) => {}
             None => good = false,
         }
     }
@@ -443,6 +436,36 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     let (rhs, claims) = (rhs?, claims?);
     let lhs = cx.tidy(lhs);
     good.then_some(RuleParts { lhs, rhs, lets, requires, prefer, claims })
+}
+
+/// Reports types of `where` for names that the left side does not bind to a tensor, or twice.
+fn check_types(cx: &mut Cx<'_>, r: &ast::Rule, left: &Expr) -> Option<()> {
+    let mut good = true;
+    for (i, (name, _)) in r.types.iter().enumerate() {
+        if r.types[..i].iter().any(|(n, _)| n.node == name.node) {
+            good = false;
+            let d = Diagnostic::error(code::DUPLICATE, format!("`{}` has two types", name.node), name.span);
+            cx.report::<()>(d.hint("remove one of them"));
+            continue;
+        }
+        let bound = match cx.definition(&name.node) {
+            Some(super::context::Definition::Var(v)) => cx.sort(*v) == Sort::Tensor,
+            _ => false,
+        };
+        if !bound {
+            good = false;
+            let d = Diagnostic::error(
+                code::UNBOUND,
+                format!("`where` types `{}`, which is no tensor of the left side", name.node),
+                name.span,
+            )
+            .label("not bound to a tensor")
+            .also(left.span, "the side that matches")
+            .hint("name a variable that stands for an operand; a rule with `<=>` needs it on both sides");
+            cx.report::<()>(d);
+        }
+    }
+    good.then_some(())
 }
 
 fn check_root(cx: &mut Cx<'_>, p: &Pat, e: &Expr) -> Option<()> {
@@ -502,7 +525,7 @@ fn right_side<'a>(cx: &mut Cx<'a>, right: &'a Expr, count: usize, left: &'a Expr
     if count > 1
         && let [e] = exprs.as_slice()
         && let ExprKind::Call { callee, optional: false, .. } = &e.kind
-        && let Some(Callee::Head(Head::Op(id))) = quiet_callee(cx, callee)
+        && let Some(Callee::Head(Head::Op(id))) = cx.quiet_callee(callee)
     {
         // A single op with as many results as there are roots.
         let def = cx.s.program.op(id);
@@ -530,22 +553,6 @@ fn right_side<'a>(cx: &mut Cx<'a>, right: &'a Expr, count: usize, left: &'a Expr
     }
     let built: Vec<Option<Build>> = exprs.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
     built.into_iter().collect()
-}
-
-fn quiet_callee(cx: &mut Cx<'_>, path: &ast::Path) -> Option<Callee> {
-    let n = cx.diags.len();
-    let r = cx.callee(path);
-    cx.diags.truncate(n);
-    r
-}
-
-/// True for an application of an op with several results: `.0` and so on select one where the name
-/// is used.
-fn has_results(cx: &mut Cx<'_>, e: &Expr) -> bool {
-    let ExprKind::Call { callee, optional: false, .. } = &e.kind else { return false };
-    let Some(Callee::Head(Head::Op(id))) = quiet_callee(cx, callee) else { return false };
-    let def = cx.s.program.op(id);
-    def.variadic_result || def.results.len() > 1
 }
 
 fn every_result<'a>(cx: &mut Cx<'a>, e: &'a Expr, count: usize) -> Option<Vec<Build>> {

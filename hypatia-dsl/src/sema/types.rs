@@ -7,6 +7,7 @@ use crate::ast::{DimExpr, Expr, ExprKind, Name, TypeExpr};
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
 use crate::ir::{AExpr, DTypePat, DimPat, RestPat, Sort, TypePat};
+use crate::source::Span;
 use crate::spell::closest;
 
 use super::code;
@@ -148,6 +149,12 @@ impl<'a> Cx<'a> {
             }
         }
         Some(RestPat::Expr(self.aexpr(e)?))
+    }
+
+    /// Reports an element type that other languages call so.
+    pub(super) fn no_element_type<T>(&mut self, name: &str, span: Span) -> Option<T> {
+        let d = Diagnostic::error(code::BAD_TYPE, format!("there is no element type `{name}`"), span);
+        self.report(element_type_hint(d.label("unknown element type"), name))
     }
 
     /// Unbound names in an attribute expression.

@@ -22,7 +22,13 @@ pub(crate) fn pat_vars(p: &Pat, f: &mut dyn FnMut(VarId)) {
                 f(v);
             }
             n.args.iter().for_each(|p| pat_vars(p, f));
-            n.rest.iter().for_each(|v| f(*v));
+            if let Some(rest) = &n.rest {
+                if let Some(each) = &rest.each {
+                    pat_vars(&each.element, f);
+                    f(each.item);
+                }
+                f(rest.var);
+            }
             n.attrs.iter().for_each(|a| attr_vars(a, f));
         }
         Pat::OneOf(l) => l.iter().for_each(|p| pat_vars(p, f)),
@@ -125,6 +131,9 @@ pub(crate) fn visit_pat(p: Pat, f: &mut dyn FnMut(Pat) -> Pat) -> Pat {
         Pat::Typed(p, t) => Pat::Typed(Box::new(visit_pat(*p, f)), t),
         Pat::Node(mut n) => {
             n.args = n.args.into_iter().map(|p| visit_pat(p, f)).collect();
+            if let Some(each) = n.rest.as_mut().and_then(|rest| rest.each.as_mut()) {
+                each.element = visit_pat(std::mem::replace(&mut each.element, Pat::Any), f);
+            }
             Pat::Node(n)
         }
         Pat::OneOf(l) => Pat::OneOf(l.into_iter().map(|p| visit_pat(p, f)).collect()),

@@ -47,9 +47,9 @@ fn coerce(ty: AttrType, value: &AttrValue, rank: Option<usize>) -> Result<AttrVa
         _ => Err(wrong()),
     };
     match (ty, value) {
-        (AttrType::Int, AttrValue::Dim(d)) if d.as_const().is_some() => Ok(value.clone()),
         (AttrType::Int | AttrType::Dim, AttrValue::Float(f)) => whole(*f).ok_or_else(wrong),
-        (AttrType::Dim, AttrValue::Dim(_)) => Ok(value.clone()),
+        // A body may hand on a size as an integer, such as the number of groups of a convolution.
+        (AttrType::Int | AttrType::Dim, AttrValue::Dim(_)) => Ok(value.clone()),
         (AttrType::Float, AttrValue::Float(_) | AttrValue::Dim(_)) => {
             as_number(value).map(AttrValue::Float).ok_or_else(wrong)
         }

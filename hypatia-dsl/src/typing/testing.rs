@@ -98,5 +98,6 @@ fn builtin(op: &crate::ast::Op) -> OpDef {
         requires: vec![],
         body: OpBody::Builtin(BuiltinOp::from_name(&op.name.node).unwrap()),
         cost: CostFormulas::default(),
+        domain: None,
     }
 }

@@ -243,6 +243,7 @@ fn defined() -> (Program, OpId) {
         )],
         body: OpBody::Defined(vec![]),
         cost: CostFormulas::default(),
+        domain: None,
     });
     let id = OpId(p.ops.len() as u32 - 1);
     (p, id)

@@ -12,7 +12,7 @@ use super::{TypeError, codes};
 
 /// The windows along one axis.
 struct Axis {
-    kernel: i64,
+    kernel: Dim,
     stride: i64,
     dilation: i64,
 }
@@ -21,8 +21,9 @@ impl Axis {
     /// The number of windows along an axis of that size; `Err(true)` on overflow, `Err(false)` if
     /// no window fits.
     fn count(&self, size: &Dim) -> Result<Dim, bool> {
-        let reach = (self.kernel - 1).checked_mul(self.dilation).and_then(|r| r.checked_add(1)).ok_or(true)?;
-        let spare = size.checked_sub(&Dim::from(reach)).ok_or(true)?;
+        let one = Dim::from(1);
+        let reach = self.kernel.checked_sub(&one).and_then(|r| r.checked_mul(&Dim::from(self.dilation)));
+        let spare = reach.and_then(|r| size.checked_sub(&r.checked_add(&one)?)).ok_or(true)?;
         if spare.known_le(&Dim::from(-1)) == Some(true) {
             return Err(false);
         }
@@ -71,11 +72,11 @@ pub(super) fn conv(call: &Call, to: Option<DType>) -> Types {
     let axes = x.shape.len() - 2;
     let (strides, dilations) = (numbers(call, 0, axes, 1)?, numbers(call, 3, axes, 1)?);
     let (before, after) = (numbers(call, 1, axes, 0)?, numbers(call, 2, axes, 0)?);
-    let groups = call.int(4)?;
-    if groups < 1 {
+    let groups = call.size(4)?;
+    if groups.known_le(&Dim::from(0)) == Some(true) {
         return Err(call.bad_attr(4, "must be at least 1"));
     }
-    let channels = w.shape[1].checked_mul(&Dim::from(groups)).ok_or_else(|| call.overflow())?;
+    let channels = w.shape[1].checked_mul(&groups).ok_or_else(|| call.overflow())?;
     let known = channels.known_eq(&x.shape[1]);
     if known != Some(true) {
         let text = format!(
@@ -85,16 +86,17 @@ pub(super) fn conv(call: &Call, to: Option<DType>) -> Types {
         );
         return Err(call.error(codes::SIZE, text).about(1));
     }
-    if w.shape[0].div_exact(&Dim::from(groups)).is_none() {
+    if w.shape[0].div_exact(&groups).is_none() {
         let text = format!("{groups} groups must divide the {} channels of the result: `{wn}` is {w}", w.shape[0]);
         return Err(call.error(codes::SIZE, text).about(1));
     }
     let mut out = vec![x.shape[0].clone(), w.shape[0].clone()];
     for i in 0..axes {
-        let Some(kernel) = w.shape[2 + i].as_const().filter(|k| *k >= 1) else {
+        let kernel = w.shape[2 + i].clone();
+        if kernel.known_le(&Dim::from(0)) == Some(true) {
             let text = format!("axis {} of `{wn}` must be a number of at least 1, but `{wn}` is {w}", 2 + i);
             return Err(call.error(codes::SIZE, text).about(1));
-        };
+        }
         let padded =
             x.shape[2 + i].checked_add(&Dim::from(before[i])).and_then(|d| d.checked_add(&Dim::from(after[i])));
         let padded = padded.ok_or_else(|| call.overflow())?;
@@ -114,7 +116,7 @@ pub(super) fn windows(call: &Call) -> Types {
     let (strides, dilations) = (numbers(call, 1, axes, 1)?, numbers(call, 2, axes, 1)?);
     let mut out = x.shape[..lead].to_vec();
     for i in 0..axes {
-        let axis = Axis { kernel: sizes[i], stride: strides[i], dilation: dilations[i] };
+        let axis = Axis { kernel: Dim::from(sizes[i]), stride: strides[i], dilation: dilations[i] };
         out.push(counted(call, &axis, &x.shape[lead + i], lead + i)?);
     }
     out.extend(sizes.into_iter().map(Dim::from));

@@ -13,7 +13,6 @@ use hypatia::session::{CheckMode, Compiled, Model, Options};
 use hypatia_cuda::tuner::Effort;
 use hypatia_cuda::{Timer, nvtx};
 use hypatia_dsl::ir::Program;
-use hypatia_library as library;
 use hypatia_plan::note;
 use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
@@ -22,13 +21,14 @@ use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, MemoryOptions, notes_after_run};
 use super::inputs::load_random;
-use super::model::{ContractOptions, RuleOptions, Sizes, must_be_model};
+use super::model::{ContractOptions, Domains, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, measured};
 use roofline::Roofline;
 use suite::Suite;
 pub(crate) use suite::noise;
 
+mod ablation;
 mod plot;
 mod roofline;
 mod suite;
@@ -87,6 +87,8 @@ pub struct Bench {
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
+    domains: Domains,
+    #[command(flatten)]
     firing: RuleOptions,
     #[command(flatten)]
     contract: ContractOptions,
@@ -102,6 +104,10 @@ pub struct Bench {
     /// Run only with rules.
     #[arg(long, conflicts_with = "no_rules")]
     no_compare: bool,
+    /// Compare three ways of optimising a model: without rules, with greedy rewriting in the order
+    /// of the files, and with the e-graph: launches, predicted and measured time, time to optimise.
+    #[arg(long, conflicts_with_all = ["no_rules", "no_compare", "profile", "trace", "greedy"])]
+    ablation: bool,
     /// Time each kernel of a model.
     #[arg(long)]
     profile: bool,
@@ -223,11 +229,12 @@ impl Bench {
             Some(path) => {
                 refuse(&[("--rows", !self.rows.is_empty())], "selects cases, but a model is one case")?;
                 refuse(&[("--plot", self.plot.is_some())], "plots a set of cases, but a model is one case")?;
-                self.run_model(path, global)
+                if self.ablation { self.ablate(path, global) } else { self.run_model(path, global) }
             }
             None => {
                 let of_a_model = [
                     ("--profile", self.profile),
+                    ("--ablation", self.ablation),
                     ("--trace", self.trace.is_some()),
                     ("--inputs", self.inputs.is_some()),
                     ("--dim", !self.sizes.dim.is_empty()),
@@ -266,7 +273,7 @@ impl Bench {
 
     fn run_model(&self, path: &Path, global: &Global) -> Result<Exit> {
         must_be_model(path)?;
-        let program = library::load(&self.rules)?;
+        let program = self.domains.program(&self.rules)?;
         let (options, notes) = self.options(&program)?;
         let tell = |notes: &[String]| notes.iter().filter(|_| !global.quiet).for_each(|note| eprintln!("{note}"));
         tell(&notes);
@@ -320,13 +327,22 @@ impl Bench {
 
     /// Like [`Self::time`], with a default duration in seconds.
     fn time_for<'a>(&self, compiled: &'a Compiled, inputs: &[Tensor], default: f64) -> Result<Vec<Variant<'a>>> {
-        let seconds = self.duration.unwrap_or(default);
         let variant = |name, executor| Variant::new(name, executor, inputs);
-        let mut variants = match (self.no_rules, self.no_compare) {
+        let variants = match (self.no_rules, self.no_compare) {
             (true, _) => vec![variant("without rules", &compiled.executor)?],
             (_, true) => vec![variant("with rules", &compiled.executor)?],
             _ => vec![variant("with rules", &compiled.executor)?, variant("without rules", compiled.unfused()?)?],
         };
+        self.interleaved(variants, inputs, self.duration.unwrap_or(default))
+    }
+
+    /// Runs these variants in turn, for that many seconds.
+    fn interleaved<'a>(
+        &self,
+        mut variants: Vec<Variant<'a>>,
+        inputs: &[Tensor],
+        seconds: f64,
+    ) -> Result<Vec<Variant<'a>>> {
         let mut replays = vec![1; variants.len()];
         for (variant, replays) in variants.iter_mut().zip(&mut replays) {
             for _ in 0..self.warmup {

@@ -34,6 +34,10 @@ pub struct RuleOptions {
     /// result hides); `fast`, all that are only approximately right (`class approx`) too.
     #[arg(long, value_name = "exact|rounds|fast", value_parser = numerics)]
     pub numerics: Option<Numerics>,
+    /// Rewrite greedily, rule by rule in the order of the files, instead of with an e-graph: to see
+    /// what that loses.
+    #[arg(long)]
+    pub greedy: bool,
 }
 
 /// The fusions that the plan must have, and those that it must not.
@@ -88,6 +92,7 @@ impl RuleOptions {
             }
         }
         options.numerics = self.numerics.unwrap_or_default();
+        options.greedy = self.greedy;
         options.disabled = self.disable.iter().cloned().collect();
         Ok(())
     }
@@ -95,6 +100,27 @@ impl RuleOptions {
 
 fn numerics(text: &str) -> Result<Numerics, String> {
     Numerics::named(text).ok_or_else(|| "expected `exact`, `rounds` or `fast`".to_string())
+}
+
+/// What the nodes of custom domains mean.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Domains {
+    /// A file whose ops are what the nodes of a custom ONNX domain mean, each by its name, such as
+    /// com.acme=acme.hyp. Its rules take part as with --rules. Can be given several times.
+    #[arg(long, value_name = "DOMAIN=FILE.hyp", value_parser = domain)]
+    pub domain: Vec<(String, PathBuf)>,
+}
+
+impl Domains {
+    /// The library, these files and those of the domains.
+    pub fn program(&self, rules: &[PathBuf]) -> Result<Arc<Program>> {
+        library::load_with_domains(rules, &self.domain)
+    }
+}
+
+fn domain(text: &str) -> Result<(String, PathBuf), String> {
+    let (domain, file) = text.split_once('=').ok_or("expected a domain and a file, such as com.acme=acme.hyp")?;
+    Ok((domain.trim().to_string(), PathBuf::from(file)))
 }
 
 /// Numbers for the dynamic sizes of a model.
@@ -180,6 +206,8 @@ pub struct ModelOptions {
     /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     pub rules: Vec<PathBuf>,
+    #[command(flatten)]
+    pub domains: Domains,
     /// The device whose cost model is used, by its profile (cpu, h200, a100, h100, l40s, rtx4090,
     /// b200); by default the first GPU of this machine, or cpu if there is none.
     #[arg(long, value_name = "DEVICE")]
@@ -207,14 +235,15 @@ impl ModelOptions {
     /// The model as a graph; only the given sizes are bound.
     pub fn load(&self, model: &Path) -> Result<Graph> {
         must_be_model(model)?;
-        let program = library::load(&self.rules)?;
+        let program = self.domains.program(&self.rules)?;
         let Some(path) = &self.inputs else { return self.sizes.load(model, program) };
         self.sizes.load_for(model, program, &npz::read(path)?)
     }
 
     /// The files that the command reads.
     pub fn files<'a>(&'a self, model: &'a Path) -> Vec<&'a Path> {
-        let others = self.inputs.iter().chain(&self.rules).map(PathBuf::as_path);
+        let files = self.domains.domain.iter().map(|(_, file)| file);
+        let others = self.inputs.iter().chain(&self.rules).chain(files).map(PathBuf::as_path);
         std::iter::once(model).chain(others).collect()
     }
 

@@ -12,7 +12,6 @@ use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options
 use hypatia_cuda::nvtx;
 use hypatia_cuda::tuner::Effort;
 use hypatia_graph::NodeKind;
-use hypatia_library as library;
 use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::{file, npz};
@@ -20,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, MemoryOptions, Opening, Precision, notes_after_run};
 use super::inputs::load_random;
-use super::model::{ContractOptions, RuleOptions, Sizes, must_be_model};
+use super::model::{ContractOptions, Domains, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, since_start};
 
@@ -63,6 +62,8 @@ pub struct Run {
     /// Rules of your own, in addition to the library's; can be given several times.
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
+    #[command(flatten)]
+    domains: Domains,
     #[command(flatten)]
     firing: RuleOptions,
     #[command(flatten)]
@@ -141,7 +142,7 @@ impl Run {
             file::check(path, &inputs)?;
         }
         let opening = self.on.open_ahead();
-        let program = library::load(&self.rules)?;
+        let program = self.domains.program(&self.rules)?;
         let memory = self.memory.bytes();
         let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
         options.optimize.no_rules = self.no_rules;

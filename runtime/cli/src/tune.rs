@@ -13,13 +13,12 @@ use hypatia_cuda::Gpu;
 use hypatia_cuda::tune::machine;
 use hypatia_cuda::tuner::{Effort, Tuner};
 use hypatia_cuda::tuning::{BESIDE, Choice, TuningFile};
-use hypatia_library as library;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
 use super::device::{CostOptions, DeviceChoice, MemoryOptions, Precision, notes_after_run};
 use super::inputs::load_random;
-use super::model::{RuleOptions, Sizes, must_be_model};
+use super::model::{Domains, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -46,6 +45,8 @@ pub struct Tune {
     #[arg(long, value_name = "FILE.hyp")]
     rules: Vec<PathBuf>,
     #[command(flatten)]
+    domains: Domains,
+    #[command(flatten)]
     firing: RuleOptions,
     /// The type in which f32 products are computed.
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -71,7 +72,7 @@ impl Tune {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
         must_be_model(&self.model)?;
-        let program = library::load(&self.rules)?;
+        let program = self.domains.program(&self.rules)?;
         let output = self.output.clone().unwrap_or_else(|| self.model.with_file_name(BESIDE));
         // The existing file is read before hours are spent: it may be damaged, or not a tuning
         // file.

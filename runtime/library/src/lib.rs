@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hypatia_dsl::compile::{Compilation, FileLoader, Loader, compile};
+use hypatia_dsl::compile::{Compilation, Embedded, FileLoader, Loader, compile};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::render::{Format, render, summary};
 use hypatia_dsl::source::SourceFile;
@@ -84,6 +84,10 @@ impl Loader for WithTests {
         true
     }
 
+    fn library(&self) -> Embedded {
+        self.0.library()
+    }
+
     fn tree(&self, file: &SourceFile) -> Option<&'static [u8]> {
         self.0.tree(file)
     }
@@ -111,6 +115,29 @@ pub fn load(paths: &[PathBuf]) -> Result<Arc<Program>> {
         Some(p) => Ok(Arc::new(p)),
         None => Err(rejected(&c)),
     }
+}
+
+/// The embedded library and these files as a Program, in which the ops of each file of `domains`
+/// are what the nodes of its custom ONNX domain mean.
+///
+/// # Errors
+/// As [`load`]; and a domain that is empty or standard, or whose file declares no op.
+pub fn load_with_domains(paths: &[PathBuf], domains: &[(String, PathBuf)]) -> Result<Arc<Program>> {
+    let mut files = paths.to_vec();
+    files.extend(domains.iter().map(|(_, file)| file.clone()).filter(|file| !paths.contains(file)));
+    files.dedup();
+    let mut program = load(&files)?;
+    let own = Arc::make_mut(&mut program);
+    for (domain, file) in domains {
+        if matches!(domain.as_str(), "" | "ai.onnx") {
+            return Err(Error::Input(format!("--domain: `{domain}` is ONNX's own domain, which no file can replace")));
+        }
+        if own.set_domain(&file.display().to_string(), domain) == 0 {
+            let file = file.display();
+            return Err(Error::Input(format!("--domain {domain}: {file} declares no op; nodes become ops by name")));
+        }
+    }
+    Ok(program)
 }
 
 /// The error that holds a compilation's rendered diagnostics and their summary, without colours.

@@ -12,7 +12,8 @@ use egg::{EClass, Id};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AttrValue, Backend, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Program, ScalarBody, ScalarId, VarId,
+    AExpr, AttrPat, AttrValue, Backend, Kernel, KernelId, OpBody, OpDef, OpId, ParamKind, Pat, Program, ScalarBody,
+    ScalarId, VarId,
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
@@ -24,7 +25,7 @@ use super::candidate::Candidate;
 use super::facts::is_view;
 use super::kernels::KernelPattern;
 use super::language::{Node, Payload};
-use super::matcher::{MatchFacts, match_application};
+use super::matcher::{MatchFacts, application, match_application};
 use super::{Options, kernels};
 use hypatia_graph::CandidateFacts;
 use hypatia_target::device::Device;
@@ -49,6 +50,17 @@ const KERNEL_STEPS: usize = 20_000;
 
 /// The time of a kernel of ours above the library's: one part in so many, and half a launch.
 const TIMED_SHARE: Cost = 32;
+
+/// Whether a kernel computes every application of its op.
+fn is_unconditional(kernel: &Kernel) -> bool {
+    let Some(pattern) = application(&kernel.pattern) else { return false };
+    let any = |p: &Pat| matches!(p, Pat::Any | Pat::Var(_) | Pat::Optional(_));
+    let free = |a: &AttrPat| matches!(a, AttrPat::Any | AttrPat::Var(_));
+    kernel.requires.is_empty()
+        && kernel.claims.is_empty()
+        && pattern.args.iter().all(any)
+        && pattern.attrs.iter().all(free)
+}
 
 /// The kernel that stores an epilogue's result directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +95,9 @@ pub struct CostModel {
     has_kernel: Vec<bool>,
     /// Ops whose body runs as several launches.
     composed: Vec<bool>,
+    /// For each op with a body, the kernels that may compute it, if each of them asks for
+    /// something.
+    conditional: Vec<Vec<(KernelPattern, KernelId)>>,
     /// For each op with a body, the library calls that compute it.
     calls: Vec<Vec<(KernelPattern, KernelId)>>,
     /// Ops with an epilogue.
@@ -97,12 +112,12 @@ impl CostModel {
     /// For the kernels of a program on a device.
     pub fn new(program: &Arc<Program>, options: &Options) -> CostModel {
         let device = &options.device;
-        let all = program.kernels.iter().enumerate();
-        let epilogues = all.filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
-        let epilogues = epilogues.map(|(i, k)| (KernelPattern::of(program, k), KernelId(i as u32))).collect();
+        let all = || program.kernels.iter().enumerate().map(|(i, k)| (KernelId(i as u32), k));
+        let epilogues = all().filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
+        let epilogues = epilogues.map(|(id, k)| (KernelPattern::of(program, k), id)).collect();
         let call = |id: KernelId| (KernelPattern::of(program, &program.kernels[id.index()]), id);
         let calls = |op: OpId| kernels::calls(program, op).into_iter().map(call).collect();
-        let implemented = |op: OpId| {
+        let implementing = |op: OpId| -> Vec<(KernelId, &Kernel)> {
             // The parts of an op with such a kernel must not be that op again.
             let parts =
                 |k: &Kernel| matches!(k.backend, Backend::Composed | Backend::Cublaslt(_)) || k.backend.is_timed();
@@ -111,14 +126,19 @@ impl CostModel {
             // Guards that only ask about the device.
             let asked = CandidateFacts { operands: &[], known: &|_| None, device };
             let refuted = |g: &AExpr| typing::eval_guard(g, &Bindings::default(), &asked) == Some(false);
-            let possible = |k: &Kernel| match k.backend {
-                Backend::Tiled => !k.requires.iter().any(refuted),
-                Backend::Template(_) => !device.is_host() && k.can_be_planned() && !k.requires.iter().any(refuted),
+            let runs = |k: &Kernel| match k.backend {
+                Backend::Template(_) => !device.is_host() && k.can_be_planned(),
                 _ => true,
             };
-            let kernels = program.kernels.iter().filter(|k| (options.composed || !parts(k)) && generated(k));
-            let mut kernels = kernels.filter(|k| possible(k));
-            kernels.any(|k| super::apply::implements(&k.pattern, op))
+            let possible = |k: &Kernel| runs(k) && !k.requires.iter().any(refuted);
+            let kernels = all().filter(|(_, k)| (options.composed || !parts(k)) && generated(k) && possible(k));
+            kernels.filter(|(_, k)| super::apply::implements(&k.pattern, op)).collect()
+        };
+        let kernels_of: Vec<Vec<(KernelId, &Kernel)>> =
+            (0..program.ops.len()).map(|i| implementing(OpId(i as u32))).collect();
+        let conditional = |kernels: &Vec<(KernelId, &Kernel)>| match kernels.iter().any(|(_, k)| is_unconditional(k)) {
+            true => Vec::new(),
+            false => kernels.iter().map(|(id, k)| (KernelPattern::of(program, k), *id)).collect(),
         };
         CostModel {
             program: program.clone(),
@@ -133,7 +153,8 @@ impl CostModel {
                 .collect(),
             calls: (0..program.ops.len()).map(|i| calls(OpId(i as u32))).collect(),
             takes_term: program.ops.iter().map(|op| op.params.iter().any(|p| p.kind == ParamKind::Term)).collect(),
-            has_kernel: (0..program.ops.len()).map(|i| implemented(OpId(i as u32))).collect(),
+            has_kernel: kernels_of.iter().map(|k| !k.is_empty()).collect(),
+            conditional: kernels_of.iter().map(conditional).collect(),
             scalar_steps: program
                 .scalars
                 .iter()
@@ -223,6 +244,9 @@ impl CostModel {
         if called && !self.may_call(egraph, class, node, op) {
             return IMPOSSIBLE;
         }
+        if builtin.is_none() && !self.may_run(egraph, class, node, op) {
+            return IMPOSSIBLE;
+        }
         if builtin.is_some_and(is_view) {
             return TRIFLE;
         }
@@ -270,6 +294,14 @@ impl CostModel {
         let dtype = class_type(egraph, class).map(|t| t.dtype);
         let computes = |kernel| self.may_compute(egraph, kernel, (class, node), dtype);
         !self.device.is_host() && self.calls[op.index()].iter().any(computes)
+    }
+
+    /// Whether some kernel of an op may compute this application of it. Without one, the op would
+    /// run as the parts of its body.
+    fn may_run(&self, egraph: &EGraph, class: Id, node: &Node, op: OpId) -> bool {
+        let conditional = &self.conditional[op.index()];
+        let dtype = class_type(egraph, class).map(|t| t.dtype);
+        conditional.is_empty() || conditional.iter().any(|k| self.may_compute(egraph, k, (class, node), dtype))
     }
 
     /// Whether a kernel may compute this application: its pattern matches, and no guard is known to
@@ -424,7 +456,7 @@ fn op_work(
     let value = |f: &Option<AExpr>, otherwise: f64| {
         let v = f.as_ref().and_then(|e| typing::eval(e, &bindings, &NoFacts));
         match v {
-            Some(AttrValue::Dim(d)) => d.as_const().map_or(otherwise, |c| c as f64),
+            Some(AttrValue::Dim(d)) => d.as_const().filter(|c| *c >= 0).map_or(otherwise, |c| c as f64),
             Some(AttrValue::Float(v)) if v.is_finite() && v >= 0.0 => v,
             _ => otherwise,
         }

@@ -107,7 +107,7 @@ fn pattern_asks(p: &Pat) -> bool {
     match p {
         Pat::Bind(_, p) | Pat::Typed(p, _) => pattern_asks(p),
         Pat::OneOf(ps) => ps.iter().any(pattern_asks),
-        Pat::Node(n) => n.args.iter().any(pattern_asks) || n.attrs.iter().any(attr_asks),
+        Pat::Node(n) => n.operands().any(pattern_asks) || n.attrs.iter().any(attr_asks),
         Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => false,
     }
 }

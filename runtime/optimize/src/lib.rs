@@ -19,6 +19,7 @@ mod dominate;
 pub mod explain;
 pub mod extract;
 pub mod facts;
+mod greedy;
 pub mod kernels;
 mod known;
 pub mod label_filter;
@@ -62,6 +63,8 @@ pub struct Options {
     pub numerics: Numerics,
     /// Fire no rules: only inline defined ops.
     pub no_rules: bool,
+    /// Rewrite greedily, in the order of the files, instead of with an e-graph: for comparison.
+    pub greedy: bool,
     /// Allow ops in the result that a `composed` kernel or a library call computes. Otherwise they
     /// are inlined.
     pub composed: bool,
@@ -109,6 +112,7 @@ impl Default for Options {
             device: Device::cpu(),
             numerics: Numerics::default(),
             no_rules: false,
+            greedy: false,
             composed: true,
             disabled: HashSet::new(),
             contract: Vec::new(),
@@ -132,9 +136,14 @@ pub struct Optimized {
 /// Optimises a graph with the rules of its program. The folder computes the constants that rules
 /// ask for.
 pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
-    let mut session = session::Session::start(graph, options, folder)?;
-    session.run();
-    let mut optimized = session.finish()?;
+    let mut optimized = match options.greedy && !options.no_rules {
+        true => greedy::optimize(graph, options, folder)?,
+        false => {
+            let mut session = session::Session::start(graph, options, folder)?;
+            session.run();
+            session.finish()?
+        }
+    };
     kernels::attach(&mut optimized.graph, &options.device, &options.allowed(), folder)?;
     optimized.report.open = kernels::open(&optimized.graph);
     Ok(optimized)

@@ -25,7 +25,8 @@ use std::rc::Rc;
 
 use egg::Id;
 use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Head, InView, NodePat, OpDef, ParamKind, Pat, Program, Rule, ScalarBody, VarId,
+    AExpr, AttrPat, AttrType, AttrValue, Each, Head, InView, NodePat, OpDef, ParamKind, Pat, Program, Rest, Rule,
+    ScalarBody, VarId,
 };
 use hypatia_dsl::typing::{self, Bindings, Facts, TensorType, match_type};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -98,10 +99,31 @@ enum Goal<'r, 'e> {
     Assigned {
         sum: Rc<SumPattern<'r>>,
     },
+    /// Match each of these operands with the same pattern.
+    Each(Operands<'r>),
+    /// An operand of those has matched.
+    Item(Operands<'r>),
     /// The operands of pointwise work are matched.
     Boundary {
         boundary: Rc<Boundary>,
     },
+}
+
+/// The remaining operands of a node, each of which matches one pattern.
+#[derive(Clone)]
+struct Operands<'r> {
+    /// The variable that they bind.
+    var: VarId,
+    each: &'r Each,
+    /// The class of the node.
+    of: Id,
+    /// All of these operands.
+    all: Rc<[Id]>,
+    /// How many of them have matched.
+    done: usize,
+    /// What the pattern's own variable stood for in these.
+    items: Rc<Vec<Id>>,
+    context: Position,
 }
 
 /// The context of a pattern.
@@ -160,11 +182,7 @@ impl MatchState<'_> {
         Match {
             roots: self.roots.to_vec(),
             // Variables that only other alternatives bind are absent.
-            bindings: self
-                .bindings
-                .iter()
-                .map(|s| if *s == Binding::Unbound { Binding::Absent } else { s.clone() })
-                .collect(),
+            bindings: self.bindings.iter().map(|b| b.clone().or_absent()).collect(),
             values: self.values.clone(),
             nodes: self.nodes.iter().map(|n| (*n).clone()).collect(),
             virtual_sums: self.virtual_sums.to_vec(),
@@ -397,6 +415,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             Goal::Attr(attribute) => self.attr(attribute, next),
             Goal::Assign { sum, set, class, depth } => self.assign(&sum, set, self.host.find(class), depth, next),
             Goal::Assigned { sum } => self.assigned(&sum, next),
+            Goal::Each(operands) => self.each(operands, next),
+            Goal::Item(operands) => self.item(operands, next),
             Goal::Boundary { boundary } => self.within(&boundary, next),
         }
     }
@@ -568,7 +588,9 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         if late.is_empty() || !self.virtual_sums.is_empty() || self.probe.is_some() {
             return true;
         }
-        let facts = self.facts();
+        // Variables that only other alternatives bind are absent.
+        let bindings: Vec<Binding> = self.bindings.iter().map(|b| b.clone().or_absent()).collect();
+        let facts = self.host.facts(&bindings);
         let nothing = Bindings::default();
         late.iter().all(|g| typing::eval(g, &nothing, &facts) == Some(AttrValue::Bool(true)))
     }
@@ -633,7 +655,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
     /// Attributes first, as they decide at once; then the operands in every equivalent order.
     fn operands(&mut self, n: &'r NodePat, node: &'e Node, class: Id, context: Position, next: Goals) -> Flow {
         let children = &node.children;
-        let enough = match n.rest {
+        let enough = match &n.rest {
             Some(_) => children.len() >= n.args.len(),
             None => children.len() == n.args.len(),
         };
@@ -662,10 +684,10 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             }
             goals = self.attribute_goals(n, node, class, goals);
             self.nodes.push(node);
-            let flow = match n.rest {
-                Some(v) => {
-                    let rest = children[n.args.len()..].iter().map(|c| self.host.find(*c)).collect();
-                    self.bind(v, Binding::Classes(rest), class, goals)
+            let flow = match &n.rest {
+                Some(rest) => {
+                    let classes = children[n.args.len()..].iter().map(|c| self.host.find(*c));
+                    self.rest(rest, classes.collect(), (n.head, class), goals)
                 }
                 None => self.advance(goals),
             };
@@ -674,6 +696,44 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             flow?;
         }
         ON
+    }
+
+    /// Matches the remaining operands of a node.
+    fn rest(&mut self, rest: &'r Rest, operands: Vec<Id>, (head, of): (Head, Id), next: Goals) -> Flow {
+        let Some(each) = &rest.each else { return self.bind(rest.var, Binding::Classes(operands), of, next) };
+        let context = self.inside(head, 0, of, Position::Tensor);
+        let (all, items) = (operands.into(), Rc::new(Vec::new()));
+        self.each(Operands { var: rest.var, each, of, all, done: 0, items, context }, next)
+    }
+
+    /// Matches the next of several operands, or binds what all of them gave.
+    fn each(&mut self, operands: Operands<'r>, next: Goals) -> Flow {
+        let Some(class) = operands.all.get(operands.done).copied() else {
+            return self.bind(operands.var, Binding::Classes(operands.items.to_vec()), operands.of, next);
+        };
+        let (pat, context) = (&operands.each.element, operands.context);
+        let mark = self.goals.len();
+        let goals = self.push(Goal::Item(operands), next);
+        let flow = self.class(pat, self.host.find(class), context, goals);
+        self.goals.truncate(mark);
+        flow
+    }
+
+    /// One of several operands has matched: notes what the pattern's own variable stands for, and
+    /// frees it for the next one.
+    fn item(&mut self, operands: Operands<'r>, next: Goals) -> Flow {
+        let at = operands.each.item.index();
+        // A variable that collects the terms of a sum has no class yet.
+        let Some(Binding::Class(class)) = self.bindings.get(at).cloned() else { return ON };
+        let mut items = (*operands.items).clone();
+        items.push(class);
+        self.bindings[at] = Binding::Unbound;
+        let (done, items) = (operands.done + 1, Rc::new(items));
+        let mark = self.goals.len();
+        let goals = self.push(Goal::Each(Operands { done, items, ..operands }), next);
+        let flow = self.solve_and_forget(goals, mark);
+        self.bindings[at] = Binding::Class(class);
+        flow
     }
 
     /// The context of the operands of a head.

@@ -20,7 +20,7 @@ use super::extract::{extract, refine};
 use super::facts::is_view;
 use super::language::{Discriminant, Node, Payload};
 use super::lower::{Inserted, Rebuilder, Rebuilt, insert_graph};
-use super::matcher::View;
+use super::matcher::{SearchLimits, View};
 use super::problem::{Choice, Problem};
 use super::report::{Firing, Report, Site, Stage, Summary};
 use super::rewrites::{CompiledRule, SearchState, compile, oversized};
@@ -96,6 +96,20 @@ impl<'a> Session<'a> {
             true => kernels::select(graph, &options.device, &options.allowed(), folder)?.pruned(),
             false => graph.inlined()?.pruned(),
         };
+        Session::of(graph, options, folder, started)
+    }
+
+    /// Inserts a graph whose ops stay as they are into an e-graph.
+    pub fn resume(graph: Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
+        Session::of(graph.pruned(), options, folder, Instant::now())
+    }
+
+    fn of(
+        graph: Graph,
+        options: &'a Options,
+        folder: &'static dyn ConstantFolder,
+        started: Instant,
+    ) -> Result<Session<'a>> {
         let inserted = insert_graph(&graph, folder)?;
         let program = graph.program.clone();
         let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
@@ -135,6 +149,47 @@ impl<'a> Session<'a> {
         session.choose(false)?;
         session.before = Summary::of(&session.graph, micros(session.best.cost));
         Ok(session)
+    }
+
+    /// Statistics of the given graph.
+    pub fn before(&self) -> &Summary {
+        &self.before
+    }
+
+    /// The cost of the present candidate in microseconds.
+    pub fn cost(&self) -> f64 {
+        micros(self.best.cost)
+    }
+
+    /// Applies a rule at match number `skip`, and forces what it built into the graph: that graph
+    /// and its cost. The inner `None` means that this match cannot be applied, the outer one that
+    /// there is no such match.
+    pub fn rewrite(&mut self, rule: usize, skip: usize, limits: SearchLimits) -> Option<Option<(Graph, f64)>> {
+        self.search.labels.refresh(&self.inserted.egraph);
+        let mut before = 0;
+        for compiled in self.rules.iter().filter(|r| r.id.index() == rule) {
+            let view = View::of(&self.inserted.egraph, &self.search.candidate, &self.search.labels);
+            let found = compiled.find(&view, &mut Default::default(), limits, None);
+            if let Some(m) = found.matches.get(skip - before) {
+                let egraph = &mut self.inserted.egraph;
+                let Ok(applied) = compiled.apply(egraph, &mut self.search, m, usize::MAX) else { return Some(None) };
+                egraph.rebuild();
+                if !applied.changed {
+                    return Some(None);
+                }
+                self.search.candidate.refresh(&self.inserted.egraph);
+                // A term is no value of its own; a rule that builds nothing leaves only its root.
+                let root = m.roots.first().copied().filter(|_| !compiled.terms);
+                let root = root.or(self.inserted.outputs.first().copied())?;
+                let built = applied.built.first().filter(|_| !compiled.terms);
+                return Some(self.candidates_with(root, built).and_then(|c| Some((self.rebuilt(&c)?, micros(c.cost)))));
+            }
+            before += found.matches.len();
+            if skip < before {
+                return None;
+            }
+        }
+        None
     }
 
     /// The e-graph.

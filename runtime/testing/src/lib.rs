@@ -111,6 +111,7 @@ fn op(builtin: BuiltinOp) -> OpDef {
         requires: Vec::new(),
         body: OpBody::Builtin(builtin),
         cost: Default::default(),
+        domain: None,
     }
 }
 

@@ -303,7 +303,7 @@ impl<'a> Reader<'a> {
                         self.attr(a);
                     }
                 }
-                n.args.iter().for_each(|p| self.pat(p));
+                n.operands().for_each(|p| self.pat(p));
                 self.head(n.head);
             }
             Pat::Any | Pat::Var(_) | Pat::Absent | Pat::Optional(_) => {}

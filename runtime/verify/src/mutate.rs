@@ -139,7 +139,7 @@ impl Walker<'_> {
                 for attr in &mut node.attrs {
                     self.attr(attr, &name);
                 }
-                node.args.iter_mut().for_each(|p| self.pat(p));
+                node.operands_mut().for_each(|p| self.pat(p));
             }
             Pat::Any | Pat::Var(_) | Pat::Absent | Pat::Optional(_) => {}
         }

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use hypatia_dsl::ir::{AttrPat, Backend, Head, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rule, Sort, Var, VarId};
+use hypatia_dsl::ir::{
+    AttrPat, Backend, Head, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rest, Rule, Sort, Var, VarId,
+};
 use hypatia_dsl::typing::codes;
 
 use super::block::left_block;
@@ -135,6 +137,7 @@ fn alone(program: &Program, op: OpId) -> Rule {
         }
     }
     let attrs = def.attrs().map(|_| AttrPat::Any).collect();
+    let rest = rest.map(|var| Rest { var, each: None });
     let pattern = Pat::Node(NodePat { head: Head::Op(op), args, rest, attrs, output: 0 });
     Rule::of_pattern(&def.name, &def.origin, vars, pattern)
 }

@@ -27,6 +27,8 @@ pub(super) enum Sizes {
 pub(super) enum Attr<'a> {
     Int(i64),
     Ints(&'a [i64]),
+    Float(f32),
+    Floats(&'a [f32]),
     Text(&'a str),
 }
 
@@ -244,6 +246,8 @@ fn attribute(name: &str, value: &Attr) -> AttributeProto {
         Attr::Text(t) => {
             AttributeProto { r#type: Some(AttributeType::String as i32), s: Some(t.as_bytes().to_vec()), ..base }
         }
+        Attr::Float(v) => AttributeProto { r#type: Some(AttributeType::Float as i32), f: Some(*v), ..base },
+        Attr::Floats(l) => AttributeProto { r#type: Some(AttributeType::Floats as i32), floats: l.to_vec(), ..base },
         Attr::Ints(l) => AttributeProto { r#type: Some(AttributeType::Ints as i32), ints: l.to_vec(), ..base },
     }
 }

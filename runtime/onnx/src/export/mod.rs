@@ -13,6 +13,7 @@
 //! external data if a file would exceed 2 GiB.
 
 mod body;
+mod custom;
 mod file;
 mod model;
 mod ops;

@@ -4,7 +4,7 @@
 //! names and types, and plain dynamic sizes keep their symbols. A function is written once however
 //! often it is called.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use hypatia_dsl::ir::OpBody;
 use hypatia_dsl::shape::{Dim, Symbol};
@@ -12,6 +12,7 @@ use hypatia_dsl::typing::TensorType;
 use prost::Message;
 
 use super::body::{Body, Sizes, code, tensor_proto};
+use super::custom;
 use super::ops::Call;
 use crate::import::onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::import::onnx::proto::{
@@ -75,6 +76,8 @@ struct Writer<'a> {
     /// Number of functions that requested each name.
     wanted: HashMap<String, usize>,
     labels: HashSet<String>,
+    /// Custom domains of nodes that were written.
+    domains: BTreeSet<String>,
     /// The users of each node.
     users: Vec<Vec<NodeId>>,
     outputs: HashSet<Value>,
@@ -105,6 +108,7 @@ impl<'a> Writer<'a> {
             known: HashMap::new(),
             wanted: HashMap::new(),
             labels: HashSet::new(),
+            domains: BTreeSet::new(),
             users: graph.users(),
             outputs: graph.outputs.iter().map(|(_, v)| *v).collect(),
         }
@@ -133,6 +137,12 @@ impl<'a> Writer<'a> {
         let last = group.nodes.last().map_or("", |n| self.graph.nodes[*n].name.as_str());
         // Node names are unique, like value names.
         self.main.label = if self.labels.insert(last.to_string()) { last.to_string() } else { String::new() };
+        if let [one] = group.nodes.as_slice()
+            && let NodeKind::Op { op, .. } = self.graph.nodes[*one].kind
+            && let Some(domain) = self.graph.program.op(op).domain.clone()
+        {
+            return self.custom(*one, &domain);
+        }
         match &group.fused {
             Some((name, formula)) => self.function_call(group, name, formula),
             None => group.nodes.iter().try_for_each(|n| self.plain(*n)),
@@ -148,6 +158,30 @@ impl<'a> Writer<'a> {
             .map(|v| v.map(|v| self.name(v)).transpose())
             .collect::<Result<Vec<Option<String>>>>()?;
         let results = self.main.call(&Call { graph: self.graph, node, operands: &operands })?;
+        for (output, name) in results.into_iter().enumerate() {
+            self.names.insert(Value { node: NodeId(index as u32), output: output as u32 }, name);
+        }
+        Ok(())
+    }
+
+    /// Writes an op of a custom domain as a node of that domain.
+    fn custom(&mut self, index: usize, domain: &str) -> Result<()> {
+        let node = &self.graph.nodes[index];
+        let NodeKind::Op { op, attrs, .. } = &node.kind else { return self.plain(index) };
+        let mut operands = Vec::with_capacity(node.operands.len());
+        for v in &node.operands {
+            operands.push(v.map(|v| self.name(v)).transpose()?.unwrap_or_default());
+        }
+        while operands.last().is_some_and(String::is_empty) {
+            operands.pop();
+        }
+        let def = self.graph.program.op(*op);
+        let values = custom::Values::of(def, attrs)?;
+        let results: Vec<String> = node.results.iter().map(|_| self.main.fresh()).collect();
+        let operands: Vec<&str> = operands.iter().map(String::as_str).collect();
+        let name = def.name.rsplit("::").next().unwrap_or(&def.name);
+        self.main.node(name, domain, &operands, results.clone(), &values.attributes());
+        self.domains.insert(domain.to_string());
         for (output, name) in results.into_iter().enumerate() {
             self.names.insert(Value { node: NodeId(index as u32), output: output as u32 }, name);
         }
@@ -320,6 +354,7 @@ impl<'a> Writer<'a> {
         if !self.functions.is_empty() {
             opsets.push(opset(DOMAIN, 1));
         }
+        opsets.extend(self.domains.iter().map(|domain| opset(domain, 1)));
         let (functions, fusions) = self.functions.into_iter().map(|f| (f.proto, f.fusion)).unzip();
         let model = ModelProto {
             ir_version: Some(IR_VERSION),

@@ -263,3 +263,66 @@ fn nodes_of_one_name_are_told_apart() {
         equal(&g, &read, &[("x".to_string(), numbers(&empty, 0.0, 1.0))], 0.0);
     }
 }
+
+/// The library and a file whose ops are those of `com.acme`.
+fn acme() -> std::sync::Arc<hypatia_dsl::ir::Program> {
+    let text = "edition 1;\nuse core::*;\n\
+        op UnitRows<T: float>(x: T[..s, n], g: T[n]?, eps: float = 1e-6) -> T[..s, n]\n\
+          = x * rsqrt(sum(x * x, axes = [-1]) + eps) * (g else 1);\n\
+        kernel rows for UnitRows(x, g?, eps = e) { rowwise; }\n\
+        op Twice<T: float>(x: T[..s]) -> T[..s] = x + x;\n";
+    let file =
+        hypatia_dsl::source::SourceFile { name: "acme.hyp".into(), path: None, text: text.into(), embedded: false };
+    let mut program = library::compile_sources(vec![file]).program.unwrap();
+    assert_eq!(program.set_domain("acme.hyp", "com.acme"), 2);
+    std::sync::Arc::new(program)
+}
+
+#[test]
+fn ops_of_a_custom_domain_are_its_nodes() {
+    let mut g = Graph::new(acme());
+    let x = g.input("x", TensorType { dtype: DType::F32, shape: shape!["batch", 6] });
+    let scale = g.constant(numbers(&[6], 0.5, 0.25));
+    let unit = g.named_op("UnitRows", &[Some(x), Some(scale)], &[("eps", AttrValue::Float(0.5))], None).unwrap()[0];
+    let plain = g.named_op("UnitRows", &[Some(x), None], &[], None).unwrap()[0];
+    let twice = g.named_op("Twice", &[Some(unit)], &[], None).unwrap()[0];
+    g.output("twice", twice);
+    g.output("plain", plain);
+    let inputs = [("x".to_string(), numbers(&[2, 6], -1.0, 0.3))];
+    for (graph, kept) in [(g.clone(), vec!["UnitRows", "UnitRows", "Twice"]), (optimized(&g), vec!["UnitRows"; 2])] {
+        let (export, read) = back(&graph);
+        let main = export.model.graph.as_ref().unwrap();
+        let own = main.node.iter().filter(|n| n.domain() == "com.acme").map(|n| n.op_type());
+        let mut own: Vec<&str> = own.collect();
+        own.sort_by_key(|n| std::cmp::Reverse(*n));
+        assert_eq!(own, kept);
+        assert!(export.model.opset_import.iter().any(|o| o.domain() == "com.acme"));
+        equal(&g, &read, &inputs, 1e-6);
+    }
+}
+
+#[test]
+fn nodes_of_a_custom_domain_that_do_not_fit_are_errors() {
+    let mut g = Graph::new(acme());
+    let x = g.input("x", TensorType { dtype: DType::F32, shape: shape![4, 6] });
+    let unit = g.named_op("UnitRows", &[Some(x), None], &[], None).unwrap()[0];
+    g.output("y", unit);
+    let model = export(&g, &FOLDER).unwrap().model;
+    let import = |change: &dyn Fn(&mut crate::import::onnx::proto::NodeProto), program| {
+        let mut model = model.clone();
+        change(&mut model.graph.as_mut().unwrap().node[0]);
+        let bytes = model.encode_to_vec();
+        load_bytes(&bytes, "m", program, &import::Options::default(), &FOLDER).err().map(|e| e.to_string()).unwrap()
+    };
+    let says = |change: &dyn Fn(&mut crate::import::onnx::proto::NodeProto), what: &str| {
+        let error = import(change, acme());
+        assert!(error.contains(what), "{error}");
+    };
+    says(&|n| n.op_type = Some("UnitColumns".into()), "declares no op `UnitColumns`; it has UnitRows, Twice");
+    says(&|n| n.input.extend(["x".to_string(), "x".to_string()]), "takes 2 operands, but 3 are given");
+    says(&|n| n.input.clear(), "operand `x` is absent");
+    says(&|n| n.attribute[0].name = Some("epsilon".into()), "the attribute `epsilon`");
+    says(&|n| n.attribute[0].r#type = Some(2), "should be FLOAT");
+    let error = import(&|_| {}, library::load(&[]).unwrap());
+    assert!(error.contains("`--domain com.acme=FILE.hyp`"), "{error}");
+}

@@ -43,6 +43,11 @@ impl<'a> Attrs<'a> {
         Ok(Some(a))
     }
 
+    /// Whether the node has an attribute.
+    pub fn has(&self, name: &str) -> bool {
+        self.list.iter().any(|a| a.name() == name)
+    }
+
     /// An integer.
     pub fn int(&self, name: &str) -> Reading<Option<i64>> {
         Ok(self.find(name, AttributeType::Int)?.map(|a| a.i()))

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{OpId, Program};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 
@@ -20,6 +20,7 @@ use super::context::{Bound, Builder, Ctx, Fail};
 use super::onnx::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
 };
+use super::ops::custom;
 use super::symbolic::{LARGEST, Sym};
 use super::tables;
 use super::types::{Declared, contradiction, declared};
@@ -244,7 +245,11 @@ impl<'a> Importer<'a> {
             if self.function(node).is_some() {
                 continue;
             }
+            if self.custom(node).is_some() {
+                continue;
+            }
             let Err(why) = tables::find(domain(node.domain()), node.op_type(), opset) else { continue };
+            let why = self.missing_custom(node).unwrap_or(why);
             let kind = shown_op(node);
             if !kinds.contains(&kind) {
                 kinds.push(kind);
@@ -263,6 +268,28 @@ impl<'a> Importer<'a> {
 
     fn function(&self, node: &NodeProto) -> Option<&'a FunctionProto> {
         self.functions.get(&(domain(node.domain()), node.op_type(), node.overload())).copied()
+    }
+
+    /// The op that a node of a custom domain stands for.
+    fn custom(&self, node: &NodeProto) -> Option<OpId> {
+        match domain(node.domain()) {
+            "" => None,
+            domain => self.builder.graph.program.op_of_domain(domain, node.op_type()),
+        }
+    }
+
+    /// Why a node of a custom domain stands for no op, if the file of that domain has ops.
+    fn missing_custom(&self, node: &NodeProto) -> Option<String> {
+        let domain = domain(node.domain());
+        let ops = self.builder.graph.program.ops.iter().filter(|op| op.domain.as_deref() == Some(domain));
+        let names: Vec<&str> = ops.map(|op| op.name.as_str()).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "the file of the domain `{domain}` declares no op `{}`; it has {}",
+                node.op_type(),
+                names.join(", ")
+            )
+        })
     }
 
     /// Imports nodes in order. `attrs` gives the attributes of a node, with those of the enclosing
@@ -424,8 +451,14 @@ impl<'a> Importer<'a> {
         attrs: &[Cow<AttributeProto>],
         scope: &Scope<'a>,
     ) -> Result<Vec<Bound>, Fail> {
-        let (row, since) =
-            tables::find(domain(node.domain()), node.op_type(), scope.opset).map_err(Fail::Unsupported)?;
+        let found = match self.custom(node) {
+            Some(op) => Found::Custom(op),
+            None => {
+                let found = tables::find(domain(node.domain()), node.op_type(), scope.opset);
+                let (row, since) = found.map_err(Fail::Unsupported)?;
+                Found::Standard(row, since)
+            }
+        };
         if let Some(a) = attrs.iter().find(|a| !a.ref_attr_name().is_empty()) {
             return Err(Fail::Model(format!(
                 "the attribute `{}` refers to a function's attribute, but the node is \
@@ -439,11 +472,20 @@ impl<'a> Importer<'a> {
             given: node.input.iter().map(|i| scope.constants.contains(i.as_str())).collect(),
             outputs: node.output.iter().map(|o| !o.is_empty()).collect(),
             attrs: Attrs::new(attrs.iter().map(|a| a.as_ref()))?,
-            since,
-            names: row.names,
+            since: match &found {
+                Found::Standard(_, since) => *since,
+                Found::Custom(_) => 1,
+            },
+            names: match &found {
+                Found::Standard(row, _) => row.names,
+                Found::Custom(_) => &[],
+            },
             dir: self.dir,
         };
-        let results = row.target.apply(&mut ctx)?;
+        let results = match found {
+            Found::Standard(row, _) => row.target.apply(&mut ctx)?,
+            Found::Custom(op) => custom::apply(&mut ctx, op)?,
+        };
         if let Some(name) = ctx.attrs.unread() {
             return Err(Fail::Unsupported(format!("the attribute `{name}` has an unknown kind")));
         }
@@ -570,6 +612,14 @@ impl<'a> Importer<'a> {
         }
         Ok(())
     }
+}
+
+/// What a node is imported as.
+enum Found {
+    /// A standard op: its row in the table, and the opset that defined it.
+    Standard(&'static tables::Row, i64),
+    /// An op of a `.hyp` file.
+    Custom(OpId),
 }
 
 /// The op as printed in messages.

@@ -226,7 +226,10 @@ pub(super) static ROWS: &[Row] = &[
 /// none.
 pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, i64), String> {
     if !domain.is_empty() {
-        return Err(format!("the operator domain `{domain}` is unknown; export the model with standard ops only"));
+        return Err(format!(
+            "the operator domain `{domain}` is unknown; declare its ops in a .hyp file and give \
+             `--domain {domain}=FILE.hyp`, or export the model with standard ops only"
+        ));
     }
     let Ok(i) = ROWS.binary_search_by(|r| r.op.cmp(op)) else {
         return Err(match op {

@@ -36,6 +36,13 @@ pub enum Binding {
     Region(Box<Region>),
 }
 
+impl Binding {
+    /// Absent, if it is not bound once the whole pattern has matched.
+    pub fn or_absent(self) -> Binding {
+        if self == Binding::Unbound { Binding::Absent } else { self }
+    }
+}
+
 /// A match of the left side.
 #[derive(Clone, Debug)]
 pub struct Match {
@@ -102,6 +109,18 @@ pub struct MatchFacts<'a> {
     pub candidate: &'a Candidate,
 }
 
+impl MatchFacts<'_> {
+    /// The consumers of a class outside of the pointwise work that the match binds.
+    fn uses(&self, class: Id) -> Option<i64> {
+        let all = i64::from(self.candidate.uses(class)?);
+        let inside = self.bindings.iter().map(|b| match b {
+            Binding::Region(region) => region.consumers(self.egraph, class) as i64,
+            _ => 0,
+        });
+        Some((all - inside.sum::<i64>()).max(0))
+    }
+}
+
 impl Facts for MatchFacts<'_> {
     fn fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
         let id = match self.bindings.get(var.index())? {
@@ -115,7 +134,7 @@ impl Facts for MatchFacts<'_> {
             _ => return None,
         };
         match fact {
-            Fact::Uses => self.candidate.uses(self.egraph.find(id)).map(|n| AttrValue::Dim(Dim::from(i64::from(n)))),
+            Fact::Uses => Some(AttrValue::Dim(Dim::from(self.uses(self.egraph.find(id))?))),
             _ => class_fact(self.egraph, fact, id),
         }
     }

@@ -7,7 +7,7 @@ use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, Class, Fact, Head, NodePat, ParamKind, Pat, Program, Rule, ScalarBody, ScalarId, Sort, VarId,
+    AExpr, Class, Each, Fact, Head, NodePat, ParamKind, Pat, Program, Rest, Rule, ScalarBody, ScalarId, Sort, VarId,
 };
 
 use smallvec::SmallVec;
@@ -214,7 +214,7 @@ fn depth(program: &Program, p: &Pat, root: bool) -> usize {
             // A result of an op with several is two nodes above the op's operands.
             let several = matches!(n.head, Head::Op(op) if super::has_several_results(program.op(op)));
             let between = if matches!(n.head, Head::Region(_)) { super::regions::MAX_DEPTH } else { 0 };
-            1 + between + usize::from(several) + below(&mut n.args.iter())
+            1 + between + usize::from(several) + below(&mut n.operands())
         }
         Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => 0,
     }
@@ -254,7 +254,7 @@ fn is_partial(program: &Program, p: &Pat) -> bool {
         Pat::Bind(_, p) | Pat::Typed(p, _) => is_partial(program, p),
         Pat::OneOf(ps) => ps.iter().any(|p| is_partial(program, p)),
         Pat::Node(n) if matches!(n.head, Head::Region(_)) => true,
-        Pat::Node(n) => associative(program, n.head).is_some() || n.args.iter().any(|a| is_partial(program, a)),
+        Pat::Node(n) => associative(program, n.head).is_some() || n.operands().any(|a| is_partial(program, a)),
         Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => false,
     }
 }
@@ -300,7 +300,10 @@ fn mentions(p: &Pat, count: &mut [usize]) {
         Pat::OneOf(ps) => ps.iter().for_each(|p| mentions(p, count)),
         Pat::Node(n) => {
             n.args.iter().for_each(|a| mentions(a, count));
-            n.rest.iter().for_each(|v| add(*v, count));
+            if let Some(rest) = &n.rest {
+                add(rest.var, count);
+                rest.each.iter().for_each(|each| mentions(&each.element, count));
+            }
         }
         Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
     }
@@ -322,9 +325,11 @@ fn split_guards(rule: &Rule) -> (Vec<Vec<AExpr>>, Vec<AExpr>) {
         }
         let mut query = Query::default();
         asks(&part, &mut query);
+        // What pointwise work consumes is known once the work is matched.
+        let waits = query.uses && rule.vars.iter().any(|v| v.sort == Sort::Region);
         match query.vars.as_slice() {
             _ if query.other => {}
-            [v] if is_tensor(rule, *v) => early[v.index()].push(part),
+            [v] if is_tensor(rule, *v) && !waits => early[v.index()].push(part),
             vars if !vars.is_empty() && vars.iter().all(|v| is_tensor(rule, *v)) => late.push(part),
             _ => {}
         }
@@ -404,7 +409,10 @@ fn is_symmetric(rule: &Rule) -> bool {
             Pat::OneOf(ps) => ps.iter().for_each(|p| vars(p, out)),
             Pat::Node(n) => {
                 n.args.iter().for_each(|a| vars(a, out));
-                out.extend(n.rest);
+                if let Some(rest) = &n.rest {
+                    out.push(rest.var);
+                    rest.each.iter().for_each(|each| vars(&each.element, out));
+                }
             }
             Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
         }
@@ -421,7 +429,13 @@ fn is_symmetric(rule: &Rule) -> bool {
             Pat::Node(n) => Pat::Node(NodePat {
                 head: n.head,
                 args: n.args.iter().map(erased).collect(),
-                rest: n.rest.map(|_| VarId(0)),
+                rest: n.rest.as_ref().map(|rest| Rest {
+                    var: VarId(0),
+                    each: rest
+                        .each
+                        .as_ref()
+                        .map(|each| Box::new(Each { element: erased(&each.element), item: VarId(0) })),
+                }),
                 attrs: n.attrs.clone(),
                 output: n.output,
             }),

@@ -21,6 +21,22 @@ pub const MAX_STEPS: usize = 48;
 pub struct Region {
     /// Its steps, each on earlier ones; the last one is the result.
     pub steps: Vec<Step>,
+    /// The classes of its arguments.
+    pub arguments: Vec<Id>,
+}
+
+impl Region {
+    /// How many of its steps consume a class.
+    pub fn consumers(&self, egraph: &EGraph, class: Id) -> usize {
+        let is_class = |step: &Step| match step {
+            Step::Argument(i) => self.arguments.get(*i).is_some_and(|c| egraph.find(*c) == class),
+            Step::Operand(c) => egraph.find(*c) == class,
+            Step::Call(..) => false,
+        };
+        let of: Vec<usize> = (0..self.steps.len()).filter(|i| is_class(&self.steps[*i])).collect();
+        let consumes = |step: &&Step| matches!(step, Step::Call(_, args) if args.iter().any(|a| of.contains(a)));
+        self.steps.iter().filter(consumes).count()
+    }
 }
 
 /// A step of pointwise work.
@@ -168,7 +184,7 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         let uses = |i: usize| work.steps.iter().any(|s| matches!(s, Step::Call(_, of) if of.contains(&i)));
         let closed = work.inside.iter().all(|c| *c == boundary.top || self.needed_inside(*c, &work.inside));
         if closed && (0..arguments).all(uses) {
-            let region = Region { steps: work.steps };
+            let region = Region { steps: work.steps, arguments: boundary.arguments.clone() };
             return self.bind(boundary.var, Binding::Region(Box::new(region)), boundary.top, next);
         }
         ON

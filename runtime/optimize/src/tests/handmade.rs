@@ -50,6 +50,7 @@ fn op(builtin: BuiltinOp, params: Vec<Param>) -> OpDef {
         requires: vec![],
         body: OpBody::Builtin(builtin),
         cost: CostFormulas::default(),
+        domain: None,
     }
 }
 

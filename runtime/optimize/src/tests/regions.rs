@@ -21,9 +21,9 @@ rule t::both[f: pointwise]: f(gemm(a, b, e, to = d), gemm(a, b, g, to = d)) => g
 rule t::floors[f: pointwise]: f(floor(x)) => f(ceil(x));
 ";
 
-/// The rules that fuse one function at a time are off, so that only the variable fuses.
+/// The library's rules that fuse are off, so that only the variable of these rules fuses.
 fn options() -> Options {
-    let off = ["fuse::unary", "fuse::operand", "fuse::operand_left", "fuse::both"];
+    let off = ["fuse::unary", "fuse::operand", "fuse::operand_left", "fuse::both", "fuse::work", "fuse::side"];
     Options { disabled: off.iter().map(|r| r.to_string()).collect(), ..Options::default() }
 }
 

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{
-    AExpr, AttrValue, DTypePat, Fact, Head, NodePat, OpBody, ParamKind, Pat, Program, Rule, Sort, TypePat, VarId,
+    AExpr, AttrValue, DTypePat, Fact, Head, NodePat, OpBody, ParamKind, Pat, Program, Rest, Rule, Sort, TypePat, VarId,
 };
 use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::{Dim, broadcast};
@@ -701,8 +701,8 @@ impl Generator<'_, '_> {
             }
         }
         let mut operands: Vec<Option<Value>> = operands.into_iter().flatten().collect();
-        if let Some(rest) = node.rest {
-            let more = self.rest_operands(node, rest, &operands)?;
+        if let Some(rest) = &node.rest {
+            let more = self.rest_operands(rest, &operands)?;
             operands.extend(more.into_iter().map(Some));
         }
         let types: Vec<Option<TensorType>> = operands.iter().map(|v| v.map(|v| self.graph.ty(v).clone())).collect();
@@ -723,11 +723,24 @@ impl Generator<'_, '_> {
         self.graph.op(op, &operands, attrs, term).map_err(|e| Reject(e.to_string()))
     }
 
-    /// The operands that a variadic rest matches.
-    fn rest_operands(&mut self, _: &NodePat, rest: VarId, before: &[Option<Value>]) -> Try<Vec<Value>> {
-        if let Some(values) = self.env.variadics.get(&rest) {
-            return Ok(values.clone());
+    /// The operands that a variadic rest matches: tensors, or a pattern applied to each of them.
+    fn rest_operands(&mut self, rest: &Rest, before: &[Option<Value>]) -> Try<Vec<Value>> {
+        let bound = self.env.variadics.get(&rest.var).cloned();
+        let items = bound.map_or_else(|| self.rest_items(rest.var, before), Ok)?;
+        let Some(each) = &rest.each else { return Ok(items) };
+        let mut operands = Vec::new();
+        for item in items {
+            self.env.tensors.insert(each.item, item);
+            let want = OpenType { dtype: Some(self.graph.ty(item).dtype), shape: OpenShape::Free };
+            let Some(v) = self.tensor(&each.element, &want)? else { return reject("an operand is absent") };
+            operands.push(v);
         }
+        self.env.tensors.remove(&each.item);
+        Ok(operands)
+    }
+
+    /// The tensors that a variadic rest binds.
+    fn rest_items(&mut self, rest: VarId, before: &[Option<Value>]) -> Try<Vec<Value>> {
         let least = usize::from(before.is_empty());
         let count = least + self.source.pick(3);
         let count = self.count(count, before.len()).max(least);

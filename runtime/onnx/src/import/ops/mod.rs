@@ -1,6 +1,7 @@
 //! Handlers of ONNX ops, by kind: each reads one node and adds graph nodes of the same meaning.
 
 pub(super) mod attention;
+pub(super) mod custom;
 pub(super) mod einsum;
 pub(super) mod index;
 pub(super) mod linear;
