@@ -303,9 +303,9 @@ pub struct Rule {
 /// A claimed rounding class.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClassExpr {
-    /// `exact`, `finite`, `rounds` or `approx`.
+    /// `exact`, `finite`, `rounds`, `within`, `ties` or `approx`.
     pub class: Name,
-    /// The numbers between parentheses: `approx(rel, abs)`.
+    /// The numbers between parentheses: `approx(rel, abs)`, `within(steps)`.
     pub bounds: Vec<Spanned<f64>>,
     /// `for bf16, f16`; all dtypes if empty.
     pub dtypes: Vec<Name>,

@@ -46,7 +46,7 @@ impl Numerics {
         match (class, self) {
             (Class::Exact, _) | (_, Numerics::Fast) => true,
             (_, Numerics::Exact) => false,
-            (Class::Finite | Class::Rounds, Numerics::Rounds) => true,
+            (Class::Finite | Class::Rounds | Class::Within(_) | Class::Ties, Numerics::Rounds) => true,
             (Class::Approx { rel, abs }, Numerics::Rounds) => (rel + abs) * 2f64.powi(kept) < 0.5,
         }
     }
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn exact_allows_nothing_weaker() {
-        for class in [Class::Finite, Class::Rounds] {
+        for class in [Class::Finite, Class::Rounds, Class::Within(1), Class::Ties] {
             assert!(!Numerics::Exact.allows(class, 23) && Numerics::Rounds.allows(class, 23));
         }
         assert!(Numerics::Exact.allows(Class::Exact, 23));

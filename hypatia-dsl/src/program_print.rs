@@ -82,6 +82,8 @@ fn rule_clauses(p: &Program, rule: &Rule) -> Vec<String> {
                 Class::Exact => "exact".to_string(),
                 Class::Finite => "finite".to_string(),
                 Class::Rounds => "rounds".to_string(),
+                Class::Within(steps) => format!("within({steps})"),
+                Class::Ties => "ties".to_string(),
                 Class::Approx { rel, abs } => format!("approx({rel:?}, {abs:?})"),
             };
             let dtypes: Vec<&str> = c.dtypes.iter().map(|d| d.name()).collect();

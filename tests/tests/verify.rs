@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{Program, Rule};
 use hypatia_dsl::source::SourceFile;
-use hypatia_verify::mutate::mutants;
+use hypatia_verify::check::Failure;
+use hypatia_verify::mutate::{Mutant, mutants};
 use hypatia_verify::test_runner::run_test;
-use hypatia_verify::{Options, Proved, Status, Subject, first_failure, verify};
+use hypatia_verify::{Need, Options, Proved, Status, Subject, first_failure, guard_need, proved, verify};
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("verify").join(name)
@@ -120,7 +121,7 @@ fn each_of_many_wrong_rules_is_caught() {
         }
     }
     assert!(escaped.is_empty(), "{}", escaped.join("\n"));
-    assert!(caught >= 160, "only {caught} wrong rules are planted");
+    assert!(caught >= 185, "only {caught} wrong rules are planted");
 }
 
 /// A difference in few elements is still shown on the smallest tensors.
@@ -253,14 +254,16 @@ fn the_library_is_verified() {
     let program = hypatia_library::load(&[]).unwrap();
     let report = verify(&program, &|_| true, &Options::default(), &mut |_, _, _| {});
     assert!(report.passed(), "{}", report.to_text());
-    // At least a third of the rules that somebody wrote, with all members of a family, are proved.
+    let warned: Vec<&String> = report.entries.iter().flat_map(|e| &e.warnings).collect();
+    assert!(warned.is_empty(), "{warned:?}");
+    // At least half of the rules that somebody wrote, with all members of a family, are proved.
     let mut rules: BTreeMap<&str, bool> = BTreeMap::new();
     for e in report.entries.iter().filter(|e| e.subject == Subject::Rule && !e.derived) {
         let name = e.name.split(['[', ' ']).next().unwrap_or_default();
         *rules.entry(name).or_insert(true) &= e.proved.is_some();
     }
-    let proved = rules.values().filter(|p| **p).count();
-    assert!(3 * proved >= rules.len(), "{proved} of {} rules are proved", rules.len());
+    let count = rules.values().filter(|p| **p).count();
+    assert!(2 * count >= rules.len(), "{count} of {} rules are proved", rules.len());
 }
 
 /// What is proved, and how: a wrong rule never is.
@@ -277,6 +280,156 @@ fn identities_are_proved() {
     let wanted = [Some(Proved::Bits), Some(Proved::Reals), Some(Proved::Reals), None];
     assert_eq!(found, wanted, "{}", report.to_text());
     assert!(report.to_text().contains("written rules: 1 proved (bits), 2 proved (reals), 1 tested only"));
+}
+
+/// Views are proved for all sizes; where an element comes from another place, nothing is.
+#[test]
+fn views_are_proved() {
+    let head = "edition 1;\nuse core::*;\nruleset r { until = fixpoint; }\n";
+    let check = |rule: &str| {
+        let program = compile("views.hyp", &format!("{head}rule r::a: {rule};\n"));
+        let rule = program.rules.iter().find(|r| r.name == "r::a").unwrap();
+        proved(&program, rule)
+    };
+    for right in [
+        "transpose(transpose(x, perm = p), perm = q) => transpose(x, perm = [p[i] for i in q])",
+        "reshape(reshape(x, shape = _), shape = s) => reshape(x, shape = s)",
+        "slice(x, axis = a, start = 0, stop = e) => x requires dim(x, a) == e",
+        "slice(slice(x, axis = a, start = b, stop = _), axis = a, start = c, stop = d)
+           => slice(x, axis = a, start = b + c, stop = b + d)",
+        "concat(slice(x, axis = a, start = b, stop = c), slice(x, axis = a, start = c, stop = d), axis = a)
+           => slice(x, axis = a, start = b, stop = d) requires b <= c, c <= d",
+        "split(concat(x, y, axis = a), axis = a, sizes = [m, _]).1 => y requires dim(x, a) == m",
+        "reshape(transpose(x: T[l, m, n], perm = [0, 2, 1]), shape = [..s, n, m])
+           => transpose(reshape(x, shape = [..s, m, n]), perm = [..range(len(s)), len(s) + 1, len(s)])",
+        "matmul(reshape(x: T[..s, m, k], shape = [p, m, k]), reshape(y: T[..s, k, n], shape = [p, k, n]))
+           => reshape(matmul(x, y), shape = [p, m, n]) requires p == prod(s)",
+        "concat(matmul(x: T[m, k], v: T[k, n]), matmul(x, w: T[k, o]), axis = 1) => matmul(x, concat(v, w, axis = 1))",
+    ] {
+        assert_eq!(check(right), Some(Proved::Bits), "{right}");
+    }
+    for wrong in [
+        "transpose(transpose(x, perm = p), perm = q) => transpose(x, perm = [q[i] for i in p])",
+        "transpose(transpose(x, perm = p), perm = p) => x",
+        "transpose(x: T[n, n], perm = [1, 0]) => x",
+        "slice(x, axis = a, start = 0, stop = e) => x",
+        "slice(x, axis = a, start = 1, stop = e) => slice(x, axis = a, start = 0, stop = e - 1)",
+        "slice(slice(x, axis = a, start = b, stop = _), axis = a, start = c, stop = d)
+           => slice(x, axis = a, start = c, stop = d)",
+        "concat(slice(x, axis = a, start = b, stop = c), slice(x, axis = a, start = c, stop = d), axis = a)
+           => slice(x, axis = a, start = b, stop = d)",
+        "concat(x, y, axis = a) => concat(y, x, axis = a) requires shape(x) == shape(y)",
+        "split(concat(x, y, axis = a), axis = a, sizes = [m, _]).1 => y requires dim(y, a) == m",
+        "reshape(transpose(x: T[l, m, n], perm = [0, 2, 1]), shape = [..s, n, m])
+           => reshape(x, shape = [..s, n, m])",
+        "reshape(transpose(x: T[m, n], perm = [1, 0]), shape = [m, n]) => x",
+        "matmul(reshape(x: T[..s, m, k], shape = [p, m, k]), reshape(y: T[..s, k, n], shape = [p, k, n]))
+           => reshape(matmul(x, y), shape = [p, m, n])",
+        "concat(matmul(x: T[m, k], v: T[k, n]), matmul(x, w: T[k, n]), axis = 1) => matmul(x, concat(w, v, axis = 1))",
+        "sum(x: T[n, n], axes = [0]) => transpose(sum(x, axes = [1]), perm = [1, 0])",
+        "reshape(expand(x: T[b, g, 1], shape = [b, g, r]), shape = [b, h])
+           => reshape(expand(reshape(x, shape = [b, 1, g]), shape = [b, r, g]), shape = [b, h]) requires h == g * r",
+    ] {
+        assert_eq!(check(wrong), None, "{wrong}");
+    }
+}
+
+/// Prints how many written rules of the library are proved, and which are not.
+#[test]
+#[ignore = "a measurement"]
+fn what_is_proved() {
+    let program = hypatia_library::load(&[]).unwrap();
+    let mut rules: BTreeMap<&str, Option<Proved>> = BTreeMap::new();
+    for rule in program.rules.iter().filter(|r| !r.derived) {
+        let found = proved(&program, rule);
+        let all = rules.entry(&rule.base_name).or_insert(found);
+        *all = all.zip(found).map(|(a, b)| a.max(b));
+    }
+    let count = |p: Option<Proved>| rules.values().filter(|r| **r == p).count();
+    let (bits, reals) = (count(Some(Proved::Bits)), count(Some(Proved::Reals)));
+    println!("{} rules: {bits} proved (bits), {reals} proved (reals), {} tested only", rules.len(), count(None));
+    let rest: Vec<&&str> = rules.iter().filter(|r| r.1.is_none()).map(|r| r.0).collect();
+    println!("{rest:?}");
+}
+
+/// No wrong rule is proved: none of those that are planted, and no mutant of a rule of the library
+/// that has other values.
+#[test]
+fn wrong_rules_are_never_proved() {
+    for name in ["wrong", "all_wrong"] {
+        for path in hyp_files(&folder(name)) {
+            let file = path.file_name().unwrap().to_string_lossy().into_owned();
+            let program = compile(&file, &std::fs::read_to_string(&path).unwrap());
+            let own = program.rules.iter().filter(|r| r.origin.file == file && !r.derived);
+            let bits: Vec<&str> =
+                own.filter(|r| proved(&program, r) == Some(Proved::Bits)).map(|r| r.name.as_str()).collect();
+            assert!(bits.is_empty(), "{file}: {bits:?}");
+        }
+    }
+    let program = hypatia_library::load(&[]).unwrap();
+    let views = |name: &str| {
+        ["views", "merge", "rotary", "attention", "conv"].iter().any(|f| name.ends_with(&format!("{f}.hyp")))
+    };
+    let (mut some, mut wrong) = (0, Vec::new());
+    for rule in program.rules.iter().filter(|r| !r.derived && views(&r.origin.file)) {
+        for mutant in mutants(&program, rule).into_iter().filter(|m| proved(&program, &m.rule).is_some()) {
+            some += 1;
+            let options = Options { cases: 60, seed: 7 };
+            if let Some(Failure::Value) = first_failure(&program, &mutant.rule, &options) {
+                wrong.push(format!("{}: {}", rule.name, mutant.change));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "proved, and false:\n{}", wrong.join("\n"));
+    println!("{some} mutants are proved, and none of them is false");
+}
+
+/// A guard that nothing needs is a warning; one that something needs, or that always holds, is none.
+#[test]
+fn guards_that_nothing_needs_are_warned_of() {
+    for path in hyp_files(&folder("warned")) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let program = compile(&name, &std::fs::read_to_string(&path).unwrap());
+        let report = verify(&program, &|o| o.file == name, &Options::default(), &mut |_, _, _| {});
+        assert!(report.passed(), "{}", report.to_text());
+        let expected = std::fs::read_to_string(path.with_extension("expected")).unwrap();
+        let got: Vec<String> =
+            report.entries.iter().flat_map(|e| e.warnings.iter().map(|w| format!("{}: {w}\n", e.name))).collect();
+        assert_eq!(got.concat(), expected);
+    }
+}
+
+/// Prints what rules come out as with these options: `HYPATIA_CASES` (100) and `HYPATIA_SEEDS` (5)
+/// say how many cases and seeds. It takes minutes.
+#[test]
+#[ignore = "a measurement"]
+fn how_many_cases_catch_what() {
+    let number = |name: &str, default: usize| std::env::var(name).ok().map_or(default, |v| v.parse().unwrap());
+    let (cases, seeds) = (number("HYPATIA_CASES", 100), number("HYPATIA_SEEDS", 5) as u64);
+    for (kind, right) in [("wrong", false), ("all_wrong", false), ("vacuous", false), ("right", true)] {
+        let (mut rules, mut missed) = (0, Vec::new());
+        for path in hyp_files(&folder(kind)) {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            let program = compile(&name, &std::fs::read_to_string(&path).unwrap());
+            for seed in 1..=seeds {
+                let options = Options { cases, seed };
+                let report = verify(&program, &|o| o.file == name, &options, &mut |_, _, _| {});
+                let mut found: BTreeMap<&str, bool> = BTreeMap::new();
+                for e in report.entries.iter().filter(|e| !e.name.starts_with("fold::")) {
+                    *found.entry(e.name.split(" (").next().unwrap_or_default()).or_default() |=
+                        e.status != Status::Verified;
+                }
+                // In a file of one wrong rule, the others are its context.
+                let caught = found.values().any(|f| *f);
+                let as_meant = |f: bool| if kind == "wrong" { caught } else { f != right };
+                rules += found.len();
+                missed.extend(
+                    found.iter().filter(|f| !as_meant(*f.1)).map(|f| format!("{name}: {} at seed {seed}", f.0)),
+                );
+            }
+        }
+        println!("{kind}: {rules} verdicts at {cases} cases, {} not as they should be {missed:?}", missed.len());
+    }
 }
 
 /// A right side that could as well be another one is not verified, and the report says what never
@@ -362,6 +515,29 @@ fn empty_tensors_alone_do_not_exercise() {
     }
 }
 
+/// Whether a mutant drops a guard that no instance violates.
+fn follows(program: &Arc<Program>, rule: &Rule, mutant: &Mutant, options: &Options) -> bool {
+    let dropped =
+        rule.requires.iter().enumerate().position(|(i, _)| mutant.change == format!("guard {} dropped", i + 1));
+    dropped.is_some_and(|i| guard_need(program, rule, i, options) == Need::Implied)
+}
+
+/// Which lines of the list of equivalent mutants drop a guard that always holds, so that nobody need
+/// list them.
+#[test]
+#[ignore = "a tool"]
+fn guards_that_need_no_line() {
+    let program = hypatia_library::load(&[]).unwrap();
+    let list = std::fs::read_to_string(folder("equivalent_mutants.txt")).unwrap();
+    for line in list.lines().filter(|l| l.contains(": guard ")) {
+        let (name, rest) = line.split_once(": guard ").unwrap();
+        let number: usize = rest.split(' ').next().unwrap().parse().unwrap();
+        let Some(rule) = program.rules.iter().find(|r| r.name == name) else { continue };
+        let need = guard_need(&program, rule, number - 1, &Options { cases: 60, seed: 7 });
+        println!("{need:?} {line}");
+    }
+}
+
 /// The number of members of a family that are mutated: the others differ only in a name.
 const MEMBERS: usize = 2;
 
@@ -377,7 +553,7 @@ fn mutants_of_the_library_are_noticed() {
         assert!(equivalent.insert(id.trim().into(), reason.into()).is_none(), "twice: {id}");
     }
     let mut members: BTreeMap<&str, usize> = BTreeMap::new();
-    let (mut killed, mut survivors, mut listed) = (0, Vec::new(), BTreeSet::new());
+    let (mut killed, mut implied, mut survivors, mut listed) = (0, 0, Vec::new(), BTreeSet::new());
     let (options, longer) = (Options { cases: 60, seed: 7 }, Options { cases: 600, seed: 8 });
     // Mutants of one rule only: HYPATIA_MUTANTS=canon::relu cargo test -p hypatia-tests mutants
     let only = std::env::var("HYPATIA_MUTANTS").ok();
@@ -392,6 +568,11 @@ fn mutants_of_the_library_are_noticed() {
             // A mutant that survives the first check gets a longer one: some are wrong on few
             // instances only.
             let noticed = [&options, &longer].into_iter().any(|o| first_failure(&program, &mutant.rule, o).is_some());
+            // A guard that follows from types and shapes makes no difference.
+            if !noticed && follows(&program, rule, &mutant, &options) {
+                implied += 1;
+                continue;
+            }
             match (noticed, equivalent.contains_key(&id)) {
                 (true, false) => killed += 1,
                 (true, true) => survivors.push(format!("{id}: on the list, but it is noticed")),
@@ -400,7 +581,7 @@ fn mutants_of_the_library_are_noticed() {
             }
         }
     }
-    println!("{killed} mutants noticed, {} equivalent", listed.len());
+    println!("{killed} mutants noticed, {} equivalent, {implied} without a guard that always holds", listed.len());
     assert!(
         survivors.is_empty(),
         "{} mutants survive, or should not stand in the list:\n{}",

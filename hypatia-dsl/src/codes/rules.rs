@@ -106,8 +106,10 @@ the element type.",
         412,
         "malformed rounding class",
         "A rule or kernel can state its precision: `exact` (every bit), `finite` (every bit unless a NaN or an
-infinity occurs), `rounds` (the same real function, as precise), `approx(1e-6, 0)` (off by at most 1e-6
-of the result beyond that), each for all element types or `for` some. Each element type has one class.",
+infinity occurs), `rounds` (the same real function, as precise), `within(1)` (integers off by at most
+1 where rounding decides), `ties` (the index of any element of the same value), `approx(1e-6, 0)` (off
+by at most 1e-6 of the result beyond `rounds`), each for all element types or `for` some. Each element
+type has one class.",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x class exat;",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x class rounds;",
     ),

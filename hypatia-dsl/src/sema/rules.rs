@@ -664,6 +664,34 @@ fn approx(cx: &mut Cx<'_>, c: &ast::ClassExpr, bounds: &[Spanned<f64>]) -> Optio
     }
 }
 
+/// `within(steps)`
+fn within(cx: &mut Cx<'_>, c: &ast::ClassExpr, bounds: &[Spanned<f64>]) -> Option<Class> {
+    const MOST: f64 = 1e6;
+    match bounds {
+        [n] if n.node >= 1.0 && n.node <= MOST && n.node.fract() == 0.0 => Some(Class::Within(n.node as u32)),
+        _ => {
+            let said = "`within` takes the number of steps that an integer may be off: 1 or more";
+            let at = bounds.first().map_or(c.class.span, |b| b.span);
+            cx.report(Diagnostic::error(code::CLASS, said, at).hint("write `class within(1)`"))
+        }
+    }
+}
+
+/// Reports a class of integers that is claimed for a type that is none.
+fn of_integers(cx: &mut Cx<'_>, class: Class, dtype: DType, name: &Spanned<String>) -> Option<()> {
+    let (word, fits) = match class {
+        Class::Within(_) => ("within", dtype.is_int()),
+        Class::Ties => ("ties", dtype.is_int()),
+        _ => return Some(()),
+    };
+    if fits {
+        return Some(());
+    }
+    let said = format!("class `{word}` is about integers, and `{dtype}` is no integer type");
+    let d = Diagnostic::error(code::CLASS, said, name.span);
+    cx.report(d.hint("name integer types, or none: results of other types are then judged as `rounds`"))
+}
+
 /// The claimed rounding classes.
 pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<Claim>> {
     let mut out: Vec<Claim> = Vec::new();
@@ -673,16 +701,18 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
             ("exact", []) => Some(Class::Exact),
             ("finite", []) => Some(Class::Finite),
             ("rounds", []) => Some(Class::Rounds),
+            ("ties", []) => Some(Class::Ties),
+            ("within", bounds) => within(cx, c, bounds),
             ("approx", bounds) => approx(cx, c, bounds),
-            ("exact" | "finite" | "rounds", [bound, ..]) => {
+            ("exact" | "finite" | "rounds" | "ties", [bound, ..]) => {
                 cx.error(code::CLASS, format!("class `{}` takes no number", c.class.node), bound.span)
             }
             (other, _) => {
                 let mut d =
                     Diagnostic::error(code::CLASS, format!("there is no rounding class `{other}`"), c.class.span)
                         .label("unknown class")
-                        .note("the classes are exact, finite, rounds and approx(rel, abs)");
-                if let Some(s) = closest(other, ["exact", "finite", "rounds", "approx"].into_iter()) {
+                        .note("the classes are exact, finite, rounds, within(steps), ties and approx(rel, abs)");
+                if let Some(s) = closest(other, ["exact", "finite", "rounds", "within", "ties", "approx"].into_iter()) {
                     d = d.hint(format!("did you mean `{s}`?"));
                 }
                 cx.report(d)
@@ -695,7 +725,10 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
                     good = false;
                     cx.error::<()>(code::CLASS, format!("`{}` has two classes", n.node), n.span);
                 }
-                Some(d) => dtypes.push(d),
+                Some(d) => {
+                    good &= class.is_none_or(|class| of_integers(cx, class, d, n).is_some());
+                    dtypes.push(d);
+                }
                 None => {
                     good = false;
                     let mut d =

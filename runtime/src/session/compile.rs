@@ -93,7 +93,7 @@ impl Model {
                 (None, None) if compiled.unfused.graph.computes_narrow() => {
                     planner.build(&compiled.unfused.graph.widened()?, false)?
                 }
-                (None, None) => return Ok(None),
+                (None, None) => return self.in_f64(&compiled.unfused.graph, inputs),
             };
             planner.executor(plan, once.as_ref())?.run(inputs).map(Some)
         })?;
@@ -121,6 +121,14 @@ impl Model {
         }
     }
 
+    /// What the unfused graph gives in f64, on the CPU; nothing where an op does not take f64.
+    fn in_f64(&self, graph: &Graph, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
+        let Ok(wide) = graph.in_f64() else { return Ok(None) };
+        let planner = self.planner(Device::cpu(), None);
+        let plan = planner.build(&wide, false)?;
+        planner.executor(plan, None)?.run(inputs).map(Some)
+    }
+
     /// The cache entry of the verdict on these graphs, if verdicts are cached, and the verdict if
     /// there is a valid one.
     fn recall(&self, given: &Graph, fused: &Graph) -> (Option<VerdictEntry>, Option<Verdict>) {
@@ -144,14 +152,15 @@ impl Model {
     }
 
     /// Describes how the results of the fused and the unfused plan differ, if they do. `precise`
-    /// runs the unfused graph in f32 where it is narrower: both plans may be far apart by rounding
-    /// alone, if neither is further from that result than the other.
+    /// runs the unfused graph in a wider type: where rounding meets a step or a steep function, both
+    /// plans may be far apart by rounding alone, if neither is further from that result than the
+    /// other.
     fn difference(
         &self,
         compiled: &Compiled,
         inputs: &[Tensor],
         precise: impl Fn() -> Result<Option<Vec<Tensor>>>,
-    ) -> Result<Option<String>> {
+    ) -> Result<Option<Apart>> {
         let got = compiled.executor.run(inputs)?;
         let want = compiled.unfused()?.run(inputs)?;
         let mut reference = None;
@@ -165,18 +174,38 @@ impl Model {
                 reference = Some(precise()?);
             }
             let truth = reference.as_ref().and_then(|r| r.as_ref()).and_then(|r| r.get(i));
-            if !truth.is_some_and(|t| no_less_precise(g, w, t)) {
-                return Ok(Some(format!("output `{name}` {c}")));
+            if truth.is_some_and(|t| no_less_precise(g, w, t)) {
+                continue;
             }
+            let what = format!("output `{name}` {c}");
+            let finite = Comparison::of_finite(g, w, tolerance)?.ok;
+            return Ok(Some(if finite { Apart::NotFinite(what) } else { Apart::Numbers(what) }));
         }
         Ok(None)
     }
 }
 
+/// How the results of two plans differ.
+enum Apart {
+    /// In numbers.
+    Numbers(String),
+    /// Only where one of them is NaN or infinite.
+    NotFinite(String),
+}
+
 /// Describes the difference and names the rules that may be wrong. A rule whose right side is a
 /// part of its left side leaves no node of its own, so rules that fired without a trace in the
 /// result are named too.
-fn describe(why: &str, report: &Report) -> String {
+fn describe(why: &Apart, report: &Report) -> String {
+    let why = match why {
+        Apart::Numbers(why) => why,
+        Apart::NotFinite(why) => {
+            return format!(
+                "{why}. All elements agree that are finite in both plans. Rules that round differently promise nothing \
+                 about NaN and infinities, so none is blamed; `--numerics exact` uses none of them"
+            );
+        }
+    };
     let named = |kept: bool| -> BTreeSet<&str> {
         report.firings.iter().filter(|f| f.kept == kept).map(|f| f.base.as_str()).collect()
     };

@@ -81,6 +81,23 @@ impl std::fmt::Display for Comparison {
 }
 
 impl Comparison {
+    /// Compares the elements that are finite in both.
+    ///
+    /// # Errors
+    /// If shapes or kinds of element types differ.
+    pub fn of_finite(got: &Tensor, want: &Tensor, tolerance: Tolerance) -> Result<Comparison> {
+        if !got.dtype().is_float() || got.shape() != want.shape() {
+            return Comparison::of(got, want, tolerance);
+        }
+        let pairs: Vec<(f64, f64)> = got.to_f64().into_iter().zip(want.to_f64()).collect();
+        let both = |(g, w): &(f64, f64)| g.is_finite() && w.is_finite();
+        let part = |dtype: DType, one: &dyn Fn(&(f64, f64)) -> f64| {
+            let kept: Vec<f64> = pairs.iter().map(|p| if both(p) { one(p) } else { 0.0 }).collect();
+            Tensor::from_f64(dtype, got.shape(), &kept).ok_or_else(|| Error::Internal("elements of a result".into()))
+        };
+        Comparison::of(&part(got.dtype(), &|p| p.0)?, &part(want.dtype(), &|p| p.1)?, tolerance)
+    }
+
     /// Compares a result with its reference.
     pub fn of(got: &Tensor, want: &Tensor, tolerance: Tolerance) -> Result<Comparison> {
         if got.dtype().is_float() != want.dtype().is_float() || got.shape() != want.shape() {
@@ -114,10 +131,10 @@ impl Comparison {
 }
 
 /// True if `got` is about as close to `truth` as `other` is, by its mean square and by its worst
-/// element. Where `other` has NaN or an infinity, which rounding does not make, `got` must have the
+/// element; integers are close to integers too. Where `other` has NaN or an infinity, which rounding does not make, `got` must have the
 /// same.
 pub fn no_less_precise(got: &Tensor, other: &Tensor, truth: &Tensor) -> bool {
-    if got.shape() != truth.shape() || other.shape() != truth.shape() || !got.dtype().is_float() {
+    if got.shape() != truth.shape() || other.shape() != truth.shape() || got.dtype() == DType::Bool {
         return false;
     }
     let (mut square, mut worst) = ([0.0f64; 2], [0.0f64; 2]);

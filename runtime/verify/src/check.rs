@@ -14,6 +14,7 @@ use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, Rule, ScalarBody};
 
+use super::choice::Choice;
 use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
@@ -23,7 +24,7 @@ use super::range_loss;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, wide_inputs};
 use super::sides::{NotComparable, sides};
 use super::values::Distribution;
-use hypatia_eval::{Data, Double, Mode, Number, RefTensor, evaluate};
+use hypatia_eval::{Data, Double, Mode, Number, RefTensor, Val, evaluate};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
@@ -50,8 +51,12 @@ pub struct Observation {
     /// Less precise than rounding of the element type explains.
     pub rounding: Option<Difference>,
     /// A different integer when every step is rounded to its element type. Rounding never explains
-    /// a difference of integers.
+    /// a difference of integers, unless a class says so.
     pub integer: Option<Difference>,
+    /// The largest number of steps between two such integers; of truth values, more than any.
+    pub steps: u64,
+    /// Indices differ, and all of them name elements of equal values.
+    pub tied: bool,
     /// Different bits.
     pub bits: Option<Difference>,
     /// Different bits although no NaN, infinity or signed zero is involved.
@@ -108,8 +113,13 @@ impl Observation {
         match claim {
             Class::Exact => self.bits.as_ref().map(|d| meaning.or(structure).unwrap_or((Failure::Bits, Some(d)))),
             Class::Finite => self.finite_bits.as_ref().map(|d| meaning.unwrap_or((Failure::FiniteBits, Some(d)))),
-            Class::Rounds => {
+            Class::Rounds | Class::Ties => {
                 let integer = self.integer.as_ref().map(|d| (Failure::Integer, Some(d)));
+                meaning.or(structure).or(integer).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d))))
+            }
+            Class::Within(steps) => {
+                let off = self.integer.as_ref().filter(|_| self.steps > u64::from(steps));
+                let integer = off.map(|d| (Failure::Integer, Some(d)));
                 meaning.or(structure).or(integer).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d))))
             }
             Class::Approx { .. } => structure.or(self.value.as_ref().map(|d| (Failure::Approx, Some(d)))),
@@ -174,7 +184,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
             let spoiled = range_loss::spoiled(&sides, &instance.inputs, job.epsilon, root, values);
             job.seen.rounding = spoiled.map_err(|e| Reject(e.to_string()))?;
         }
-        job.integer(root, &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
+        job.integer(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         job.bits(root, &exact_left[root], &left[root], &right[root]);
     }
     Ok(seen)
@@ -254,6 +264,7 @@ impl Job<'_> {
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
         let mut scatter: Option<Scatter> = None;
         let mut double: Option<Vec<RefTensor<Double>>> = None;
+        let mut choice = self.choice(root, Mode::Exact)?;
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
             let mut found = Difference::between(root, index, left, right, None);
             if l.is_finite() && r.is_finite() {
@@ -272,9 +283,19 @@ impl Job<'_> {
                     }
                     found.exact = Some(l);
                 }
-                // A value without any rounded intermediate result must match exactly.
+                if choice.as_mut().is_some_and(|c| c.ties(index, left, right)) {
+                    self.seen.tied = true;
+                    continue;
+                }
+                if matches!(self.class, Class::Within(_)) && self.tensors().any(infinite) {
+                    self.seen.infinity.get_or_insert(found);
+                    continue;
+                }
+                // A value without any rounded intermediate result must match exactly, unless the
+                // class lets rounding decide about it.
+                let near = matches!(self.class, Class::Within(n) if apart(left, right, index) <= u64::from(n));
                 let strict = (discrete && !self.has_floats())
-                    || (self.distribution == Distribution::Nice && self.unrounded()?);
+                    || (self.distribution == Distribution::Nice && !near && self.unrounded()?);
                 if !strict {
                     let s = self.scatter(&mut scatter, noise)?;
                     let spread = FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index));
@@ -409,19 +430,42 @@ impl Job<'_> {
 
     /// Reports integers and truth values that differ when every step is rounded. `rounds` promises
     /// nothing for infinite inputs or intermediate overflow.
-    fn integer(&mut self, root: usize, left: &RefTensor, right: &RefTensor) -> Result<()> {
+    fn integer(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
         if left.dtype.is_float() || self.seen.integer.is_some() {
             return Ok(());
         }
-        let differs = (0..left.len().min(right.len())).find(|i| left.at(*i) != right.at(*i));
-        let infinite = |t: &Tensor| t.dtype().is_float() && t.to_f64().iter().any(|v| v.is_infinite());
-        if let Some(index) = differs
+        let mut choice = self.choice(root, Mode::Rounded)?;
+        let mut found: Option<(u64, usize)> = None;
+        for index in (0..left.len().min(right.len())).filter(|i| left.at(*i) != right.at(*i)) {
+            if choice.as_mut().is_some_and(|c| c.ties(index, left, right)) {
+                self.seen.tied = true;
+                continue;
+            }
+            // A right side that rounds less often is nearer to the truth: then the left side is off.
+            let steps = match self.class {
+                Class::Within(_) => apart(left, right, index).min(apart(exact, right, index)),
+                _ => apart(left, right, index),
+            };
+            if found.is_none_or(|f| steps > f.0) {
+                found = Some((steps, index));
+            }
+        }
+        if let Some((steps, index)) = found
             && !self.tensors().any(infinite)
             && !leaves_range(self.graph, self.inputs)?
         {
             self.seen.integer = Some(Difference::between(root, index, left, right, None));
+            self.seen.steps = steps;
         }
         Ok(())
+    }
+
+    /// What the indices of a root choose among, where the class lets them name equal values.
+    fn choice(&self, root: usize, mode: Mode) -> Result<Option<Choice>> {
+        match self.class {
+            Class::Ties => Choice::of(self.graph, self.numbers, self.inputs, root, mode),
+            _ => Ok(None),
+        }
     }
 
     /// Inputs and constants.
@@ -518,6 +562,19 @@ fn all_values(mut graph: Graph) -> Graph {
     let values = (0..graph.nodes.len()).flat_map(|i| graph.results(hypatia_graph::NodeId(i as u32)));
     graph.outputs = values.enumerate().map(|(i, v)| (format!("v{i}"), v)).collect();
     graph
+}
+
+/// The steps between two integers; between truth values, more than any.
+fn apart(left: &RefTensor, right: &RefTensor, index: usize) -> u64 {
+    match (left.at(index), right.at(index)) {
+        (Val::I(l), Val::I(r)) => l.abs_diff(r),
+        (l, r) if l == r => 0,
+        _ => u64::MAX,
+    }
+}
+
+fn infinite(t: &Tensor) -> bool {
+    t.dtype().is_float() && t.to_f64().iter().any(|v| v.is_infinite())
 }
 
 fn special(t: &Tensor) -> bool {

@@ -4,12 +4,17 @@
 //! says which of several claims counts.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Class, Rule};
+use hypatia_dsl::ir::{Claim, Class, Rule};
 
 /// What a rule claims for an element type: `rounds` by default.
 pub(super) fn claim(rule: &Rule, dtype: DType) -> Class {
-    let named = rule.claims.iter().find(|c| c.dtypes.contains(&dtype));
-    let any = || rule.claims.iter().find(|c| c.dtypes.is_empty());
+    claim_for(&rule.claims, dtype)
+}
+
+/// The claim among these that counts for an element type.
+pub(super) fn claim_for(claims: &[Claim], dtype: DType) -> Class {
+    let named = claims.iter().find(|c| c.dtypes.contains(&dtype));
+    let any = || claims.iter().find(|c| c.dtypes.is_empty());
     named.or_else(any).map_or(Class::Rounds, |c| c.class)
 }
 

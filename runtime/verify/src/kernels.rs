@@ -45,6 +45,7 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
                 classes: Vec::new(),
                 status,
                 note: None,
+                warnings: Vec::new(),
                 proved: None,
                 derived: false,
             }]

@@ -7,16 +7,19 @@
 //!
 //! `constants` collects the numbers that a rule depends on. `generate` makes instances of its left
 //! side, and `sides` puts both sides into one graph. `check` compares them, with `noise` and
-//! `scatter` to tell rounding from error, `range` to detect overflow, and `range_loss` to detect
+//! `scatter` to tell rounding from error, `choice` for indices at ties,
+//! `range` to detect overflow, and `range_loss` to detect
 //! lost constants. `ensemble` judges precision over thousands of elements, with ops as `inside` has
 //! their kernels compute them. `shrink` and `block` turn a failure into a test that can be pasted.
 //! `epilogue` moves lifted rules into epilogues. `short` checks rules that put a device's short
 //! functions into kernels. `scalars`, `ops` and `kernels` check derivatives, op bodies with their
 //! kernels, and library kernels. `mutate` breaks rules on purpose, and `vacuous` reports right
-//! sides whose changes nobody notices. `proof` proves scalar identities for all sizes and ranks.
+//! sides whose changes nobody notices. `proof` proves identities of functions and of views for all
+//! sizes.
 
 pub mod block;
 pub mod check;
+mod choice;
 mod claim;
 mod constants;
 pub mod differ;
@@ -54,9 +57,9 @@ use std::sync::mpsc::channel;
 use hypatia_dsl::ir::{Kernel, Origin, Program, Rule};
 
 pub use options::Options;
-pub use proof::Proved;
+pub use proof::{Proved, proved};
 pub use report::{Counterexample, Entry, Report, Status, Subject};
-pub use rules::{first_failure, verify_rule};
+pub use rules::{Need, first_failure, guard_need, verify_rule};
 
 /// Verifies every declaration whose origin `wanted` accepts. `progress` receives each name after
 /// its check, with the number of those before it.

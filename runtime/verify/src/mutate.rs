@@ -314,7 +314,9 @@ impl Walker<'_> {
 fn other_number(v: f64) -> f64 {
     match v {
         0.0 => 1.0,
-        v if v.fract() == 0.0 && v.abs() < 1e6 => v + v.signum(),
+        // Towards 0: a cast would saturate beyond 127 and -128 anyway.
+        v if v.fract() == 0.0 && (100.0..1e6).contains(&v.abs()) => v - v.signum(),
+        v if v.fract() == 0.0 && v.abs() < 100.0 => v + v.signum(),
         v => v * 1.25,
     }
 }

@@ -6,11 +6,13 @@
 use std::sync::Arc;
 
 use hypatia_dsl::ir::{
-    AttrPat, Backend, Head, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rest, Rule, Sort, Var, VarId,
+    AttrPat, Backend, Claim, Class, Head, Kernel, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rest, Rule, Sort,
+    Var, VarId,
 };
 use hypatia_dsl::typing::codes;
 
 use super::block::left_block;
+use super::claim::claim_for;
 use super::differ::{far_apart, position};
 use super::generate::{Focus, Instance, Reject, elements, instance};
 use super::hints::Hints;
@@ -42,10 +44,9 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     }
     let rule = alone(program, id);
     let hints = Hints::of(program, &rule);
-    let has_kernel = program
-        .kernels
-        .iter()
-        .any(|k| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id)));
+    let generated =
+        |k: &&Kernel| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id));
+    let kernel = program.kernels.iter().find(generated);
     let seed = seed_of(options, &def.name);
     let (mut cases, mut tries, mut status, mut last) = (0, 0, Status::Verified, String::new());
     let (mut skips, mut meaningless) = (Skips::default(), None);
@@ -65,7 +66,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
             }
         };
         let dtype = made.left.first().map(|v| made.graph.ty(*v).dtype);
-        match check(&made, has_kernel) {
+        match check(&made, kernel) {
             Verdict::Right => {}
             Verdict::NoMeaning(message) => {
                 skips.skip(dtype, &message);
@@ -108,6 +109,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         classes: Vec::new(),
         status,
         note,
+        warnings: Vec::new(),
         proved: None,
         derived: false,
     }]
@@ -153,7 +155,7 @@ enum Verdict {
     Wrong(&'static str, String),
 }
 
-fn check(made: &Instance, has_kernel: bool) -> Verdict {
+fn check(made: &Instance, with: Option<&Kernel>) -> Verdict {
     let mut graph = made.graph.clone();
     for (i, v) in made.left.iter().flat_map(|v| graph.results(v.node)).enumerate().collect::<Vec<_>>() {
         graph.output(format!("result{i}"), v);
@@ -163,14 +165,13 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
         Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
-    if !has_kernel || matches!(made.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
-        return Verdict::Right;
-    }
+    let judged = !matches!(made.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far);
+    let Some(with) = with.filter(|_| judged) else { return Verdict::Right };
     // Operands for which the body itself has no value say nothing about the kernel.
     if let Err(e) = evaluate(&graph, &made.inputs, Mode::Exact) {
         return Verdict::Outside(e.to_string());
     }
-    match kernel(&graph, &made.inputs) {
+    match kernel(&graph, &made.inputs, &with.claims) {
         Ok(None) => Verdict::Right,
         Ok(Some(message)) => Verdict::Wrong("kernel", message),
         Err(e) => Verdict::Wrong("kernel", format!("its kernel cannot be run: {e}")),
@@ -178,7 +179,7 @@ fn check(made: &Instance, has_kernel: bool) -> Verdict {
 }
 
 /// Compares the executor's results with the reference's.
-fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> {
+fn kernel(graph: &Graph, inputs: &[(String, Tensor)], claims: &[Claim]) -> Result<Option<String>> {
     let plan = pipeline::plan(graph, &plan::Options::new(Device::cpu()))?;
     let ordered: Vec<Tensor> = plan
         .inputs
@@ -186,20 +187,27 @@ fn kernel(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> 
         .map(|i| inputs.iter().find(|(n, _)| *n == i.name).map(|t| t.1.clone()))
         .collect::<Option<_>>()
         .ok_or_else(|| Error::Internal("the plan has an input that the graph has not".into()))?;
-    judge(graph, inputs, &Executor::new(Arc::new(plan), 1)?.run(&ordered)?)
+    judge(graph, inputs, claims, &Executor::new(Arc::new(plan), 1)?.run(&ordered)?)
 }
 
 /// What is wrong with a kernel's results, if anything.
-fn judge(graph: &Graph, inputs: &[(String, Tensor)], got: &[Tensor]) -> Result<Option<String>> {
+fn judge(graph: &Graph, inputs: &[(String, Tensor)], claims: &[Claim], got: &[Tensor]) -> Result<Option<String>> {
     let wanted = evaluate(graph, inputs, Mode::Rounded)?;
     let meaning = Meaning::of(graph, inputs)?;
     for (root, (g, w)) in got.iter().zip(&wanted).enumerate() {
         let g: RefTensor = RefTensor::from_tensor(g);
+        // Integers may be off by the steps that the class allows: from what the body means, or from
+        // what it gives where it rounds every step.
+        let steps = match claim_for(claims, w.dtype) {
+            Class::Within(steps) if w.dtype.is_int() => f64::from(steps),
+            _ => 0.0,
+        };
         // A kernel rounds and overflows less often than the body: a result closer to the meaning is
         // no error.
         let right = |i: usize| {
             let (g_i, w_i, x) = (g.at(i).f(), w.at(i).f(), meaning.at(root, i));
-            (w_i.is_finite() && (g_i - x).abs() <= (w_i - x).abs()) || meaning.excuses(root, i, &g)
+            let near = steps > 0.0 && ((g_i - x).abs() <= steps || (g_i - w_i).abs() <= steps);
+            near || (w_i.is_finite() && (g_i - x).abs() <= (w_i - x).abs()) || meaning.excuses(root, i, &g)
         };
         if let Some(d) = far_apart(root, &g, w, &right) {
             return Ok(Some(format!(
@@ -236,10 +244,10 @@ mod tests {
         let (graph, inputs) = given(&program, &program.tests[0]).unwrap();
         let rounded = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
         assert!(rounded[0].to_f64().iter().all(|v| v.is_nan()), "the body does not overflow");
-        assert_eq!(kernel(&graph, &inputs).unwrap(), None);
+        assert_eq!(kernel(&graph, &inputs, &[]).unwrap(), None);
         let judged = |values: &[f64]| {
             let result = Tensor::from_f64(DType::F16, &[2], values).unwrap();
-            judge(&graph, &inputs, &[result]).unwrap()
+            judge(&graph, &inputs, &[], &[result]).unwrap()
         };
         assert_eq!(judged(&[25.0 / 34.0, 9.0 / 34.0]), None);
         for wrong in [[25.0 / 34.0, 9.5 / 34.0], [1.0, 1.0], [0.0, 9.0 / 34.0], [f64::INFINITY, 9.0 / 34.0]] {

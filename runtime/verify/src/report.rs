@@ -81,6 +81,8 @@ pub struct Entry {
     pub status: Status,
     /// A remark that is no failure: that infinities are lost.
     pub note: Option<String>,
+    /// What an author should look at though nothing is wrong: a guard that nothing needs.
+    pub warnings: Vec<String>,
     /// What was proved of a verified rule.
     pub proved: Option<Proved>,
     /// A rule that follows from the body of an op or scalar.
@@ -142,6 +144,9 @@ impl Report {
             let _ = writeln!(out, "{} {} ... {word} ({} cases){classes}{proved}", e.subject.name(), e.name, e.cases);
             if let Some(note) = &e.note {
                 let _ = writeln!(out, "  note: {note}");
+            }
+            for warning in &e.warnings {
+                let _ = writeln!(out, "  warning: {warning}");
             }
         }
         for e in &self.entries {
@@ -242,6 +247,7 @@ impl Entry {
             "classes": classes,
             "detail": detail,
             "note": self.note,
+            "warnings": self.warnings,
             "proved": self.proved.map(|p| match p {
                 Proved::Bits => "bits",
                 Proved::Reals => "reals",
@@ -256,6 +262,8 @@ pub fn show_class(class: Class) -> String {
         Class::Exact => "exact".into(),
         Class::Finite => "finite".into(),
         Class::Rounds => "rounds".into(),
+        Class::Within(steps) => format!("within({steps})"),
+        Class::Ties => "ties".into(),
         Class::Approx { rel, abs } => format!("approx({}, {})", short(rel), short(abs)),
     }
 }

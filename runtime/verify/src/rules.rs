@@ -13,7 +13,7 @@ use hypatia_dsl::ir::{Class, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::regions::{Example, examples};
-use hypatia_dsl::typing::show_expr;
+use hypatia_dsl::typing::{eval_guard, show_expr};
 
 use super::block::{left_block, test_block};
 use super::check::{Failure, Observation, observe};
@@ -34,13 +34,14 @@ use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
 use super::vacuous::Unnoticed;
 use super::values::Distribution;
-use hypatia_graph::{NodeKind, Value};
+use hypatia_graph::{GraphFacts, NodeKind, Value};
 
 /// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
-/// The work limit of a rule, in elements of all values of all instances, and the number of
-/// instances that run regardless of their cost.
+/// The work limit of a rule for so many cases, in elements of all values of all instances, and the
+/// number of instances that run regardless of their cost.
 const WORK: usize = 1 << 20;
+const CASES: usize = 100;
 const FEWEST: usize = 16;
 /// Small instances that are searched for a visible loss of precision.
 const SMALL_TRIES: u64 = 2000;
@@ -51,6 +52,11 @@ const FEWEST_OF_A_TYPE: usize = 20;
 const TRIES_OF_A_TYPE: u64 = 20_000;
 /// Further instances that are searched for changes that none noticed.
 const TRIES_OF_A_CHANGE: u64 = 6_000;
+/// Instances that violate a guard, after which nothing needs it, and the attempts to find them.
+const INSTANCES_OF_A_GUARD: usize = 200;
+const TRIES_OF_A_GUARD: u64 = 4_000;
+/// With fewer, nothing is said: chance may have left out those that matter.
+const FEWEST_OF_A_GUARD: usize = 50;
 /// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
 
@@ -90,6 +96,9 @@ pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Ve
             entry.status = within.status;
             entry.classes = within.classes;
         }
+    }
+    if entry.status == Status::Verified && !rule.derived {
+        entry.warnings = idle_guards(program, rule, options);
     }
     vec![entry]
 }
@@ -133,7 +142,65 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     // Both sides of a derived rule are the same body: there is nothing to prove.
     let written = subject == Subject::Rule && !rule.derived && status == Status::Verified;
     let proved = if written { proved(run.program, rule) } else { None };
-    Entry { subject, name, origin, cases, classes, status, note, proved, derived: rule.derived }
+    let warnings = Vec::new();
+    Entry { subject, name, origin, cases, classes, status, note, warnings, proved, derived: rule.derived }
+}
+
+/// A warning for each guard that nothing needs.
+fn idle_guards(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<String> {
+    let needless = |i: &usize| guard_need(program, rule, *i, options) == Need::None;
+    let warn = |i: usize| {
+        let guard = show_expr(&rule.vars, &rule.requires[i]);
+        format!("no instance needs the guard `{guard}`: it may be conservative; `prefer` is the place for profit")
+    };
+    (0..rule.requires.len()).filter(needless).map(warn).collect()
+}
+
+/// Whether a rule needs one of its guards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Without it, the rule is false, as far as is known.
+    Guard,
+    /// No instance violates it: it follows from types, shapes and the other guards.
+    Implied,
+    /// The rule holds on instances that violate it too.
+    None,
+}
+
+/// Whether a rule needs its guard number `index`: tried on instances that violate this guard alone.
+pub fn guard_need(program: &Arc<Program>, rule: &Rule, index: usize, options: &Options) -> Need {
+    let mut weaker = rule.clone();
+    let guard = weaker.requires.remove(index);
+    let hints = Hints::of(program, &weaker);
+    let mut run = Run { strict: true, ..Run::new(program, &weaker, &hints) };
+    let seed = seed_of(options, &rule.name) ^ 0x9a2d;
+    let mut violated = 0;
+    for attempt in 0..TRIES_OF_A_GUARD {
+        if violated >= INSTANCES_OF_A_GUARD {
+            break;
+        }
+        let mut source = Source::random(seed.wrapping_add(attempt << 16));
+        let Ok(made) = run.instance(&mut source, true) else { continue };
+        let facts = GraphFacts { graph: &made.graph, env: &made.env };
+        if eval_guard(&guard, &made.env.attrs, &facts) == Some(true) {
+            continue;
+        }
+        let Ok(seen) = observe(&weaker, &made) else { continue };
+        let dtype = run.add(&made, &seen);
+        if seen.against(claim(&weaker, dtype)).is_some() {
+            return Need::Guard;
+        }
+        violated += usize::from(run.is_full(&made));
+    }
+    match violated {
+        0 => Need::Implied,
+        n if n < FEWEST_OF_A_GUARD => Need::Guard,
+        _ if run.imprecise(options).is_some() => Need::Guard,
+        _ if inside_epilogue(program, &weaker).is_some_and(|r| first_failure(program, &r, options).is_some()) => {
+            Need::Guard
+        }
+        _ => Need::None,
+    }
 }
 
 /// How a rule fails, without a counterexample; `None` if it was verified. For checking many rules
@@ -173,6 +240,10 @@ struct Seen {
     structure: bool,
     rounding: bool,
     integer: bool,
+    /// The largest number of steps between two integers.
+    steps: u64,
+    /// Indices differed at ties.
+    tied: bool,
     broken: bool,
     /// How far apart the sides are beyond `rounds`, as a part of 1 and of the value.
     apart: f64,
@@ -188,6 +259,8 @@ impl Seen {
         self.structure |= o.structure.is_some();
         self.rounding |= o.rounding.is_some();
         self.integer |= o.integer.is_some();
+        self.steps = self.steps.max(o.steps);
+        self.tied |= o.tied;
         self.broken |= o.broken.is_some();
         self.apart = self.apart.max(o.apart);
     }
@@ -199,8 +272,13 @@ impl Seen {
             Some(Class::Exact)
         } else if !self.finite_bits {
             Some(Class::Finite)
-        } else if !self.meaning && !self.structure && !self.rounding && !self.integer {
-            Some(Class::Rounds)
+        } else if !self.meaning && !self.structure && !self.rounding {
+            match u32::try_from(self.steps) {
+                _ if !self.integer && self.tied => Some(Class::Ties),
+                _ if !self.integer => Some(Class::Rounds),
+                Ok(steps) => Some(Class::Within(steps)),
+                Err(_) => None,
+            }
         } else if !self.structure {
             Some(approx_of(self.apart))
         } else {
@@ -271,7 +349,7 @@ impl<'a> Run<'a> {
         let limit = (wanted * TRIES_PER_CASE).max(3000) as u64;
         let seed = seed_of(options, &self.rule.name);
         while self.full < wanted && tries < limit && !self.skips.hopeless() {
-            if work > WORK && self.full >= FEWEST.min(wanted) {
+            if work > WORK * options.cases.div_ceil(CASES) && self.full >= FEWEST.min(wanted) {
                 break;
             }
             tries += 1;

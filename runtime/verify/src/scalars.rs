@@ -96,6 +96,7 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
         classes: Vec::new(),
         status,
         note: None,
+        warnings: Vec::new(),
         proved: None,
         derived: false,
     }]

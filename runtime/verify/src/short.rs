@@ -68,7 +68,18 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
     let derived = worst.is_finite().then(|| approx_of(worst));
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let classes = vec![(DType::F32, claimed, derived)];
-    Entry { subject: Subject::Rule, name, origin, cases, classes, status, note: None, proved: None, derived: false }
+    Entry {
+        subject: Subject::Rule,
+        name,
+        origin,
+        cases,
+        classes,
+        status,
+        note: None,
+        warnings: Vec::new(),
+        proved: None,
+        derived: false,
+    }
 }
 
 /// Any float, one in the magnitudes where exponentials have a value, or a moderate one.

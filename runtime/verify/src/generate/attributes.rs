@@ -5,7 +5,7 @@
 
 use hypatia_dsl::builtin::{BuiltinOp, SCATTER_REDUCTIONS};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AExpr, AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind, VarId};
+use hypatia_dsl::ir::{AExpr, AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId, ParamKind, Sort, VarId};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, TensorType, eval, eval_guard, same_value};
 
@@ -65,6 +65,9 @@ impl Generator<'_, '_> {
                     value
                 }
                 AttrPat::Is(e) => {
+                    if self.eval(e).is_none() {
+                        self.bind_free(e);
+                    }
                     self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?
                 }
                 AttrPat::Var(v) if self.env.attrs.values.contains_key(v) => {
@@ -102,6 +105,27 @@ impl Generator<'_, '_> {
             out.push(value);
         }
         Ok(out)
+    }
+
+    /// Gives the variables of an expression values that what comes later must fit: in
+    /// `scatter(x: T[n], iota(shape = [n], ..), u)`, the indices come before x.
+    fn bind_free(&mut self, e: &AExpr) {
+        let open = |g: &Self, v: VarId| {
+            reads(e, v) && !g.env.attrs.values.contains_key(&v) && !g.rule.lets.iter().any(|l| l.0 == v)
+        };
+        for i in 0..self.rule.vars.len() {
+            let v = VarId(i as u32);
+            let value = match self.rule.vars[i].sort {
+                _ if !open(self, v) => continue,
+                Sort::Attr => AttrValue::Dim(Dim::from(self.size())),
+                Sort::Shape => {
+                    let rank = self.source.pick(3);
+                    AttrValue::List(self.sizes(rank).into_iter().map(|d| AttrValue::Dim(Dim::from(d))).collect())
+                }
+                _ => continue,
+            };
+            self.env.attrs.values.insert(v, value);
+        }
     }
 
     /// The length that a list pattern requires.

@@ -25,6 +25,8 @@ pub(super) enum Term {
     Call(BuiltinScalar, Vec<Term>),
     /// Another function: a variable that stands for one, or a conversion.
     Apply(String, Box<Term>),
+    /// A sum or a mean over indices: what it is, how the names of its indices begin, and a summand.
+    Sum(String, String, Box<Term>),
 }
 
 /// The function that a product applies to what it stores: to round to its type. Over the reals it
@@ -228,6 +230,9 @@ pub(super) fn step(term: &Term, step: &Step, sense: Proved) -> Option<Term> {
                 Some(Term::Call(*f, args))
             }
             Term::Apply(name, x) if *first == 0 => Some(Term::Apply(name.clone(), Box::new(at(x, rest, law)?))),
+            Term::Sum(name, index, x) if *first == 0 => {
+                Some(Term::Sum(name.clone(), index.clone(), Box::new(at(x, rest, law)?)))
+            }
             _ => None,
         }
     }
@@ -239,7 +244,7 @@ fn written(t: &Term) -> String {
     match t {
         Term::Leaf(name) => name.clone(),
         Term::Number(v) => format!("#{:x}", v.to_bits()),
-        Term::Apply(name, x) => format!("{name}({})", written(x)),
+        Term::Apply(name, x) | Term::Sum(name, _, x) => format!("{name}({})", written(x)),
         Term::Call(f, args) => function(*f, args.iter().map(written).collect()),
     }
 }
@@ -263,6 +268,7 @@ fn polynomial(t: &Term) -> Option<Polynomial> {
         Term::Number(v) => indeterminate(format!("#{:x}", v.to_bits())),
         Term::Leaf(name) => indeterminate(name.clone()),
         Term::Apply(name, x) => indeterminate(format!("{name}({:?})", polynomial(x)?)),
+        Term::Sum(name, index, x) => linear(name, index, &polynomial(x)?)?,
         Term::Call(Add, args) => sum(&of(0, args)?, &of(1, args)?)?,
         Term::Call(Sub, args) => sum(&of(0, args)?, &product(&constant(-1.0), &of(1, args)?)?)?,
         Term::Call(Neg, args) => product(&constant(-1.0), &of(0, args)?)?,
@@ -270,6 +276,18 @@ fn polynomial(t: &Term) -> Option<Polynomial> {
         Term::Call(Div, args) => product(&of(0, args)?, &inverse(&of(1, args)?)?)?,
         Term::Call(f, args) => indeterminate(function(*f, inner(args)?)),
     })
+}
+
+/// A sum of products, summed over indices: factors that read none of them stand outside.
+fn linear(name: &str, index: &str, summand: &Polynomial) -> Option<Polynomial> {
+    let mut out = Polynomial::new();
+    for (monomial, v) in summand {
+        let (inside, mut all): (Vec<String>, Vec<String>) = monomial.iter().cloned().partition(|f| f.contains(index));
+        all.push(format!("{name}({inside:?})"));
+        all.sort();
+        out = sum(&out, &Polynomial::from([(all, *v)]))?;
+    }
+    Some(out)
 }
 
 fn constant(v: f64) -> Polynomial {
@@ -369,6 +387,23 @@ mod tests {
     }
 
     #[test]
+    fn sums_are_linear() {
+        let leaf = |name: &str| Term::Leaf(name.into());
+        let sum = |x: Term| Term::Sum("sum".into(), "k1.".into(), Box::new(x));
+        let mul = |a: &str, b: &str| call(Mul, [leaf(a), leaf(b)]);
+        let equal = |a: &Term, b: &Term| holds(&Proof::default(), a, b, Proved::Reals);
+        let scaled = call(Mul, [sum(leaf("x@k1.0")), leaf("c@i0.0")]);
+        assert!(equal(&sum(mul("x@k1.0", "c@i0.0")), &scaled));
+        assert!(!holds(&Proof::default(), &sum(mul("x@k1.0", "c@i0.0")), &scaled, Proved::Bits));
+        assert!(!equal(&sum(mul("x@k1.0", "c@k1.0")), &call(Mul, [sum(leaf("x@k1.0")), leaf("c@k1.0")])));
+        let apart = call(Add, [sum(leaf("x@k1.0")), sum(leaf("y@k1.0"))]);
+        assert!(equal(&sum(call(Add, [leaf("x@k1.0"), leaf("y@k1.0")])), &apart));
+        // The sum of a number is not the number, and a sum of products no product of sums.
+        assert!(!equal(&sum(Term::Number(1.0)), &Term::Number(1.0)));
+        assert!(!equal(&sum(mul("x@k1.0", "y@k1.0")), &call(Mul, [sum(leaf("x@k1.0")), sum(leaf("y@k1.0"))])));
+    }
+
+    #[test]
     fn polynomials_tell_functions_apart() {
         let (y, n) = (Term::Leaf("y".into()), Term::Number);
         let none = Proof::default();
@@ -410,7 +445,8 @@ mod tests {
                     }
                 }
                 Term::Number(v) => *v,
-                Term::Apply(_, inner) => value(inner, x),
+                // A sum over one index.
+                Term::Apply(_, inner) | Term::Sum(_, _, inner) => value(inner, x),
                 Term::Call(f, args) => match (f, all(args).as_slice()) {
                     (Select, [c, a, b]) => {
                         if *c != 0.0 {

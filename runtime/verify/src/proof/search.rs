@@ -29,7 +29,7 @@ fn steps(term: &Term, sense: Proved) -> Vec<Step> {
 fn next(term: &Term, sense: Proved, place: &mut Vec<usize>) -> Option<Step> {
     let parts: Vec<&Term> = match term {
         Term::Call(_, args) => args.iter().collect(),
-        Term::Apply(_, x) => vec![x],
+        Term::Apply(_, x) | Term::Sum(_, _, x) => vec![x],
         Term::Leaf(_) | Term::Number(_) => Vec::new(),
     };
     for (i, part) in parts.into_iter().enumerate() {
