@@ -96,7 +96,7 @@ fn models(program: &Arc<Program>) -> Vec<(&'static str, Graph, Vec<usize>)> {
         let wide = w.linear(g, x, [700, WIDTH]);
         w.linear(g, wide, [3, 700])
     });
-    rows("products in a chain", &|g, w, x| x.matmul(w.of(g, &[WIDTH, 500])).matmul(w.of(g, &[500, WIDTH])));
+    rows("products in a chain", &|g, w, x| x.matmul(w.of(g, &[WIDTH, 4])).matmul(w.of(g, &[4, 512])));
     rows("product with epilogue", &|g, w, x| {
         let y = w.linear(g, x, [WIDTH, WIDTH]);
         g.call("gelu", &[y], &[]) + x
@@ -170,16 +170,19 @@ fn a_row_has_the_same_bits_beside_any_number_of_rows() {
     }
 }
 
-/// Without the constraint a plan may depend on the number of rows: the test above can fail.
+/// What rounds differently has other bits here: the test above can fail.
 #[test]
-fn without_the_constraint_bits_depend_on_the_number_of_rows() {
+fn plans_that_round_differently_have_other_bits() {
     let program = library::load(&[]).unwrap();
-    let some = [1, 2, 3, 7, 8, 33, 100, 512];
-    let differ = models(&program).into_iter().filter_map(|(name, graph, row)| {
-        let apart = apart(&model(&graph, false), &row, some.into_iter());
-        (!apart.is_empty()).then(|| format!("{name} at {apart:?}"))
+    let given: Vec<f32> = {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        (0..33 * TOKENS * WIDTH).map(|_| rng.random_range(-2.0..2.0)).collect()
+    };
+    let differ = models(&program).into_iter().filter(|(_, graph, row)| {
+        let mut unfused = Options { check: CheckMode::Off, threads: 2, ..Options::default() };
+        unfused.optimize.no_rules = true;
+        let unfused = Model::new(graph.clone(), unfused);
+        result(&model(graph, false), &given, row, 33) != result(&unfused, &given, row, 33)
     });
-    let differ: Vec<String> = differ.collect();
-    println!("{differ:?}");
-    assert!(!differ.is_empty());
+    assert!(differ.count() > 0);
 }

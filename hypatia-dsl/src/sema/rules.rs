@@ -705,7 +705,9 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
             ("within", bounds) => within(cx, c, bounds),
             ("approx", bounds) => approx(cx, c, bounds),
             ("exact" | "finite" | "rounds" | "ties", [bound, ..]) => {
-                cx.error(code::CLASS, format!("class `{}` takes no number", c.class.node), bound.span)
+                let name = &c.class.node;
+                let d = Diagnostic::error(code::CLASS, format!("class `{name}` takes no number"), bound.span);
+                cx.report(d.hint(format!("write `class {name}`")))
             }
             (other, _) => {
                 let mut d =
