@@ -175,7 +175,9 @@ fn packed_weights_agree_with_the_reference_on_a_gpu() {
             // A generated product that is faster than its fallback reads the weight as it lies.
             let own = plan.steps.iter().any(|s| crate::lowering::timed::kernel(&plan, s).is_some());
             let notes = executor.notes().len();
-            assert!(notes == usize::from(has) || own && notes == 0, "{what}\n{plan}");
+            let as_measured = notes == usize::from(has) || own && notes == 0;
+            let choices: Vec<_> = tuner.choices().collect();
+            assert!(as_measured, "{what}: {notes} packed, own product {own}\n{choices:#?}\n{plan}");
             packed += executor.notes().len();
             agrees(&executor, &graph, &inputs, &what);
             let as_it_lies = from_file(&gpu, &plan, file(tuner.choices(), |_| false));
