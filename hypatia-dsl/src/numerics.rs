@@ -1,8 +1,8 @@
 //! The rounding contract of a run: which rules may fire, by what they claim of their precision.
 //!
 //! In: a rule's claim, and the number of mantissa bits that are kept of its result. Out: yes or no.
-//! Invariant: this is the one place that decides; unless the user asks for less, the error of a rule
-//! disappears in the rounding of the result.
+//! Invariant: this is the one place that decides; unless the user asks for less, the error of a
+//! rule disappears in the rounding of the result.
 
 use std::collections::HashSet;
 

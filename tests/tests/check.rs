@@ -8,8 +8,8 @@ use hypatia::session::{Model, Options};
 use hypatia_dsl::source::SourceFile;
 use hypatia_verify::test_runner::given;
 
-/// The warnings of a model, which a test's `given` describes, on the test's inputs; and whether a rule
-/// took part in its plan.
+/// The warnings of a model, which a test's `given` describes, on the test's inputs; and whether a
+/// rule took part in its plan.
 fn compiled(text: &str) -> (Vec<String>, bool) {
     let text = format!("edition 1;\nuse core::*;\nuse nn::*;\nruleset own {{ until = fixpoint; }}\n{text}");
     let file = SourceFile { name: "own.hyp".into(), path: None, text: text.into(), embedded: false };

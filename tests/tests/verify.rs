@@ -384,7 +384,8 @@ fn wrong_rules_are_never_proved() {
     println!("{some} mutants are proved, and none of them is false");
 }
 
-/// A guard that nothing needs is a warning; one that something needs, or that always holds, is none.
+/// A guard that nothing needs is a warning; one that something needs, or that always holds, is
+/// none.
 #[test]
 fn guards_that_nothing_needs_are_warned_of() {
     for path in hyp_files(&folder("warned")) {
@@ -522,8 +523,8 @@ fn follows(program: &Arc<Program>, rule: &Rule, mutant: &Mutant, options: &Optio
     dropped.is_some_and(|i| guard_need(program, rule, i, options) == Need::Implied)
 }
 
-/// Which lines of the list of equivalent mutants drop a guard that always holds, so that nobody need
-/// list them.
+/// Which lines of the list of equivalent mutants drop a guard that always holds, so that nobody
+/// need list them.
 #[test]
 #[ignore = "a tool"]
 fn guards_that_need_no_line() {

@@ -324,8 +324,8 @@ pub enum Class {
     Finite,
     /// The same real function, rounded differently.
     Rounds,
-    /// The same, but where rounding decides to which side of a step an integer falls, it may be that
-    /// many steps off.
+    /// The same, but where rounding decides to which side of a step an integer falls, it may be
+    /// that many steps off.
     Within(u32),
     /// The same, but an index may be that of another element of the same value.
     Ties,

@@ -129,7 +129,8 @@ pub enum RowAccess {
 pub struct GatheredRows {
     /// The operand that is read.
     pub table: usize,
-    /// The operand with its rows: one integer a row, contiguous; a negative one counts from the end.
+    /// The operand with its rows: one integer a row, contiguous; a negative one counts from the
+    /// end.
     pub index: usize,
     /// How many rows the table has.
     pub rows: usize,

@@ -26,9 +26,9 @@ use super::{Exit, Global, files, tune};
 /// `hypatia explain H0304` explains a code, `hypatia explain codes` lists all codes, `hypatia
 /// explain builtins` lists the built-in ops and scalars, and `hypatia explain onnx` the ONNX ops
 /// that can be imported. For a model it shows which rules fired where, the graph before and after,
-/// and the cost of both, and warns if rules of your own change what the model computes. For a `.hyp`
-/// file it shows the same of what each of its tests gives. --why-not shows how close a rule came to
-/// firing.
+/// and the cost of both, and warns if rules of your own change what the model computes. For a
+/// `.hyp` file it shows the same of what each of its tests gives. --why-not shows how close a rule
+/// came to firing.
 #[derive(Args)]
 pub struct Explain {
     /// A code such as H0304, `codes`, `builtins`, `onnx`, a model, or a file with tests.

@@ -29,9 +29,10 @@ pub struct RuleOptions {
     /// Disable a rule, a family of rules (fuse::unary) or a ruleset; can be given several times.
     #[arg(long, value_name = "RULE")]
     pub disable: Vec<String>,
-    /// Which rules may fire: `exact`, so that results are bit for bit those without rules; `rounds`,
-    /// which round differently but as precisely (the default; also approximations that rounding the
-    /// result hides); `fast`, all that are only approximately right (`class approx`) too.
+    /// Which rules may fire: `exact`, so that results are bit for bit those without rules;
+    /// `rounds`, which round differently but as precisely (the default; also approximations that
+    /// rounding the result hides); `fast`, all that are only approximately right (`class approx`)
+    /// too.
     #[arg(long, value_name = "exact|rounds|fast", value_parser = numerics)]
     pub numerics: Option<Numerics>,
     /// Rewrite greedily, rule by rule in the order of the files, instead of with an e-graph: to see

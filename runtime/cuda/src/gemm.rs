@@ -40,8 +40,8 @@ pub struct Terms {
     pub addresses: bool,
 }
 
-/// The matrices of a product as the library sees them: strides of the left operand, of the right one
-/// and of the result.
+/// The matrices of a product as the library sees them: strides of the left operand, of the right
+/// one and of the result.
 struct Batches {
     /// Rows of each matrix.
     m: usize,

@@ -134,9 +134,9 @@ impl Grower<'_, '_> {
         true
     }
 
-    /// Joins regions that read the same tensor, so that it is read once. Only regions that could run
-    /// at the same time anyway are joined: what one reads and the other does not is available from
-    /// the start.
+    /// Joins regions that read the same tensor, so that it is read once. Only regions that could
+    /// run at the same time anyway are joined: what one reads and the other does not is available
+    /// from the start.
     fn join_siblings(&mut self, users: &Users, found: &mut HashMap<usize, RowwiseRegion>) {
         let graph = self.cluster.graph;
         let mut values: Vec<(&Value, &Vec<usize>)> = users.iter().collect();

@@ -2,8 +2,8 @@
 //!
 //! In: a graph. Out: a graph that takes the same inputs and computes in that type whatever was
 //! narrower; its narrow outputs become that type. It shows how much of a result's error comes from
-//! rounding, and nothing else. Invariant: inputs keep their types. Wider values, and those that are no
-//! floats, do not change.
+//! rounding, and nothing else. Invariant: inputs keep their types. Wider values, and those that are
+//! no floats, do not change.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;

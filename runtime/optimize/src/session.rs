@@ -225,9 +225,9 @@ impl<'a> Session<'a> {
         self.reconsider_pointwise();
     }
 
-    /// Pointwise work is joined into launches after extraction, so a rule that makes pointwise work of
-    /// another op looks costlier than it is. Tries those whose result lost, and keeps what is cheaper
-    /// with launches joined.
+    /// Pointwise work is joined into launches after extraction, so a rule that makes pointwise work
+    /// of another op looks costlier than it is. Tries those whose result lost, and keeps what is
+    /// cheaper with launches joined.
     fn reconsider_pointwise(&mut self) {
         let mut tried: FxHashSet<Node> = FxHashSet::default();
         let mut kept: Option<Cost> = None;
@@ -250,8 +250,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The root and the pointwise node that a rule built there, if the present candidate computes an
-    /// op instead that the rule matched and that is not pointwise.
+    /// The root and the pointwise node that a rule built there, if the present candidate computes
+    /// an op instead that the rule matched and that is not pointwise.
     fn lost_to_an_op(&self, t: &Trace) -> Option<(Id, Node)> {
         let egraph = &self.inserted.egraph;
         let ([root], [built], true, false) = (&*t.roots, &*t.built, t.changed, t.terms) else { return None };
@@ -505,8 +505,8 @@ impl<'a> Session<'a> {
         removals.filter(|i| places.insert(place(&self.traces[*i]))).collect()
     }
 
-    /// The traces with names and what became of their nodes, those that the result depends on first;
-    /// and those that changed nothing.
+    /// The traces with names and what became of their nodes, those that the result depends on
+    /// first; and those that changed nothing.
     fn firings(&self, result: Option<&Rebuilt>) -> (Vec<Firing>, Vec<Firing>) {
         let names = self.names();
         let egraph = &self.inserted.egraph;
@@ -555,7 +555,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The node of the result that depends on a trace, and which part of its epilogue the trace built.
+    /// The node of the result that depends on a trace, and which part of its epilogue the trace
+    /// built.
     fn site_of(&self, t: &Trace, owner: Id, result: &Rebuilt, nodes: &FxHashMap<Id, NodeId>) -> Option<Site> {
         let egraph = &self.inserted.egraph;
         let built = t.built.first()?;

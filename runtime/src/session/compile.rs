@@ -152,9 +152,9 @@ impl Model {
     }
 
     /// Describes how the results of the fused and the unfused plan differ, if they do. `precise`
-    /// runs the unfused graph in a wider type: where rounding meets a step or a steep function, both
-    /// plans may be far apart by rounding alone, if neither is further from that result than the
-    /// other.
+    /// runs the unfused graph in a wider type: where rounding meets a step or a steep function,
+    /// both plans may be far apart by rounding alone, if neither is further from that result than
+    /// the other.
     fn difference(
         &self,
         compiled: &Compiled,

@@ -131,8 +131,8 @@ impl Comparison {
 }
 
 /// True if `got` is about as close to `truth` as `other` is, by its mean square and by its worst
-/// element; integers are close to integers too. Where `other` has NaN or an infinity, which rounding does not make, `got` must have the
-/// same.
+/// element; integers are close to integers too. Where `other` has NaN or an infinity, which
+/// rounding does not make, `got` must have the same.
 pub fn no_less_precise(got: &Tensor, other: &Tensor, truth: &Tensor) -> bool {
     if got.shape() != truth.shape() || other.shape() != truth.shape() || got.dtype() == DType::Bool {
         return false;

@@ -441,7 +441,8 @@ impl Job<'_> {
                 self.seen.tied = true;
                 continue;
             }
-            // A right side that rounds less often is nearer to the truth: then the left side is off.
+            // A right side that rounds less often is nearer to the truth: then the left side is
+            // off.
             let steps = match self.class {
                 Class::Within(_) => apart(left, right, index).min(apart(exact, right, index)),
                 _ => apart(left, right, index),

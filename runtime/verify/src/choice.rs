@@ -1,8 +1,8 @@
 //! Indices at ties: which elements does an index choose among?
 //!
-//! In: a graph one of whose outputs is an index, as `argmax` and `argsort` give it. Out: whether two
-//! indices name elements of equal values. Invariant: an index that is out of range, or that stands
-//! twice where the left side has different ones, is never excused.
+//! In: a graph one of whose outputs is an index, as `argmax` and `argsort` give it. Out: whether
+//! two indices name elements of equal values. Invariant: an index that is out of range, or that
+//! stands twice where the left side has different ones, is never excused.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{AttrValue, OpBody};

@@ -1,7 +1,7 @@
 //! What a user's template may do: its statements, and how much it may make.
 //!
-//! In: nothing. Out: limits, which the scanner enforces and the messages name. Invariant: a template
-//! within them renders in bounded time and memory.
+//! In: nothing. Out: limits, which the scanner enforces and the messages name. Invariant: a
+//! template within them renders in bounded time and memory.
 
 /// Maximum bytes of a source, and of all strings that a template makes while rendering.
 pub(super) const MAX_SOURCE: usize = 4 << 20;

@@ -1,9 +1,9 @@
 //! Kernels that are timed beside their fallback: generated products and attentions, and users'
 //! templates.
 //!
-//! In: a step whose kernel is one of these. Out: the launches that may compute it, in a stored form,
-//! the one with the best prediction first; and for each the kernel and its [`Work`]. Invariant: only
-//! launches that the kernel declares are listed.
+//! In: a step whose kernel is one of these. Out: the launches that may compute it, in a stored
+//! form, the one with the best prediction first; and for each the kernel and its [`Work`].
+//! Invariant: only launches that the kernel declares are listed.
 
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::StoredTiling;

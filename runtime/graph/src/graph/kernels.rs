@@ -195,8 +195,8 @@ impl Candidate {
 }
 
 impl Graph {
-    /// The first candidate of a node whose guards hold for its sizes; `None` without a list for that
-    /// device. The planner also looks at strides.
+    /// The first candidate of a node whose guards hold for its sizes; `None` without a list for
+    /// that device. The planner also looks at strides.
     pub fn chosen_kernel(&self, node: NodeId, device: &Device) -> Option<&Candidate> {
         let of = self.node(node);
         let known = |operand: usize| self.known(of, operand);

@@ -7,8 +7,8 @@
 //! `patterns` builds the left side from the leaves up: the inverse of matching, since there is no
 //! graph yet in which the matcher could find it. `open_types` and `attributes` choose what the
 //! pattern leaves open. Here, inputs get their values, and guards are evaluated. All sizes of one
-//! instance come from a small pool, so that sizes that must be equal often are. Instances that still
-//! do not type-check are discarded.
+//! instance come from a small pool, so that sizes that must be equal often are. Instances that
+//! still do not type-check are discarded.
 
 mod attributes;
 mod open_types;

@@ -487,8 +487,8 @@ impl Generator<'_, '_> {
         Ok(inner)
     }
 
-    /// The operand that is convolved, for a filter that is there already: in as many groups as divide
-    /// its results.
+    /// The operand that is convolved, for a filter that is there already: in as many groups as
+    /// divide its results.
     fn convolved_by(&mut self, want: OpenType, filter: Value) -> Try<OpenType> {
         let ty = self.graph.ty(filter).clone();
         let filter = sizes(&ty)?;

@@ -3,12 +3,12 @@
 //! In: a rule. Out: whether it is [`Proved`], bit for bit or over the reals. Invariant: `check` and
 //! `place` alone decide. They replay what `search` and `cases` found, and trust nothing else of it.
 //!
-//! Scalar identities: `element` says what one element of each side is, a function of elements of the
-//! rule's variables, and of ops that nothing is assumed about. Views: `symbolic` makes both sides
-//! with symbolic sizes, for each choice of ranks, axes and orders, and `place` compares which
-//! elements of the variables an element of each side reads, and what is computed of them. A proof says nothing about types, guards, NaN and
-//! infinities, nor, over the reals, about rounding and the wrapping of integers: a proved rule is
-//! tested like every other one.
+//! Scalar identities: `element` says what one element of each side is, a function of elements of
+//! the rule's variables, and of ops that nothing is assumed about. Views: `symbolic` makes both
+//! sides with symbolic sizes, for each choice of ranks, axes and orders, and `place` compares which
+//! elements of the variables an element of each side reads, and what is computed of them. A proof
+//! says nothing about types, guards, NaN and infinities, nor, over the reals, about rounding and
+//! the wrapping of integers: a proved rule is tested like every other one.
 
 mod cases;
 mod check;

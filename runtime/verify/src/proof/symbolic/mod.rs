@@ -1,8 +1,8 @@
 //! Instances of a rule with symbolic sizes.
 //!
 //! In: a rule. Out: both sides as tensors whose sizes are polynomials, for each choice of ranks,
-//! axes, orders and alternatives. Invariant: the choices cover every instance of operands up to that
-//! many axes that satisfies the guards. Where that cannot be shown, there is no answer.
+//! axes, orders and alternatives. Invariant: the choices cover every instance of operands up to
+//! that many axes that satisfies the guards. Where that cannot be shown, there is no answer.
 //!
 //! A guard is used where it decides, or where it can be solved for a symbol: `c <= dim(x, a)` makes
 //! that size `c + t` for any t. What is left of the guards is not used, so more is proved than the

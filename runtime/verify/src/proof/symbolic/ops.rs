@@ -1,8 +1,8 @@
 //! Attributes and applications of ops over symbolic sizes.
 //!
-//! In: an op of a pattern, of a right side or of a body, with its operands. Out: a tensor. Invariant:
-//! on a left side, the choices cover every attribute that the op accepts; on a right side and in a
-//! body nothing is chosen or solved.
+//! In: an op of a pattern, of a right side or of a body, with its operands. Out: a tensor.
+//! Invariant: on a left side, the choices cover every attribute that the op accepts; on a right
+//! side and in a body nothing is chosen or solved.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -164,8 +164,8 @@ impl Maker<'_> {
         Ok(AttrValue::List(out))
     }
 
-    /// Solves what an op of the left side requires of its sizes. What cannot be solved is left open:
-    /// then more is proved than the op allows.
+    /// Solves what an op of the left side requires of its sizes. What cannot be solved is left
+    /// open: then more is proved than the op allows.
     pub(super) fn make_legal(&mut self, op: BuiltinOp, kept: usize, operands: &[Option<usize>]) -> Made<()> {
         let attrs = self.kept(kept);
         let Some(Some(x)) = operands.first().copied() else { return Ok(()) };
