@@ -5,6 +5,7 @@
 //! classes merge), so a guard that was true stays true. Constants are merged only with constants of
 //! the same bits.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use egg::{DidMerge, Id};
@@ -105,6 +106,17 @@ pub struct Leaf {
     pub tensor: Option<Arc<Tensor>>,
 }
 
+/// What is new in a class. No pattern that names none of these labels matches there anew.
+#[derive(Clone, Copy)]
+enum News {
+    /// The class itself.
+    Created,
+    /// Its users see more nodes, with these labels.
+    Nodes(LabelSet),
+    /// Its data, or two values of which both have users are found to be equal.
+    Anything,
+}
+
 /// The tables of an e-graph, and the log of its changes.
 pub struct Context {
     /// The program that defines the ops and scalars of the nodes.
@@ -113,10 +125,12 @@ pub struct Context {
     pub folder: &'static dyn ConstantFolder,
     /// Inputs and constants.
     pub leaves: Vec<Leaf>,
-    /// Every class that was created, merged or learned a fact, in order. An incremental search
-    /// skips the entries that were there when the last search ended. Logged here because `egg`
-    /// reports changes only to its analysis.
-    pub dirty: Vec<Id>,
+    /// Every class that was created, merged or learned a fact, in order, with what is new there. An
+    /// incremental search skips the entries that were there when the last search ended. Logged here
+    /// because `egg` reports changes only to its analysis.
+    pub dirty: Vec<(Id, LabelSet)>,
+    /// What is new in the class that [`egg::Analysis::modify`] is about to be told of.
+    news: Cell<News>,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
@@ -136,6 +150,7 @@ impl Context {
             folder,
             leaves: Vec::new(),
             dirty: Vec::new(),
+            news: Cell::new(News::Created),
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
@@ -517,17 +532,41 @@ impl egg::Analysis<Node> for Context {
     type Data = Data;
 
     fn make(egraph: &mut EGraph, node: &Node, _id: Id) -> Data {
+        egraph.analysis.news.set(News::Created);
         let data = make_data(egraph, node);
         // A class may have a value although none of its nodes is a splat.
         let value = data.splat.map(|_| Discriminant::Splat);
         Data { labels: value.into_iter().chain([node.payload.discriminant()]).collect(), ..data }
     }
 
+    fn pre_union(egraph: &EGraph, a: Id, b: Id, _: &Option<egg::Justification>) {
+        let (a, b) = (&egraph[a], &egraph[b]);
+        let labels = |of: &Data| Data { labels: LabelSet::default(), ..*of };
+        let used = |class: &egg::EClass<Node, Data>| class.parents().next().is_some();
+        let news = match (used(a), used(b)) {
+            _ if labels(&a.data) != labels(&b.data) => News::Anything,
+            (true, true) => News::Anything,
+            (true, false) => News::Nodes(b.data.labels),
+            (false, true) => News::Nodes(a.data.labels),
+            (false, false) => News::Nodes(LabelSet::default()),
+        };
+        egraph.analysis.news.set(news);
+    }
+
     fn modify(egraph: &mut EGraph, id: Id) {
-        egraph.analysis.dirty.push(id);
+        let labels = match egraph.analysis.news.replace(News::Anything) {
+            News::Created => egraph[id].data.labels,
+            News::Nodes(labels) => labels,
+            News::Anything => LabelSet::ALL,
+        };
+        egraph.analysis.dirty.push((id, labels));
     }
 
     fn merge(&mut self, a: &mut Data, mut b: Data) -> DidMerge {
+        // Without a union, the data of a class is found anew.
+        if matches!(self.news.get(), News::Created) {
+            self.news.set(News::Anything);
+        }
         a.labels = a.labels.with(b.labels);
         b.labels = a.labels;
         let joined = Data {

@@ -23,6 +23,8 @@ pub struct Candidate {
     inner: FxHashSet<Id>,
     /// Every class whose computation or uses changed, in order.
     reconsidered: Vec<Id>,
+    /// Those whose computation changed, or that got or lost their only use.
+    regrouped: Vec<Id>,
 }
 
 /// The candidate before any extraction.
@@ -31,6 +33,7 @@ static NONE: Candidate = Candidate {
     pointwise: FxHashMap::with_hasher(FxBuildHasher),
     inner: FxHashSet::with_hasher(FxBuildHasher),
     reconsidered: Vec::new(),
+    regrouped: Vec::new(),
 };
 
 impl Candidate {
@@ -65,6 +68,12 @@ impl Candidate {
         &self.reconsidered
     }
 
+    /// The log of classes that became, or are no longer, something that a sum with a rest is matched
+    /// through: their computation changed, or they got or lost their only use.
+    pub fn regrouped(&self) -> &[Id] {
+        &self.regrouped
+    }
+
     /// Makes all class ids canonical after merges.
     pub fn refresh(&mut self, egraph: &EGraph) {
         let moved = |id: &Id| egraph.find(*id) != *id;
@@ -88,16 +97,27 @@ impl Candidate {
     /// holds the needed classes, children first.
     pub fn replace(&mut self, order: &[Id], uses: FxHashMap<Id, u32>, pointwise: FxHashMap<Id, Node>) {
         let (old_uses, old_pointwise) = (&self.uses, &self.pointwise);
-        let used = uses.iter().filter(|(id, n)| old_uses.get(id) != Some(n)).map(|(id, _)| *id);
-        let unused = old_uses.keys().filter(|id| !uses.contains_key(id)).copied();
         let computed = pointwise.iter().filter(|(id, n)| old_pointwise.get(id) != Some(n)).map(|(id, _)| *id);
         let dropped = old_pointwise.keys().filter(|id| !pointwise.contains_key(id)).copied();
-        let mut changed: Vec<Id> = used.chain(unused).chain(computed).chain(dropped).collect();
-        changed.sort_unstable();
-        changed.dedup();
-        self.reconsidered.extend(changed);
+        let recomputed: Vec<Id> = computed.chain(dropped).collect();
+        let used = uses.iter().map(|(id, n)| (*id, old_uses.get(id), Some(n)));
+        let unused = old_uses.iter().filter(|(id, _)| !uses.contains_key(id)).map(|(id, n)| (*id, Some(n), None));
+        let recounted: Vec<_> = used.chain(unused).filter(|(_, old, new)| old != new).collect();
+        let only = |(id, old, new): &(Id, Option<&u32>, Option<&u32>)| {
+            ((*old == Some(&1)) != (*new == Some(&1))).then_some(*id)
+        };
+        self.regrouped.extend(sorted(recomputed.iter().copied().chain(recounted.iter().filter_map(only))));
+        self.reconsidered.extend(sorted(recomputed.iter().copied().chain(recounted.iter().map(|(id, ..)| *id))));
         self.inner = dominate::inner(order, &uses, &pointwise);
         self.uses = uses;
         self.pointwise = pointwise;
     }
+}
+
+/// Each class once, in order.
+fn sorted(classes: impl Iterator<Item = Id>) -> Vec<Id> {
+    let mut classes: Vec<Id> = classes.collect();
+    classes.sort_unstable();
+    classes.dedup();
+    classes
 }

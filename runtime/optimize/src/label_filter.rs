@@ -51,7 +51,7 @@ impl LabelFilter {
                 classes.push(id);
             }
         };
-        dirty.iter().for_each(|id| add(egraph.find(*id), &mut classes));
+        dirty.iter().for_each(|(id, _)| add(egraph.find(*id), &mut classes));
         // The labels of a class are visible one level above, to its users, and two levels above, to
         // theirs.
         let mut level = 0..classes.len();

@@ -137,6 +137,11 @@ impl LabelSet {
         LabelSet(self.0 | other.0)
     }
 
+    /// False if the sets certainly have no member in common.
+    pub fn meets(self, other: LabelSet) -> bool {
+        self.0 & other.0 != 0
+    }
+
     /// False if some member of the other set is certainly not in this one.
     pub fn include(self, other: LabelSet) -> bool {
         self.0 & other.0 == other.0

@@ -36,7 +36,7 @@ use self::attributes::Attribute;
 pub use self::bindings::{Binding, Match, MatchFacts, attr_equal, normal_attr};
 use self::bindings::{literal_matches, view_fits};
 use self::frontier::root_candidates;
-pub use self::frontier::{Frontiers, View};
+pub use self::frontier::{Frontiers, LogPosition, View};
 use self::host::Host;
 pub use self::miss::{Miss, MissReason, Probe};
 use self::prepare::Prepared;

@@ -16,7 +16,7 @@ use super::Options;
 use super::analysis::EGraph;
 use super::apply::Reject;
 use super::language::Node;
-use super::matcher::{Frontiers, Match, SearchLimits, View};
+use super::matcher::{Frontiers, LogPosition, Match, SearchLimits, View};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
 
@@ -190,7 +190,7 @@ pub fn run(
         ran.iterations += 1;
         ran.looked_through += egraph.total_size();
         search.labels.refresh(egraph);
-        let log = (egraph.analysis.dirty.len(), search.candidate.reconsidered().len());
+        let log = LogPosition::end(egraph, &search.candidate);
         let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
         let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, search, *seen_now, ran.steps);
         ran.steps += steps;
@@ -300,11 +300,11 @@ fn over(egraph: &EGraph, budget: &Budget, ran: &StageResult) -> Option<Stop> {
 /// How far a set of rules has searched.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SearchProgress {
-    /// The lengths of the logs of dirty and of reconsidered classes at the last search of all
-    /// rules except those on arbitrary pointwise work; `None` if that search was incomplete.
-    pub steps: Option<(usize, usize)>,
+    /// The ends of the change logs at the last search of all rules except those on arbitrary
+    /// pointwise work; `None` if that search was incomplete.
+    pub steps: Option<LogPosition>,
     /// The same for rules on arbitrary pointwise work.
-    pub whole: Option<(usize, usize)>,
+    pub whole: Option<LogPosition>,
 }
 
 /// The result of searching all rules.
@@ -324,16 +324,15 @@ fn search_all<'r>(
     rules: &[&'r CompiledRule],
     budget: &Budget,
     search: &mut SearchState,
-    seen: Option<(usize, usize)>,
+    seen: Option<LogPosition>,
     steps: usize,
 ) -> Searched<'r> {
     let mut out = Searched { found: Vec::new(), capped: false, stop: None, steps: 0 };
     // Each match is held in memory until it is applied.
     let limits = SearchLimits { matches: budget.search.matches.min(budget.node_limit().max(1)), ..budget.search };
-    let depth = rules.iter().map(|r| r.prepared().depth).max().unwrap_or(0);
     let SearchState { candidate, labels, progress } = search;
     let view = View::of(egraph, candidate, labels);
-    let changes = seen.map(|from| Frontiers::since(&view, from, depth));
+    let changes = seen.map(|from| Frontiers::since(&view, from, rules.iter().map(|r| r.prepared())));
     for rule in rules {
         if steps + out.steps > budget.steps {
             out.stop = Some(Stop::Work);

@@ -202,8 +202,14 @@ impl<'a> Session<'a> {
         View::of(&self.inserted.egraph, &self.search.candidate, &self.search.labels)
     }
 
-    /// Runs all stages until a round changes nothing.
+    /// Runs all stages until a round changes nothing, and extracts the final graph.
     pub fn run(&mut self) {
+        self.saturate();
+        self.choose_finally();
+    }
+
+    /// Runs all stages until a round changes nothing.
+    pub fn saturate(&mut self) {
         let mut all = Budget::of_run(self.graph.nodes.len(), self.options, self.started);
         for round in 1..=MAX_ROUNDS {
             let mut fired = 0;
@@ -214,7 +220,6 @@ impl<'a> Session<'a> {
                 break;
             }
         }
-        self.choose_finally();
     }
 
     /// Extracts the final graph, once nothing fires any more.

@@ -11,7 +11,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrType, AttrValue, DeviceFact, Fact, InView, ParamKind, VarId};
 use hypatia_dsl::shape::{Dim, product};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType};
-use rustc_hash::FxHasher;
+use rustc_hash::{FxHashSet, FxHasher};
 
 use super::super::analysis::EGraph;
 use super::super::analysis::{Sort, class_type};
@@ -110,9 +110,13 @@ pub struct MatchFacts<'a> {
 }
 
 impl MatchFacts<'_> {
-    /// The consumers of a class outside of the pointwise work that the match binds.
+    /// The consumers of a class outside of the pointwise work that the match binds. Without a
+    /// candidate, as under `egg`'s own runner, all users in the e-graph count.
     fn uses(&self, class: Id) -> Option<i64> {
-        let all = i64::from(self.candidate.uses(class)?);
+        let all = match self.candidate.is_none() {
+            true => self.egraph[class].parents().map(|p| self.egraph.find(p)).collect::<FxHashSet<Id>>().len() as i64,
+            false => i64::from(self.candidate.uses(class)?),
+        };
         let inside = self.bindings.iter().map(|b| match b {
             Binding::Region(region) => region.consumers(self.egraph, class) as i64,
             _ => 0,

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use egg::EClass;
 use hypatia_dsl::ir::ScalarId;
 
-use super::prepare::RequiredLabels;
+use super::prepare::{DependsOn, RequiredLabels, associative};
 use super::sums::Parts;
 use super::*;
 use crate::analysis::Data;
@@ -101,108 +101,169 @@ impl Index<Id> for View<'_> {
     }
 }
 
-/// The changes since a search: a new search can find something new only near them.
+/// How much of the change logs a search has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogPosition {
+    dirty: usize,
+    reconsidered: usize,
+    regrouped: usize,
+}
+
+impl LogPosition {
+    /// The present end of the logs.
+    pub fn end(egraph: &EGraph, candidate: &Candidate) -> LogPosition {
+        LogPosition {
+            dirty: egraph.analysis.dirty.len(),
+            reconsidered: candidate.reconsidered().len(),
+            regrouped: candidate.regrouped().len(),
+        }
+    }
+}
+
+/// The changes since a search, for a set of rules: a new search can find something new only near
+/// them.
 pub struct Frontiers {
-    /// Changes of the e-graph.
-    held: Frontier,
-    /// Those and the changes of the candidate, if there are any.
-    chosen: Option<Frontier>,
+    /// By [`DependsOn`]: the changes that concern such rules.
+    changes: [Rc<Frontier>; 3],
+    /// The classes near a change by the heads they hold ([`Discriminant::index`]), sorted; only for
+    /// the heads of the rules' roots.
+    by_head: Vec<Vec<Id>>,
 }
 
 /// The distance of a class without a change nearby.
 const FAR: u16 = u16::MAX;
 
-/// Classes near a change.
+/// The changes near each class.
+#[derive(Default)]
 struct Frontier {
-    /// Classes by the heads they hold ([`Discriminant::index`]), sorted, with the distance of the
-    /// nearest change below them.
-    by_head: Vec<Vec<(Id, u16)>>,
-    /// The distance of the nearest change below each class; empty if nothing changed.
-    level: Vec<u16>,
-    /// Nothing changed.
-    none: bool,
+    /// The distance of the nearest change below each class, and the labels that are new there or at
+    /// other changes below; empty if nothing changed.
+    level: Vec<(u16, LabelSet)>,
+    /// The classes that are near a change.
+    near: Vec<Id>,
 }
 
 impl Frontiers {
-    /// The classes at most `depth` levels above the entries of the logs of dirty and of
-    /// reconsidered classes behind these positions.
-    pub fn since(egraph: &View<'_>, (dirty, reconsidered): (usize, usize), depth: usize) -> Frontiers {
-        let dirty = egraph.analysis.dirty.get(dirty..).unwrap_or_default();
-        let reconsidered = egraph.candidate.reconsidered().get(reconsidered..).unwrap_or_default();
-        let both = || Frontier::of(egraph, dirty.iter().chain(reconsidered), depth);
-        Frontiers { held: Frontier::of(egraph, dirty.iter(), depth), chosen: (!reconsidered.is_empty()).then(both) }
+    /// The classes near the entries of the change logs behind a position, as far above them as some
+    /// rule of the set matches.
+    pub fn since<'r>(
+        egraph: &View<'_>,
+        from: LogPosition,
+        rules: impl Iterator<Item = &'r Prepared> + Clone,
+    ) -> Frontiers {
+        let depth = rules.clone().map(|r| r.depth).max().unwrap_or(0);
+        let dirty = egraph.analysis.dirty.get(from.dirty..).unwrap_or_default();
+        let reconsidered = egraph.candidate.reconsidered().get(from.reconsidered..).unwrap_or_default();
+        let regrouped = egraph.candidate.regrouped().get(from.regrouped..).unwrap_or_default();
+        let sums = regrouped.iter().filter_map(|id| Some((*id, sums_of(egraph, *id)?))).collect();
+        let anything = reconsidered.iter().map(|id| (*id, LabelSet::ALL)).collect();
+        let held = Rc::new(Frontier::of(egraph, dirty, &[], depth));
+        let with = |on: DependsOn, further: Vec<(Id, LabelSet)>| match further.is_empty()
+            || !rules.clone().any(|r| r.depends_on == on)
+        {
+            true => held.clone(),
+            false => Rc::new(Frontier::of(egraph, dirty, &further, depth)),
+        };
+        let changes = [held.clone(), with(DependsOn::Sums, sums), with(DependsOn::Candidate, anything)];
+        let by_head = by_head(egraph, &changes, rules);
+        Frontiers { changes, by_head }
     }
 
     fn of_rule(&self, prepared: &Prepared) -> &Frontier {
-        match &self.chosen {
-            Some(frontier) if prepared.by_candidate => frontier,
-            _ => &self.held,
+        &self.changes[prepared.depends_on as usize]
+    }
+}
+
+/// The labels of the operations of a class whose operands match in any association, if it has some.
+fn sums_of(egraph: &View<'_>, class: Id) -> Option<LabelSet> {
+    let program = &egraph.analysis.program;
+    let nodes = &egraph[egraph.find(class)].nodes;
+    let associates = |n: &&Node| match n.payload {
+        Payload::Scalar(s) => associative(program, Head::Scalar(s)).is_some(),
+        _ => false,
+    };
+    let labels: LabelSet = nodes.iter().filter(associates).map(|n| n.payload.discriminant()).collect();
+    (labels != LabelSet::default()).then_some(labels)
+}
+
+/// The classes near changes by the heads that the roots of some rule have.
+fn by_head<'r>(
+    egraph: &View<'_>,
+    changes: &[Rc<Frontier>; 3],
+    rules: impl Iterator<Item = &'r Prepared>,
+) -> Vec<Vec<Id>> {
+    let (ops, scalars) = sizes(egraph);
+    let mut wanted = vec![false; Discriminant::Call(ScalarId(0)).index(ops, scalars) + scalars];
+    rules.flat_map(|r| r.heads.iter().flatten()).for_each(|h| wanted[h.index(ops, scalars)] = true);
+    let mut near: Vec<Id> = changes.iter().flat_map(|c| &c.near).copied().collect();
+    near.sort_unstable();
+    near.dedup();
+    let mut by_head: Vec<Vec<Id>> = vec![Vec::new(); wanted.len()];
+    for class in near {
+        let mut last = None;
+        for node in &egraph[class].nodes {
+            // Nodes of a class are sorted, so equal heads are adjacent.
+            let head = node.payload.discriminant().index(ops, scalars);
+            if last != Some(head) && wanted[head] {
+                by_head[head].push(class);
+            }
+            last = Some(head);
         }
     }
+    by_head
 }
 
 impl Frontier {
-    fn of<'a>(egraph: &View<'_>, changed: impl Iterator<Item = &'a Id>, depth: usize) -> Frontier {
-        let mut changed = changed.peekable();
-        if changed.peek().is_none() {
-            return Frontier { by_head: Vec::new(), level: Vec::new(), none: true };
+    /// The classes at most `depth` levels above changes of the e-graph and above `further` changes.
+    fn of(egraph: &View<'_>, dirty: &[(Id, LabelSet)], further: &[(Id, LabelSet)], depth: usize) -> Frontier {
+        if dirty.is_empty() && further.is_empty() {
+            return Frontier::default();
         }
-        let mut level = vec![FAR; egraph.egraph.nodes().len()];
-        let mut all: Vec<Id> = Vec::new();
-        for id in changed {
+        let mut level = vec![(FAR, LabelSet::default()); egraph.egraph.nodes().len()];
+        let mut ring: Vec<Id> = Vec::new();
+        for (id, labels) in dirty.iter().chain(further) {
             let id = egraph.find(*id);
-            if level[usize::from(id)] == FAR {
-                level[usize::from(id)] = 0;
-                all.push(id);
+            let (nearest, known) = &mut level[usize::from(id)];
+            if *nearest == FAR {
+                *nearest = 0;
+                ring.push(id);
             }
+            *known = known.with(*labels);
         }
-        let mut ring = 0..all.len();
+        let mut near = ring.clone();
         for distance in 1..=depth.min(usize::from(FAR) - 1) {
-            for at in ring.clone() {
-                for parent in egraph[all[at]].parents() {
+            let mut above = Vec::new();
+            for class in ring {
+                let (_, labels) = level[usize::from(class)];
+                for parent in egraph[class].parents() {
                     let parent = egraph.find(parent);
-                    if level[usize::from(parent)] == FAR {
-                        level[usize::from(parent)] = distance as u16;
-                        all.push(parent);
+                    let (nearest, known) = &mut level[usize::from(parent)];
+                    if *nearest == FAR {
+                        *nearest = distance as u16;
+                        near.push(parent);
+                        above.push(parent);
+                    } else if !known.include(labels) {
+                        above.push(parent);
                     }
+                    *known = known.with(labels);
                 }
             }
-            ring = ring.end..all.len();
+            above.sort_unstable();
+            above.dedup();
+            ring = above;
         }
-        let (ops, scalars) = sizes(egraph);
-        let mut by_head: Vec<Vec<(Id, u16)>> =
-            vec![Vec::new(); Discriminant::Call(ScalarId(0)).index(ops, scalars) + scalars];
-        for (class, distance) in level.iter().enumerate().filter(|(_, distance)| **distance != FAR) {
-            let class = Id::from(class);
-            let mut last = None;
-            for node in &egraph[class].nodes {
-                // Nodes of a class are sorted, so equal heads are adjacent.
-                let head = node.payload.discriminant().index(ops, scalars);
-                if last != Some(head) {
-                    by_head[head].push((class, *distance));
-                    last = Some(head);
-                }
-            }
-        }
-        Frontier { by_head, level, none: false }
+        Frontier { level, near }
     }
 
-    /// The distance of the nearest change below a class; [`FAR`] if there is none.
-    fn distance(&self, class: Id) -> u16 {
-        self.level.get(usize::from(class)).copied().unwrap_or(FAR)
+    /// Nothing changed.
+    fn is_empty(&self) -> bool {
+        self.near.is_empty()
     }
-}
 
-/// The heads of the operand of a pattern for pointwise work, if it is one and restricts them.
-fn heads_below_work(egraph: &EGraph, pat: &Pat) -> Option<Vec<Discriminant>> {
-    match pat {
-        Pat::Bind(_, p) | Pat::Typed(p, _) => heads_below_work(egraph, p),
-        Pat::Node(n) if matches!(n.head, Head::Region(_)) => n.args.iter().find_map(|arg| {
-            let mut wanted = Some(Vec::new());
-            heads(&egraph.analysis.program, arg, false, &mut wanted);
-            wanted
-        }),
-        _ => None,
+    /// Whether a rule may match anew at a class.
+    fn concerns(&self, class: Id, rule: &Prepared) -> bool {
+        let Some((distance, labels)) = self.level.get(usize::from(class)) else { return false };
+        usize::from(*distance) <= rule.depth && labels.meets(rule.labels)
     }
 }
 
@@ -214,34 +275,31 @@ fn sizes(egraph: &EGraph) -> (usize, usize) {
 
 /// Classes that may hold the first root.
 pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes: Option<&Frontiers>) -> Vec<Id> {
-    let mut wanted = Some(Vec::new());
-    if let Some(first) = what.rule.lhs.first() {
-        heads(&egraph.analysis.program, first, what.terms, &mut wanted);
-    }
+    let Prepared { heads, below_work, .. } = what.prepared;
     // A shared part of further roots may have changed far from the first root.
-    let changes = changes.map(|c| c.of_rule(what.prepared)).filter(|c| what.rule.lhs.len() == 1 || c.none);
-    if let Some(heads) = what.rule.lhs.first().and_then(|p| heads_below_work(egraph, p))
-        && !egraph.candidate.is_none()
-    {
-        let mut tops = regions::tops(egraph, &heads);
-        if let Some(frontier) = changes {
-            tops.retain(|c| usize::from(frontier.distance(*c)) <= what.prepared.depth);
-        }
+    let near = changes.map(|c| (c, c.of_rule(what.prepared))).filter(|(_, f)| what.rule.lhs.len() == 1 || f.is_empty());
+    let is_near = |frontier: &Frontier, class: Id| frontier.concerns(class, what.prepared);
+    if near.is_some_and(|(_, frontier)| frontier.is_empty()) {
+        return Vec::new();
+    }
+    if let Some(heads) = below_work.as_ref().filter(|_| !egraph.candidate.is_none()) {
+        let mut tops = regions::tops(egraph, heads);
+        tops.retain(|c| near.is_none_or(|(_, frontier)| is_near(frontier, *c)));
         return tops;
     }
     let (ops, scalars) = sizes(egraph);
-    let mut ids: Vec<Id> = match (wanted, changes) {
-        (Some(heads), Some(changes)) => {
-            let near = |(id, distance): &(Id, u16)| (usize::from(*distance) <= what.prepared.depth).then_some(*id);
-            heads.iter().filter_map(|h| changes.by_head.get(h.index(ops, scalars))).flatten().filter_map(near).collect()
+    let mut ids: Vec<Id> = match (heads, near) {
+        (Some(heads), Some((changes, frontier))) => {
+            let with = |h: &Discriminant| changes.by_head.get(h.index(ops, scalars));
+            heads.iter().filter_map(with).flatten().copied().filter(|c| is_near(frontier, *c)).collect()
         }
-        (None, Some(changes)) if changes.none => Vec::new(),
         (Some(heads), None) => {
             heads.iter().filter_map(|h| egraph.classes_for_op(h).map(|ids| ids.collect::<Vec<_>>())).flatten().collect()
         }
-        (None, _) => egraph
+        (None, near) => egraph
             .classes()
             .filter(|c| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true)))
+            .filter(|c| near.is_none_or(|(_, frontier)| is_near(frontier, c.id)))
             .map(|c| c.id)
             .collect(),
     };

@@ -41,14 +41,34 @@ pub struct Prepared {
     regroups: Option<Vec<DType>>,
     /// Maximum depth of a match below its root, in classes.
     pub depth: usize,
-    /// Its matches depend on the present candidate: on use counts, or on sums with a rest.
-    pub by_candidate: bool,
+    /// What its matches depend on.
+    pub depends_on: DependsOn,
+    /// The labels that a match may contain.
+    pub(super) labels: LabelSet,
+    /// The heads that the first root may have; `None` for any.
+    pub(super) heads: Option<Vec<Discriminant>>,
+    /// The heads that the operand of pointwise work may have, if the first root is such work and its
+    /// operand restricts them.
+    pub(super) below_work: Option<Vec<Discriminant>>,
     /// One of its variables matches arbitrary pointwise work.
     pub any_work: bool,
     /// Nodes that the e-graph must hold for a match to exist.
     pub needed: Vec<Discriminant>,
     /// The label filter of each root.
     pub(super) required: Vec<RequiredLabels>,
+}
+
+/// What the matches of a rule depend on, each including what stands before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DependsOn {
+    /// On the e-graph alone.
+    #[default]
+    EGraph,
+    /// On how the present candidate computes sums, and on which of them are used once: the pattern
+    /// has a sum that may have a rest.
+    Sums,
+    /// On use counts, or on pointwise work of the candidate.
+    Candidate,
 }
 
 /// Label filter: what the operands of a pattern's top must hold, and their operands.
@@ -145,11 +165,11 @@ impl Prepared {
         let (early, late) = split_guards(rule);
         let constant =
             early.iter().map(|guards| guards.iter().any(|g| matches!(g, AExpr::Fact(Fact::Const, _)))).collect();
-        let free = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
+        let free: Vec<bool> = (0..n).map(|i| count[i] == 1 && !telling[i]).collect();
         let mut needed = Vec::new();
         rule.lhs.iter().for_each(|p| needs(program, p, terms, &mut needed));
-        let mut query = Query::default();
-        rule.prefer.iter().for_each(|g| asks(g, &mut query));
+        let depends_on = depends_on(program, rule, &free, terms);
+        let first = rule.lhs.first();
         Prepared {
             symmetric: is_symmetric(rule),
             early,
@@ -158,7 +178,10 @@ impl Prepared {
             free,
             regroups: regroups(rule),
             depth: rule.lhs.iter().map(|p| depth(program, p, true)).max().unwrap_or(0),
-            by_candidate: query.other || query.uses || rule.lhs.iter().any(|p| is_partial(program, p)),
+            depends_on,
+            labels: labels_of_rule(program, rule, terms),
+            heads: first.and_then(|p| heads_of(program, p, terms)),
+            below_work: first.and_then(|p| heads_below_work(program, p)),
             any_work: rule.vars.iter().any(|v| v.sort == Sort::Region),
             needed,
             required: rule.lhs.iter().map(|p| RequiredLabels::of(program, p, terms)).collect(),
@@ -247,15 +270,101 @@ pub(super) fn width(program: &Program, n: &NodePat) -> usize {
     terms(n).len().min(MAX_TERMS)
 }
 
-/// True if the pattern matches parts of the candidate: a sum that may have a rest, or pointwise
-/// work.
-fn is_partial(program: &Program, p: &Pat) -> bool {
+/// What the matches of a rule depend on.
+fn depends_on(program: &Program, rule: &Rule, free: &[bool], terms: bool) -> DependsOn {
+    let guards = || rule.requires.iter().chain(&rule.prefer).chain(rule.lets.iter().map(|(_, value)| value));
+    if rule.vars.iter().any(|v| v.sort == Sort::Region) || guards().any(counts_uses) {
+        return DependsOn::Candidate;
+    }
+    let one_root = rule.lhs.len() == 1;
+    let has_rest = |p: &Pat| may_have_rest(program, p, free, one_root.then_some(matches!(p, Pat::Typed(..))));
+    // Terms of epilogues are not rebuilt.
+    if !terms && rule.lhs.iter().any(has_rest) { DependsOn::Sums } else { DependsOn::EGraph }
+}
+
+/// Whether an expression asks for use counts of the candidate.
+fn counts_uses(e: &AExpr) -> bool {
+    match e {
+        AExpr::Fact(fact, _) => matches!(fact, Fact::Uses),
+        AExpr::SameAccumulator(..) => true,
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().any(counts_uses),
+        AExpr::Spread(a) | AExpr::Neg(a) | AExpr::Not(a) => counts_uses(a),
+        AExpr::Index(a, b) | AExpr::Binary(_, a, b) => counts_uses(a) || counts_uses(b),
+        AExpr::If(a, b, c) => [a, b, c].into_iter().any(|e| counts_uses(e)),
+        AExpr::Comprehension { element, over, condition, .. } => {
+            counts_uses(element) || counts_uses(over) || condition.as_ref().is_some_and(|c| counts_uses(c))
+        }
+        AExpr::Value(_) | AExpr::Var(_) | AExpr::Device(_) => false,
+    }
+}
+
+/// Whether a sum in a pattern of tensors may match with a rest. `root` says that the pattern is the
+/// only root of its rule, and whether that is typed.
+fn may_have_rest(program: &Program, p: &Pat, free: &[bool], root: Option<bool>) -> bool {
     match p {
-        Pat::Bind(_, p) | Pat::Typed(p, _) => is_partial(program, p),
-        Pat::OneOf(ps) => ps.iter().any(|p| is_partial(program, p)),
-        Pat::Node(n) if matches!(n.head, Head::Region(_)) => true,
-        Pat::Node(n) => associative(program, n.head).is_some() || n.operands().any(|a| is_partial(program, a)),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => may_have_rest(program, p, free, root),
+        Pat::OneOf(ps) => ps.iter().any(|p| may_have_rest(program, p, free, root)),
+        Pat::Node(n) => {
+            let itself = associative(program, n.head).is_some() && n.args.len() == 2 && {
+                let is_free = |p: &&Pat| matches!(p, Pat::Var(v) if free.get(v.index()) == Some(&true));
+                let terms = terms(n);
+                let free = terms.iter().filter(|t| is_free(t)).count();
+                let fixed = terms.len() - free;
+                match root {
+                    Some(typed) => fixed > 1 && (free == 1 || (free == 0 && !typed)),
+                    None => free == 1,
+                }
+            };
+            let below =
+                |(i, p): (usize, &Pat)| !is_term(program, n.head, i, false) && may_have_rest(program, p, free, None);
+            itself || n.operands().enumerate().any(below)
+        }
         Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => false,
+    }
+}
+
+/// The labels of all nodes that a match of a rule may contain.
+fn labels_of_rule(program: &Program, rule: &Rule, terms: bool) -> LabelSet {
+    let of = |p: &Pat| labels_of(program, p, terms);
+    let labels = rule.lhs.iter().fold(LabelSet::default(), |all, p| all.with(of(p)));
+    if labels == LabelSet::default() { LabelSet::ALL } else { labels }
+}
+
+/// The labels of all nodes that a match of a pattern may contain.
+fn labels_of(program: &Program, p: &Pat, terms: bool) -> LabelSet {
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => labels_of(program, p, terms),
+        Pat::OneOf(ps) => ps.iter().fold(LabelSet::default(), |all, p| all.with(labels_of(program, p, terms))),
+        Pat::Node(n) => {
+            let Some(head) = super::head_discriminant(program, n.head, terms) else { return LabelSet::ALL };
+            // The op of a result of several is a node of its own.
+            let op = if let Head::Op(op) = n.head { Some(Discriminant::Op(op)) } else { None };
+            let own: LabelSet = op.into_iter().chain([head]).collect();
+            n.operands()
+                .enumerate()
+                .fold(own, |all, (i, p)| all.with(labels_of(program, p, is_term(program, n.head, i, terms))))
+        }
+        Pat::Lit { .. } => LabelSet::of(Discriminant::Splat),
+        Pat::Absent | Pat::Optional(_) => LabelSet::of(Discriminant::Absent),
+        Pat::Any | Pat::Var(_) => LabelSet::default(),
+    }
+}
+
+/// The heads that the top of a pattern may have; `None` for any.
+fn heads_of(program: &Program, p: &Pat, terms: bool) -> Option<Vec<Discriminant>> {
+    let mut wanted = Some(Vec::new());
+    super::heads(program, p, terms, &mut wanted);
+    wanted
+}
+
+/// The heads of the operand of a pattern for pointwise work, if it is one and restricts them.
+fn heads_below_work(program: &Program, pat: &Pat) -> Option<Vec<Discriminant>> {
+    match pat {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => heads_below_work(program, p),
+        Pat::Node(n) if matches!(n.head, Head::Region(_)) => {
+            n.args.iter().find_map(|arg| heads_of(program, arg, false))
+        }
+        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@
 mod adapter;
 mod applied;
 mod handmade;
+mod incremental;
 mod kernels;
 mod laws;
 mod library;

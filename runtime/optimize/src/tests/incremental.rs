@@ -1,0 +1,46 @@
+//! Incremental searches find what complete ones find.
+
+use hypatia_pipeline::FOLDER;
+
+use super::library::library;
+use crate::Options;
+use crate::rewrites::SEARCH_LIMITS;
+use crate::session::Session;
+use hypatia_graph::Graph;
+
+#[path = "../../../benches/support/models.rs"]
+#[allow(dead_code)]
+mod models;
+
+/// Saturates a graph, then searches every rule everywhere: what is found must have been rejected.
+/// Returns how often rules fired, and how many matches were rejected.
+fn nothing_is_left(graph: &Graph) -> (usize, usize) {
+    let options = Options::default();
+    let mut session = Session::start(graph, &options, &FOLDER).unwrap();
+    session.saturate();
+    let fired = session.traces.iter().filter(|t| t.changed).count();
+    let mut rejected = 0;
+    session.search.labels.refresh(&session.inserted.egraph);
+    for rule in &session.rules {
+        let mut progress = session.search.progress.remove(&rule.key()).unwrap_or_default();
+        let view =
+            crate::matcher::View::of(&session.inserted.egraph, &session.search.candidate, &session.search.labels);
+        let found = rule.find(&view, &mut progress, SEARCH_LIMITS, None);
+        assert!(!found.capped, "{}", rule.name());
+        for m in found.matches {
+            let applied = rule.apply(&mut session.inserted.egraph, &mut session.search, &m, usize::MAX);
+            assert!(applied.is_err(), "{} was not found at {:?}", rule.name(), m.roots);
+            rejected += 1;
+        }
+    }
+    (fired, rejected)
+}
+
+#[test]
+fn nothing_is_left_in_models() {
+    let program = library();
+    for graph in [models::Bert::base(2).graph(&program), models::Llama::shaped(2).graph(&program)] {
+        let (fired, rejected) = nothing_is_left(&graph);
+        assert!(fired > 50 && rejected > 50, "{fired} fired, {rejected} rejected");
+    }
+}
