@@ -8,7 +8,7 @@ use hypatia_dsl::render::{Format, render};
 use hypatia_dsl::source::{SourceFile, SourceMap};
 
 /// The files, in the order in which they build on each other.
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 14] = [
     "core",
     "nn",
     "onnx",
@@ -19,6 +19,7 @@ const MODULES: [&str; 13] = [
     "merge",
     "rotary",
     "attention",
+    "grouped",
     "conv",
     "train",
     "short",
