@@ -50,8 +50,10 @@ pub struct Term {
 pub enum TermNode {
     /// A parameter of the scalar whose body this is.
     Param(u32),
-    /// The accumulator of the gemm whose epilogue this is.
+    /// The accumulator of the gemm whose epilogue this is; of two products, the first one's.
     Acc,
+    /// The accumulator of the second of two products.
+    Second,
     /// An element of operand `input`.
     In {
         /// The index of the operand of the kernel or node.
@@ -99,7 +101,7 @@ impl TermNode {
         match self {
             TermNode::Call { args, .. } => args,
             TermNode::Cast { arg, .. } => std::slice::from_ref(arg),
-            TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } | TermNode::Lit(_) => &[],
+            TermNode::Param(_) | TermNode::Acc | TermNode::Second | TermNode::In { .. } | TermNode::Lit(_) => &[],
         }
     }
 
@@ -134,6 +136,39 @@ impl Term {
         }
         self.nodes.push(node);
         TermId(self.nodes.len() as u32 - 1)
+    }
+
+    /// Adds the term of that node with the second accumulator in place of the first.
+    pub fn over_second(&mut self, root: TermId) -> TermId {
+        let end = root.0 as usize + 1;
+        let mut needed = vec![false; end];
+        needed[end - 1] = true;
+        for at in (0..end).rev().filter(|at| *at < self.nodes.len()) {
+            if needed[at] {
+                self.nodes[at].args().iter().for_each(|a| needed[a.0 as usize] = true);
+            }
+        }
+        let mut moved: Vec<TermId> = (0..end as u32).map(TermId).collect();
+        for at in (0..end).filter(|at| needed[*at]) {
+            moved[at] = match &self.nodes[at] {
+                TermNode::Acc => self.add(TermNode::Second),
+                node => {
+                    let node = node.map_args(|a| moved[a.0 as usize]);
+                    self.add(node)
+                }
+            };
+        }
+        moved[end - 1]
+    }
+
+    /// The term with operand `input`, which has the shape of the result, in place of the second
+    /// accumulator.
+    pub fn reading_second(&self, input: u32) -> Term {
+        let replaced = |n: &TermNode| match n {
+            TermNode::Second => TermNode::In { input, view: InView::Full },
+            other => other.clone(),
+        };
+        Term { nodes: self.nodes.iter().map(replaced).collect(), roots: self.roots.clone() }
     }
 
     /// A scalar applied to operands 0, 1, ...

@@ -4,7 +4,7 @@
 //! and literals only is one number, computed when the node is built; everything else is a node.
 
 use crate::ast::{Arg, BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
-use crate::builtin::{BuiltinOp, BuiltinScalar, view};
+use crate::builtin::{BuiltinOp, BuiltinScalar, SECOND, view};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
@@ -172,6 +172,9 @@ impl<'a> Cx<'a> {
         if sort == ValueSort::Term && name == "acc" {
             return Some(node(Head::Acc, vec![]));
         }
+        if sort == ValueSort::Term && name == SECOND {
+            return Some(node(Head::Second, vec![node(Head::Acc, vec![])]));
+        }
         let v = match self.definition(name).cloned() {
             Some(Definition::Var(v)) => v,
             Some(Definition::Param { expr, scope, .. }) => {
@@ -209,9 +212,9 @@ impl<'a> Cx<'a> {
         if self.binders.contains_key(&one.node) || self.is_function(one) {
             return self.needs_arguments(p);
         }
-        if one.node == "acc" {
-            let d = Diagnostic::error(code::SORT, "`acc` is the accumulator inside an epilogue term", p.span)
-                .label("expected a tensor");
+        if one.node == "acc" || one.node == SECOND {
+            let text = format!("`{}` is the accumulator inside an epilogue term", one.node);
+            let d = Diagnostic::error(code::SORT, text, p.span).label("expected a tensor");
             return self.report(d);
         }
         let near = closest(&one.node, self.scopes[self.scope].names.keys().map(String::as_str)).map(str::to_string);
@@ -308,6 +311,9 @@ impl<'a> Cx<'a> {
                 return Some(self.error(code::ARITY, format!("`{}` reads one tensor", name.node), e.span));
             };
             return Some(self.build(&arg.value, ValueSort::Tensor).map(|b| node(Head::In(v), vec![b])));
+        }
+        if let Some(arg) = self.over_second(e, name, args) {
+            return Some(arg.and_then(|a| self.build(a, ValueSort::Term)).map(|b| node(Head::Second, vec![b])));
         }
         let (arg, ty) = self.term_cast(&name.node, types, args)?;
         let attr = match ty {
