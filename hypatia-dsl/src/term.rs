@@ -185,3 +185,24 @@ impl Term {
         Term { nodes: Vec::new(), roots: Vec::new() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_over_the_second_accumulator_shares_what_reads_no_accumulator() {
+        let mut t = Term::empty();
+        let (acc, input) = (t.add(TermNode::Acc), t.add(TermNode::In { input: 0, view: InView::Row }));
+        let rounded = t.add(TermNode::Cast { to: DType::F16, arg: input });
+        let sum = t.add(TermNode::Call { scalar: ScalarId(0), args: vec![acc, rounded] });
+        let second = t.over_second(sum);
+        let TermNode::Call { args, .. } = t.node(second).clone() else { panic!("{t:?}") };
+        assert_eq!((t.node(args[0]), args[1]), (&TermNode::Second, rounded));
+        assert_eq!((t.over_second(second), t.over_second(rounded), t.nodes.len()), (second, rounded, 6));
+        t.roots.push(second);
+        let read = t.reading_second(1);
+        assert_eq!(read.node(args[0]), &TermNode::In { input: 1, view: InView::Full });
+        assert!(!read.nodes.contains(&TermNode::Second) && read.nodes.contains(&TermNode::Acc));
+    }
+}

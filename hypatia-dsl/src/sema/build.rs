@@ -8,8 +8,8 @@ use crate::builtin::{BuiltinOp, BuiltinScalar, SECOND, view};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Fact, Head, OpId, ParamKind, ScalarId, Sort,
-    TypePat, VarId,
+    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Fact, Head, OpBody, OpId, ParamKind,
+    ScalarId, Sort, TypePat, VarId,
 };
 use crate::source::Span;
 use crate::spell::closest;
@@ -332,6 +332,18 @@ impl<'a> Cx<'a> {
         })
     }
 
+    /// Reports a second accumulator in the term of an op that has one product.
+    fn has_accumulators(&mut self, op: OpId, term: &Build, span: Span) -> bool {
+        let def = self.s.program.op(op);
+        if !matches!(def.body, OpBody::Builtin(b) if !b.is_pair()) || !reads_second(term) {
+            return true;
+        }
+        let text = format!("`{SECOND}` is the accumulator of a second product, but `{}` has one product", def.name);
+        let d = Diagnostic::error(code::SORT, text, span).label("reads a second accumulator");
+        self.report::<()>(d.hint("write `gemm2(a, b, c, e, to = d)`, whose products are `a b` and `a c`"));
+        false
+    }
+
     fn dtype_name_build(&mut self, t: &'a Name) -> Option<AExpr> {
         if let Some(d) = self.dtype_named(&t.node) {
             return Some(AExpr::Value(AttrValue::DType(d)));
@@ -418,7 +430,7 @@ impl<'a> Cx<'a> {
                 (kind, Argument::One(e)) => {
                     let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };
                     let a = self.build(e, sort);
-                    good &= a.is_some();
+                    good &= a.as_ref().is_some_and(|a| sort != ValueSort::Term || self.has_accumulators(id, a, e.span));
                     operands.extend(a.map(BuildArg::One));
                 }
                 _ => good = false,
@@ -535,6 +547,18 @@ impl<'a> Cx<'a> {
                 self.report(d)
             }
         }
+    }
+}
+
+/// Whether a term reads the second accumulator. What variables stand for is not known.
+fn reads_second(term: &Build) -> bool {
+    match term {
+        Build::Node(n) => {
+            n.head == Head::Second || n.args.iter().any(|a| matches!(a, BuildArg::One(b) if reads_second(b)))
+        }
+        Build::Frozen(b) | Build::Else(_, b) => reads_second(b),
+        Build::If(_, a, b) => reads_second(a) || reads_second(b),
+        Build::Var(_) | Build::Number(_) | Build::Absent => false,
     }
 }
 

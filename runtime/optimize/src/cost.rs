@@ -301,9 +301,11 @@ impl CostModel {
             // library.
             return cost / (2 * TIMED_SHARE) + picoseconds(self.device.launch / 2.0);
         }
-        // The second product is stored, and read where the first one is.
-        let second = out.map_or(0.0, bytes);
-        self.time(Work { flops: 0.0, read: second, write: second }, self.device.vector).saturating_add(EXTRA_RESULT)
+        // Both products are stored, and a pass reads them: never better than these as nodes.
+        let sums = out.map_or(0.0, |t| elements(t) * t.dtype.compute().size() as f64);
+        let traffic = Work { flops: 0.0, read: 2.0 * sums, write: 2.0 * sums };
+        let pass = self.time(traffic, self.device.vector);
+        pass.saturating_add(picoseconds(self.device.launch)).saturating_add(EXTRA_RESULT)
     }
 
     /// Whether the target's library may have the call for an op.
