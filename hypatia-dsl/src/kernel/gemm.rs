@@ -291,7 +291,7 @@ mod tests {
         }
         // Two products store half the columns.
         let pair = |columns: usize| GemmKernel { pair: true, ..kernel(Tiling { columns, ..WIDE }, 0) };
-        assert_eq!((pair(128).stages(), pair(192).stages()), (Some(5), None));
+        assert_eq!((pair(128).stages(), pair(192).stages()), (Some(6), None));
         assert_eq!((pair(128).columns(), pair(128).factors()), (64, 3));
         // Rows of n cannot be cut into halves of 32 columns.
         let narrow = Tiling { columns: 64, ..WIDE };
