@@ -24,7 +24,7 @@ const SHAPES: [[usize; 4]; 7] = [
     [3, 8, 8, 8],
     [1, 1, 1024, 256],
     [1, 520, 392, 776],
-    [1, 257, 72, 328],
+    [1, 264, 72, 328],
 ];
 /// What becomes of the two products.
 const EPILOGUES: [&str; 6] = ["swiglu", "geglu", "sum", "biases", "residual", "scaled"];
