@@ -39,6 +39,10 @@ builtins! {
         /// `gemm(a: T[..s, m, k], b: T[..t, k, n], e: scalar, to: dtype)`: a matmul that applies
         /// the epilogue `e` to each accumulated element `acc` and rounds once to `to` at the store.
         Gemm = "gemm",
+        /// `gemm2(a: T[..s, m, k], b: T[..t, k, n], c: T[..t, k, n], e: scalar, to: dtype)`: two
+        /// matmuls of one left operand, `a b` and `a c`; `e` is a term of both accumulators, `acc`
+        /// and `acc1`, and is rounded once to `to` at the store.
+        Gemm2 = "gemm2",
         /// `conv(x: T[n, c, ..d], w: T[o, i, ..k], strides: ints, before: ints, after: ints,
         /// dilations: ints, groups: int = 1)`: convolution. Each list has one entry per axis after
         /// the channels.
@@ -277,6 +281,11 @@ pub fn scalar_result_dtype(s: BuiltinScalar, operand: DType) -> DType {
     }
 }
 
+/// The name of the second accumulator in an epilogue of two products.
+pub const SECOND: &str = "acc1";
+/// `second(e)`: the term `e` with the second accumulator in place of the first.
+pub const OVER_SECOND: &str = "second";
+
 /// The ways an epilogue term can read a tensor, by name.
 pub const VIEWS: &[(&str, InView)] =
     &[("in", InView::Broadcast), ("row", InView::Row), ("col", InView::Col), ("full", InView::Full)];
@@ -292,10 +301,15 @@ impl BuiltinOp {
     /// result.
     pub fn accumulator(self) -> Option<BuiltinOp> {
         match self {
-            BuiltinOp::Gemm => Some(BuiltinOp::Matmul),
+            BuiltinOp::Gemm | BuiltinOp::Gemm2 => Some(BuiltinOp::Matmul),
             BuiltinOp::ConvGemm => Some(BuiltinOp::Conv),
             _ => None,
         }
+    }
+
+    /// True for two products of one left operand, whose epilogue has two accumulators.
+    pub fn is_pair(self) -> bool {
+        self == BuiltinOp::Gemm2
     }
 
     /// True for matrix products and convolutions (sums of products of two operands), which a
@@ -311,6 +325,7 @@ impl BuiltinOp {
         match self {
             Matmul => (2, 0),
             Gemm => (3, 1),
+            Gemm2 => (4, 1),
             Conv => (2, 5),
             ConvGemm => (3, 6),
             Cast | Reshape | Transpose | Expand => (1, 1),

@@ -84,6 +84,10 @@ pub trait Host: Sized {
     fn acc(&mut self) -> Result<Self::Term, Self::Error> {
         Err(Self::without_terms())
     }
+    /// A term with the second accumulator in place of the first.
+    fn second(&mut self, _arg: Self::Term) -> Result<Self::Term, Self::Error> {
+        Err(Self::without_terms())
+    }
     /// A tensor that the term reads.
     fn read(&mut self, _view: InView, _value: Self::Value) -> Result<Self::Term, Self::Error> {
         Err(Self::without_terms())
@@ -207,7 +211,7 @@ impl<H: Host> Interpreter<'_, H> {
                         let args = args.into_iter().map(|b| self.tensor(b, hint)).collect::<Result<Vec<_>, _>>()?;
                         self.host.region(v, &args)
                     }
-                    Head::Acc | Head::In(_) | Head::TermCast => {
+                    Head::Acc | Head::Second | Head::In(_) | Head::TermCast => {
                         failure::<H, _>("an epilogue term is used outside of an epilogue")
                     }
                 }
@@ -270,7 +274,7 @@ impl<H: Host> Interpreter<'_, H> {
                         (def.result == Kind::Number, Some(&def.params))
                     }
                     Head::Op(_) => (true, None),
-                    Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => return false,
+                    Head::Acc | Head::Second | Head::In(_) | Head::TermCast | Head::Region(_) => return false,
                 };
                 let decides =
                     |i: usize| of_numbers.is_none_or(|params| params.get(i).is_some_and(|p| p.1 == Kind::Number));
@@ -423,6 +427,10 @@ impl<H: Host> Interpreter<'_, H> {
         };
         match node.head {
             Head::Acc => self.host.acc(),
+            Head::Second => {
+                let arg = self.term(one()?)?;
+                self.host.second(arg)
+            }
             Head::In(view) => {
                 let value = self.tensor(one()?, None)?;
                 self.host.read(view, value)

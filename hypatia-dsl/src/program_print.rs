@@ -3,6 +3,7 @@
 //! In: parts of a [`Program`]. Out: text for `explain`, for messages and for tests. Invariant: the
 //! text shows what the program means, with families expanded and patterns inlined.
 
+use crate::builtin::{OVER_SECOND, SECOND};
 use crate::dtype::Kind;
 use crate::ir::{
     AExpr, AttrPat, AttrValue, Backend, Build, BuildArg, Class, Head, InView, Kernel, OpBody, OpDef, OpId, Origin,
@@ -21,6 +22,7 @@ fn head<'a>(p: &'a Program, vars: &'a [Var], h: Head) -> &'a str {
         Head::Op(id) => &p.op(id).name,
         Head::Scalar(id) => &p.scalar(id).name,
         Head::Acc => "acc",
+        Head::Second => OVER_SECOND,
         Head::In(InView::Broadcast) => "in",
         Head::In(InView::Row) => "row",
         Head::In(InView::Col) => "col",
@@ -239,6 +241,7 @@ pub fn show_pat(p: &Program, vars: &[Var], pat: &Pat) -> String {
             }));
             match n.head {
                 Head::Acc => return "acc".to_string(),
+                Head::Second if args == ["acc"] => return SECOND.to_string(),
                 Head::Op(id) => {
                     for ((attr, default), a) in attr_names(p, id).into_iter().zip(&n.attrs) {
                         let usual = matches!((a, default), (AttrPat::Is(AExpr::Value(v)), Some(d)) if v == d);
@@ -306,6 +309,7 @@ pub fn show_build(p: &Program, vars: &[Var], b: &Build) -> String {
                 .collect();
             match n.head {
                 Head::Acc => return "acc".to_string(),
+                Head::Second if args == ["acc"] => return SECOND.to_string(),
                 Head::Op(id) => {
                     for ((attr, default), a) in attr_names(p, id).into_iter().zip(&n.attrs) {
                         let usual = matches!((a, default), (AExpr::Value(v), Some(d)) if v == d);

@@ -50,8 +50,10 @@ pub struct Term {
 pub enum TermNode {
     /// A parameter of the scalar whose body this is.
     Param(u32),
-    /// The accumulator of the gemm whose epilogue this is.
+    /// The accumulator of the gemm whose epilogue this is; of two products, the first one's.
     Acc,
+    /// The accumulator of the second of two products.
+    Second,
     /// An element of operand `input`.
     In {
         /// The index of the operand of the kernel or node.
@@ -99,7 +101,7 @@ impl TermNode {
         match self {
             TermNode::Call { args, .. } => args,
             TermNode::Cast { arg, .. } => std::slice::from_ref(arg),
-            TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } | TermNode::Lit(_) => &[],
+            TermNode::Param(_) | TermNode::Acc | TermNode::Second | TermNode::In { .. } | TermNode::Lit(_) => &[],
         }
     }
 
@@ -136,6 +138,39 @@ impl Term {
         TermId(self.nodes.len() as u32 - 1)
     }
 
+    /// Adds the term of that node with the second accumulator in place of the first.
+    pub fn over_second(&mut self, root: TermId) -> TermId {
+        let end = root.0 as usize + 1;
+        let mut needed = vec![false; end];
+        needed[end - 1] = true;
+        for at in (0..end).rev().filter(|at| *at < self.nodes.len()) {
+            if needed[at] {
+                self.nodes[at].args().iter().for_each(|a| needed[a.0 as usize] = true);
+            }
+        }
+        let mut moved: Vec<TermId> = (0..end as u32).map(TermId).collect();
+        for at in (0..end).filter(|at| needed[*at]) {
+            moved[at] = match &self.nodes[at] {
+                TermNode::Acc => self.add(TermNode::Second),
+                node => {
+                    let node = node.map_args(|a| moved[a.0 as usize]);
+                    self.add(node)
+                }
+            };
+        }
+        moved[end - 1]
+    }
+
+    /// The term with operand `input`, which has the shape of the result, in place of the second
+    /// accumulator.
+    pub fn reading_second(&self, input: u32) -> Term {
+        let replaced = |n: &TermNode| match n {
+            TermNode::Second => TermNode::In { input, view: InView::Full },
+            other => other.clone(),
+        };
+        Term { nodes: self.nodes.iter().map(replaced).collect(), roots: self.roots.clone() }
+    }
+
     /// A scalar applied to operands 0, 1, ...
     pub fn call(scalar: ScalarId, arity: u32) -> Term {
         let mut t = Term::empty();
@@ -148,5 +183,26 @@ impl Term {
     /// A term without nodes and results, to be built with [`Term::add`].
     pub fn empty() -> Term {
         Term { nodes: Vec::new(), roots: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_over_the_second_accumulator_shares_what_reads_no_accumulator() {
+        let mut t = Term::empty();
+        let (acc, input) = (t.add(TermNode::Acc), t.add(TermNode::In { input: 0, view: InView::Row }));
+        let rounded = t.add(TermNode::Cast { to: DType::F16, arg: input });
+        let sum = t.add(TermNode::Call { scalar: ScalarId(0), args: vec![acc, rounded] });
+        let second = t.over_second(sum);
+        let TermNode::Call { args, .. } = t.node(second).clone() else { panic!("{t:?}") };
+        assert_eq!((t.node(args[0]), args[1]), (&TermNode::Second, rounded));
+        assert_eq!((t.over_second(second), t.over_second(rounded), t.nodes.len()), (second, rounded, 6));
+        t.roots.push(second);
+        let read = t.reading_second(1);
+        assert_eq!(read.node(args[0]), &TermNode::In { input: 1, view: InView::Full });
+        assert!(!read.nodes.contains(&TermNode::Second) && read.nodes.contains(&TermNode::Acc));
     }
 }

@@ -128,6 +128,8 @@ fn described<'py>(py: Python<'py>, program: &Program, node: &TermNode) -> PyResu
             let args = args.iter().map(|a| Ok(a.0.into_pyobject(py)?.into_any()));
             PyTuple::new(py, std::iter::once(Ok(name)).chain(args).collect::<PyResult<Vec<_>>>()?)
         }
-        TermNode::Acc | TermNode::In { .. } => Err(wrong_input("this is part of an epilogue, not of a scalar")),
+        TermNode::Acc | TermNode::Second | TermNode::In { .. } => {
+            Err(wrong_input("this is part of an epilogue, not of a scalar"))
+        }
     }
 }

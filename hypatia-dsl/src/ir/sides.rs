@@ -95,6 +95,9 @@ pub enum Head {
     Scalar(ScalarId),
     /// `acc` (terms only).
     Acc,
+    /// `second(e)` (terms only): its single operand with the second accumulator in place of the
+    /// first. `acc1` is `second(acc)`.
+    Second,
     /// `in(t)` and its checked forms (terms only). Its single operand is a tensor.
     In(InView),
     /// `cast<T>(e)` or `round<T>(e)` inside a term: rounds to the dtype that its single attribute

@@ -90,6 +90,11 @@ impl Tiling {
         self.rows * if self.pingpong { 1 } else { self.consumers }
     }
 
+    /// True if two products can share its columns, half of them each: parts of 64 columns.
+    pub fn has_pairs(&self) -> bool {
+        self.columns.is_multiple_of(128)
+    }
+
     /// Threads of a block: the producer's group and the consumers'.
     pub fn threads(&self) -> usize {
         128 * (self.consumers + 1)
@@ -122,7 +127,11 @@ pub struct GemmKernel {
     pub doc: String,
     /// Element type of both factors: f16 or bf16.
     pub factor: DType,
-    /// For each factor, true if k is its dense axis: `[m, k]` or `[n, k]` in memory.
+    /// True if it is two products of one left factor: the term has both accumulators. The right
+    /// factors lie side by side in a tile, half of its columns each.
+    pub pair: bool,
+    /// For the left and the right factors, true if k is the dense axis: `[m, k]` or `[n, k]` in
+    /// memory.
     pub dense_k: [bool; 2],
     /// What the epilogue's `In` leaves read.
     pub inputs: Vec<Operand>,
@@ -135,6 +144,16 @@ pub struct GemmKernel {
 }
 
 impl GemmKernel {
+    /// Factors of the products, which come before the epilogue's operands.
+    pub fn factors(&self) -> usize {
+        if self.pair { 3 } else { 2 }
+    }
+
+    /// Columns of the result in a tile.
+    pub fn columns(&self) -> usize {
+        if self.pair { self.tiling.columns / 2 } else { self.tiling.columns }
+    }
+
     /// The operands of the result's shape that the copy engine fetches ahead of the epilogue.
     pub fn fetched(&self) -> Vec<usize> {
         let fits = |o: &Operand| o.access == Access::Full && o.dtype == self.output;
@@ -174,14 +193,14 @@ impl GemmKernel {
 
     /// Bytes from which one group of consumers stores, and into which its operands are fetched.
     fn staging(&self) -> usize {
-        let chunks = self.tiling.columns.div_ceil(self.chunk());
+        let chunks = self.columns().div_ceil(self.chunk());
         self.tiling.rows * ROW * chunks * self.fetched().len().max(1)
     }
 
     /// Bytes other than the stages: the staging of all groups, alignment, barriers.
     fn overhead(&self) -> usize {
         let barriers = 8 * (2 * MAX_STAGES + self.tiling.consumers);
-        let rows = self.staged_rows().len() * self.tiling.columns * 4;
+        let rows = self.staged_rows().len() * self.columns() * 4;
         self.tiling.consumers * (self.staging() + rows) + ALIGNMENT + barriers
     }
 
@@ -192,6 +211,7 @@ impl GemmKernel {
         let [m, n] = self.tiling.cluster;
         let cut = |dense: bool, size: usize, parts: usize| dense || (size / parts).is_multiple_of(64);
         let cut = cut(a, self.tiling.block_rows(), n) && cut(b, self.tiling.columns, m);
+        let cut = cut && (!self.pair || self.tiling.has_pairs());
         let stages = SHARED.checked_sub(self.overhead())? / self.stage();
         (cut && stages >= 2).then_some(stages.min(MAX_STAGES))
     }
@@ -219,6 +239,7 @@ mod tests {
             name: "k".into(),
             doc: String::new(),
             factor: DType::BF16,
+            pair: false,
             dense_k: [true, true],
             inputs: vec![full; fulls],
             output: DType::BF16,
@@ -268,6 +289,10 @@ mod tests {
             assert_eq!((k.stages(), k.fetched().len()), (Some(stages), fulls.min(2)), "{fulls} operands");
             assert!(k.shared() <= SHARED);
         }
+        // Two products store half the columns.
+        let pair = |columns: usize| GemmKernel { pair: true, ..kernel(Tiling { columns, ..WIDE }, 0) };
+        assert_eq!((pair(128).stages(), pair(192).stages()), (Some(6), None));
+        assert_eq!((pair(128).columns(), pair(128).factors()), (64, 3));
         // Rows of n cannot be cut into halves of 32 columns.
         let narrow = Tiling { columns: 64, ..WIDE };
         let by_n = GemmKernel { dense_k: [true, false], ..kernel(narrow, 0) };

@@ -79,7 +79,7 @@ impl<'p> Shortener<'p> {
         }
         let number = default_type(inputs.iter().copied().chain([DType::F32, output]));
         let leaf = |node: &TermNode| match node {
-            TermNode::Acc => Some(DType::F32),
+            TermNode::Acc | TermNode::Second => Some(DType::F32),
             TermNode::In { input, .. } => inputs.get(*input as usize).copied(),
             _ => None,
         };

@@ -175,6 +175,7 @@ impl Run<'_> {
                     }
                 },
                 TermNode::Acc => Intermediate::Value(self.leaves.acc.ok_or_else(|| missing("an accumulator"))?),
+                TermNode::Second => return Err(missing("a second accumulator")),
                 TermNode::In { input, .. } => {
                     Intermediate::Value(*self.leaves.inputs.get(*input as usize).ok_or_else(|| missing("an input"))?)
                 }
@@ -392,7 +393,7 @@ pub(super) fn kinds(program: &Program, term: &Term, params: &[Kind]) -> Vec<Kind
     for node in &term.nodes {
         out.push(match node {
             TermNode::Param(i) => params.get(*i as usize).copied().unwrap_or(Kind::Number),
-            TermNode::Acc | TermNode::In { .. } | TermNode::Lit(_) => Kind::Number,
+            TermNode::Acc | TermNode::Second | TermNode::In { .. } | TermNode::Lit(_) => Kind::Number,
             TermNode::Call { scalar, .. } => program.scalars.get(scalar.index()).map_or(Kind::Number, |d| d.result),
             TermNode::Cast { to, .. } => to.kind(),
         });

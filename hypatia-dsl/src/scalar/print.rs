@@ -4,7 +4,7 @@
 //! parsing it gives the same function (`a - 1` and a literal `-1` may come back as negations of
 //! literals, which `simplify` folds). Shared subterms are repeated at each use.
 
-use crate::builtin::BuiltinScalar;
+use crate::builtin::{BuiltinScalar, SECOND};
 use crate::ir::{InView, Program, ScalarBody};
 
 use super::{Term, TermId, TermNode};
@@ -19,6 +19,7 @@ pub fn show_term(program: &Program, term: &Term, params: &[String]) -> String {
     show_term_with(program, term, &|node| match node {
         TermNode::Param(i) => params.get(*i as usize).cloned().unwrap_or_else(|| format!("p{i}")),
         TermNode::In { input, view } => format!("{}(t{input})", view_word(*view)),
+        TermNode::Second => SECOND.into(),
         _ => "acc".into(),
     })
 }

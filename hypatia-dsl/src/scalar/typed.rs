@@ -275,7 +275,9 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
             steps[i] = match node {
                 // Added at its use, in the type that the use needs.
                 TermNode::Lit(_) => None,
-                TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } => Some(self.leaf(node, leaves)?),
+                TermNode::Param(_) | TermNode::Acc | TermNode::Second | TermNode::In { .. } => {
+                    Some(self.leaf(node, leaves)?)
+                }
                 TermNode::Cast { to, arg } => {
                     let arg = self.operand(term, &steps, *arg, types[arg.0 as usize].unwrap_or(DType::F64))?;
                     Some(self.cast(arg, *to)?)
@@ -309,7 +311,7 @@ impl<'a, C: Clone + Eq + Hash> Lower<'a, C> {
         for (i, node) in term.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {
             types[i] = match node {
                 TermNode::Lit(_) => None,
-                TermNode::Param(_) | TermNode::Acc | TermNode::In { .. } => match leaves {
+                TermNode::Param(_) | TermNode::Acc | TermNode::Second | TermNode::In { .. } => match leaves {
                     Leaves::Types(leaf) => leaf(node).map(self.compute),
                     Leaves::Steps(_) => Some(self.out.nodes[self.given(node, leaves)? as usize].ty),
                 },

@@ -4,7 +4,7 @@
 //! Invariant: `None` means that the reason has been reported.
 
 use crate::ast::{Arg, Expr, ExprKind, Name, Path};
-use crate::builtin::{BuiltinOp, BuiltinScalar, view};
+use crate::builtin::{BuiltinOp, BuiltinScalar, OVER_SECOND, view};
 use crate::diag::Diagnostic;
 use crate::dtype::Kind;
 use crate::ir::{
@@ -15,7 +15,7 @@ use crate::source::Span;
 use super::args::Argument;
 use super::code;
 use super::context::{Callee, Cx, Definition, ValueSort};
-use super::patterns::scalar_node;
+use super::patterns::{head_node, scalar_node};
 use super::types::single;
 use super::walk::pat_vars;
 
@@ -184,9 +184,10 @@ impl<'a> Cx<'a> {
                 return Some(self.error(code::ARITY, format!("`{}` reads one tensor", name.node), e.span));
             };
             let inner = self.pattern(&arg.value, ValueSort::Tensor);
-            return Some(inner.map(|p| {
-                Pat::Node(NodePat { head: Head::In(v), args: vec![p], rest: None, attrs: vec![], output: 0 })
-            }));
+            return Some(inner.map(|p| head_node(Head::In(v), vec![p])));
+        }
+        if let Some(arg) = self.over_second(e, name, args) {
+            return Some(arg.and_then(|a| self.pattern(a, ValueSort::Term)).map(|p| head_node(Head::Second, vec![p])));
         }
         let (arg, ty) = self.term_cast(&name.node, types, args)?;
         let attr = match ty {
@@ -199,6 +200,17 @@ impl<'a> Cx<'a> {
                 Some(Pat::Node(NodePat { head: Head::TermCast, args: vec![p], rest: None, attrs: vec![a], output: 0 }))
             }
             _ => None,
+        })
+    }
+
+    /// The operand of `second(e)` in a term; `None` for another function.
+    pub(super) fn over_second(&mut self, e: &'a Expr, name: &Name, args: &'a [Arg]) -> Option<Option<&'a Expr>> {
+        if name.node != OVER_SECOND {
+            return None;
+        }
+        Some(match args {
+            [Arg { name: None, value, .. }] => Some(value),
+            _ => self.error(code::ARITY, format!("`{OVER_SECOND}` takes one term"), e.span),
         })
     }
 

@@ -4,12 +4,12 @@
 //! and literals only is one number, computed when the node is built; everything else is a node.
 
 use crate::ast::{Arg, BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
-use crate::builtin::{BuiltinOp, BuiltinScalar, view};
+use crate::builtin::{BuiltinOp, BuiltinScalar, SECOND, view};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Fact, Head, OpId, ParamKind, ScalarId, Sort,
-    TypePat, VarId,
+    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Fact, Head, OpBody, OpId, ParamKind,
+    ScalarId, Sort, TypePat, VarId,
 };
 use crate::source::Span;
 use crate::spell::closest;
@@ -172,6 +172,9 @@ impl<'a> Cx<'a> {
         if sort == ValueSort::Term && name == "acc" {
             return Some(node(Head::Acc, vec![]));
         }
+        if sort == ValueSort::Term && name == SECOND {
+            return Some(node(Head::Second, vec![node(Head::Acc, vec![])]));
+        }
         let v = match self.definition(name).cloned() {
             Some(Definition::Var(v)) => v,
             Some(Definition::Param { expr, scope, .. }) => {
@@ -209,9 +212,9 @@ impl<'a> Cx<'a> {
         if self.binders.contains_key(&one.node) || self.is_function(one) {
             return self.needs_arguments(p);
         }
-        if one.node == "acc" {
-            let d = Diagnostic::error(code::SORT, "`acc` is the accumulator inside an epilogue term", p.span)
-                .label("expected a tensor");
+        if one.node == "acc" || one.node == SECOND {
+            let text = format!("`{}` is the accumulator inside an epilogue term", one.node);
+            let d = Diagnostic::error(code::SORT, text, p.span).label("expected a tensor");
             return self.report(d);
         }
         let near = closest(&one.node, self.scopes[self.scope].names.keys().map(String::as_str)).map(str::to_string);
@@ -309,6 +312,9 @@ impl<'a> Cx<'a> {
             };
             return Some(self.build(&arg.value, ValueSort::Tensor).map(|b| node(Head::In(v), vec![b])));
         }
+        if let Some(arg) = self.over_second(e, name, args) {
+            return Some(arg.and_then(|a| self.build(a, ValueSort::Term)).map(|b| node(Head::Second, vec![b])));
+        }
         let (arg, ty) = self.term_cast(&name.node, types, args)?;
         let attr = match ty {
             Ok(t) => self.dtype_name_build(t),
@@ -324,6 +330,18 @@ impl<'a> Cx<'a> {
             })),
             _ => None,
         })
+    }
+
+    /// Reports a second accumulator in the term of an op that has one product.
+    fn has_accumulators(&mut self, op: OpId, term: &Build, span: Span) -> bool {
+        let def = self.s.program.op(op);
+        if !matches!(def.body, OpBody::Builtin(b) if !b.is_pair()) || !reads_second(term) {
+            return true;
+        }
+        let text = format!("`{SECOND}` is the accumulator of a second product, but `{}` has one product", def.name);
+        let d = Diagnostic::error(code::SORT, text, span).label("reads a second accumulator");
+        self.report::<()>(d.hint("write `gemm2(a, b, c, e, to = d)`, whose products are `a b` and `a c`"));
+        false
     }
 
     fn dtype_name_build(&mut self, t: &'a Name) -> Option<AExpr> {
@@ -412,7 +430,7 @@ impl<'a> Cx<'a> {
                 (kind, Argument::One(e)) => {
                     let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };
                     let a = self.build(e, sort);
-                    good &= a.is_some();
+                    good &= a.as_ref().is_some_and(|a| sort != ValueSort::Term || self.has_accumulators(id, a, e.span));
                     operands.extend(a.map(BuildArg::One));
                 }
                 _ => good = false,
@@ -529,6 +547,18 @@ impl<'a> Cx<'a> {
                 self.report(d)
             }
         }
+    }
+}
+
+/// Whether a term reads the second accumulator. What variables stand for is not known.
+fn reads_second(term: &Build) -> bool {
+    match term {
+        Build::Node(n) => {
+            n.head == Head::Second || n.args.iter().any(|a| matches!(a, BuildArg::One(b) if reads_second(b)))
+        }
+        Build::Frozen(b) | Build::Else(_, b) => reads_second(b),
+        Build::If(_, a, b) => reads_second(a) || reads_second(b),
+        Build::Var(_) | Build::Number(_) | Build::Absent => false,
     }
 }
 

@@ -196,7 +196,7 @@ impl FromTerm<'_> {
                 self.shared[i] = Some(v);
                 Some(Pat::Bind(v, Box::new(node)))
             }
-            TermNode::Acc | TermNode::In { .. } | TermNode::Cast { .. } => None,
+            TermNode::Acc | TermNode::Second | TermNode::In { .. } | TermNode::Cast { .. } => None,
         }
     }
 }

@@ -70,7 +70,7 @@ impl<'p> Infer<'p> {
             Build::Node(n) => match n.head {
                 Head::Scalar(_) => self.scalar(n),
                 Head::Op(id) => self.op(id, n),
-                Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => Ok(None),
+                Head::Acc | Head::Second | Head::In(_) | Head::TermCast | Head::Region(_) => Ok(None),
             },
         }
     }

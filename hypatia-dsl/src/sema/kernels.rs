@@ -77,6 +77,12 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         .hint("define an op with a body, and write the kernel for that op");
         return cx.with_declaration(d, def);
     }
+    if matches!(def.body, crate::ir::OpBody::Builtin(b) if b.is_pair()) && backend != Backend::Tiled {
+        let message = format!("only a tiled kernel computes two products, as `{}` does", def.name);
+        let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
+            .hint("write `kernel name for gemm2(a, b, c, e, to = d) { tiled; ... }`, or a kernel for `gemm`");
+        return cx.report(d);
+    }
     if backend == Backend::Tiled {
         tiled::check(cx, k, (def, closed), &tune)?;
         requires.extend(tiled::limits(cx, def, &mut pattern));

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::ast::{Arg, BinaryOp, Expr, ExprKind, ItemKind, Name, Path, UnaryOp};
-use crate::builtin::BuiltinScalar;
+use crate::builtin::{BuiltinScalar, SECOND};
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
 use crate::ir::{AExpr, Head, NodePat, Pat, ScalarId, VarId};
@@ -115,7 +115,10 @@ impl<'a> Cx<'a> {
         };
         let name = one.node.as_str();
         if sort == ValueSort::Term && name == "acc" {
-            return Some(Pat::Node(NodePat { head: Head::Acc, args: vec![], rest: None, attrs: vec![], output: 0 }));
+            return Some(head_node(Head::Acc, vec![]));
+        }
+        if sort == ValueSort::Term && name == SECOND {
+            return Some(head_node(Head::Second, vec![head_node(Head::Acc, vec![])]));
         }
         if self.binders.contains_key(name) {
             return self.not_applied(p);
@@ -397,7 +400,12 @@ fn mentions_as_operand(e: &Expr, name: &str) -> bool {
 }
 
 pub(super) fn scalar_node(id: ScalarId, args: Vec<Pat>) -> Pat {
-    Pat::Node(NodePat { head: Head::Scalar(id), args, rest: None, attrs: vec![], output: 0 })
+    head_node(Head::Scalar(id), args)
+}
+
+/// An application without attributes.
+pub(super) fn head_node(head: Head, args: Vec<Pat>) -> Pat {
+    Pat::Node(NodePat { head, args, rest: None, attrs: vec![], output: 0 })
 }
 
 /// The number of a literal, with its sign.

@@ -21,13 +21,14 @@ use super::context::Cx;
 /// The compute capability from which on a product is generated: Ampere, whose instructions the
 /// template of warps uses.
 const PRODUCT_SM: i64 = 80;
-/// The compute capability from which on attention is generated: Hopper.
-const ATTENTION_SM: i64 = 90;
+/// The compute capability from which on attention and two products at once are generated: Hopper.
+const HOPPER_SM: i64 = 90;
 
 /// What a tiled kernel computes.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Product,
+    Pair,
     Attention,
 }
 
@@ -36,6 +37,7 @@ impl Kind {
     fn tune(self) -> Vec<(&'static str, Vec<i64>)> {
         let tables: &[_] = match self {
             Kind::Product => &[TUNE, WARP_TUNE],
+            Kind::Pair => &[TUNE],
             Kind::Attention => &[ATTENTION_TUNE],
         };
         let mut out: Vec<(&str, Vec<i64>)> = Vec::new();
@@ -57,6 +59,7 @@ impl Kind {
 fn kind(def: &OpDef) -> Option<Kind> {
     match &def.body {
         OpBody::Builtin(BuiltinOp::Gemm) => Some(Kind::Product),
+        OpBody::Builtin(BuiltinOp::Gemm2) => Some(Kind::Pair),
         OpBody::Builtin(_) => None,
         OpBody::Defined(results) => (results.len() == 1).then_some(Kind::Attention),
     }
@@ -78,10 +81,10 @@ pub(super) fn check(
         );
         return cx.report(d);
     };
-    if kind == Kind::Product && closed {
+    if kind != Kind::Attention && closed {
         let message = "a tiled kernel computes any epilogue, but this pattern fixes it";
         let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
-            .hint("use a variable for the epilogue: `gemm(a, b, e, to = d)`");
+            .hint("use a variable for the epilogue, such as `e` in `gemm(a, b, e, to = d)`");
         return cx.report(d);
     }
     if let Some(setting) = k.settings.first() {
@@ -114,15 +117,27 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
             return cx.report(d);
         }
     }
-    if kind == Kind::Product && Tiling::all(choices).is_empty() && WarpTiling::all(choices).is_empty() {
+    let possible = match kind {
+        Kind::Product => !Tiling::all(choices).is_empty() || !WarpTiling::all(choices).is_empty(),
+        Kind::Pair => Tiling::all(choices).iter().any(Tiling::has_pairs),
+        Kind::Attention => true,
+    };
+    if !possible {
         let message = format!("the tuning parameters of kernel `{}` allow no tiling", k.name.node);
-        let d = Diagnostic::error(code::TUNE, message, k.name.span)
-            .note(
-                "on Hopper, a tile of a group has at most 128 x 128 or 64 x 256 elements, and `pingpong` takes two \
-                 consumers; elsewhere, a warp's part has at least 16 x 16 and at most 4096 elements, and `tile_k` is a \
-                 multiple of 32 `split_k`",
-            )
-            .hint("add smaller values of `tile_m` or `tile_n`");
+        let limits = "on Hopper, a tile of a group has at most 128 x 128 or 64 x 256 elements, and `pingpong` takes two \
+                      consumers";
+        let d = Diagnostic::error(code::TUNE, message, k.name.span);
+        let d = match kind {
+            Kind::Pair => d
+                .note(format!("two products share the columns of a tile, 128 or 256; {limits}"))
+                .hint("add 128 or 256 to the values of `tile_n`"),
+            _ => d
+                .note(format!(
+                    "{limits}; elsewhere, a warp's part has at least 16 x 16 and at most 4096 elements, and `tile_k` is \
+                     a multiple of 32 `split_k`"
+                ))
+                .hint("add smaller values of `tile_m` or `tile_n`"),
+        };
         return cx.report(d);
     }
     Some(())
@@ -131,14 +146,17 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
 /// The guards of a tiled kernel. Operands of its pattern that have no variable get one.
 pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat) -> Vec<AExpr> {
     let Some(gemm) = application(pattern) else { return Vec::new() };
-    if kind(def) == Some(Kind::Attention) {
+    let kind = kind(def);
+    if kind == Some(Kind::Attention) {
         // Which operands are multiplied is known only once the body is built.
         let first = gemm.args.first_mut().map(|a| variable(cx, a));
         let types = first.map(|a| op(BinaryOp::In, AExpr::Fact(Fact::DType, a), half()));
-        return [at_least(ATTENTION_SM)].into_iter().chain(types).collect();
+        return [at_least(HOPPER_SM)].into_iter().chain(types).collect();
     }
-    let [a, b, ..] = gemm.args.as_mut_slice() else { return Vec::new() };
-    let (a, b) = (variable(cx, a), variable(cx, b));
+    let pair = kind == Some(Kind::Pair);
+    let Some((factors, _)) = gemm.args.split_at_mut_checked(if pair { 3 } else { 2 }) else { return Vec::new() };
+    let factors: Vec<VarId> = factors.iter_mut().map(|f| variable(cx, f)).collect();
+    let a = factors[0];
     let to = match gemm.attrs.first() {
         Some(AttrPat::Var(v)) => AExpr::Var(*v),
         Some(AttrPat::Is(e)) => e.clone(),
@@ -149,14 +167,13 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat) -> Vec<AEx
         }
     };
     let fact = AExpr::Fact;
-    vec![
-        at_least(PRODUCT_SM),
-        op(BinaryOp::In, fact(Fact::DType, a), half()),
-        op(BinaryOp::Eq, fact(Fact::DType, b), fact(Fact::DType, a)),
-        op(BinaryOp::Eq, to, fact(Fact::DType, a)),
-        op(BinaryOp::Gt, fact(Fact::Numel, a), number(0)),
-        op(BinaryOp::Gt, fact(Fact::Numel, b), number(0)),
-    ]
+    let mut guards =
+        vec![at_least(if pair { HOPPER_SM } else { PRODUCT_SM }), op(BinaryOp::In, fact(Fact::DType, a), half())];
+    let others = &factors[1..];
+    guards.extend(others.iter().map(|b| op(BinaryOp::Eq, fact(Fact::DType, *b), fact(Fact::DType, a))));
+    guards.push(op(BinaryOp::Eq, to, fact(Fact::DType, a)));
+    guards.extend(factors.iter().map(|f| op(BinaryOp::Gt, fact(Fact::Numel, *f), number(0))));
+    guards
 }
 
 fn number(n: i64) -> AExpr {

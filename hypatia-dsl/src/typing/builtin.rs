@@ -20,8 +20,9 @@ use super::{TensorType, codes, show_value, window};
 pub(super) fn apply(call: &Call, op: BuiltinOp) -> Types {
     use BuiltinOp::*;
     match op {
-        Matmul => matmul(call, None),
-        Gemm => matmul(call, Some(call.dtype(0)?)),
+        Matmul => matmul(call, 1, None),
+        Gemm => matmul(call, 1, Some(call.dtype(0)?)),
+        Gemm2 => pair(call, call.dtype(0)?),
         Conv => window::conv(call, None),
         ConvGemm => window::conv(call, Some(call.dtype(5)?)),
         Windows => window::windows(call),
@@ -47,13 +48,14 @@ pub(super) fn apply(call: &Call, op: BuiltinOp) -> Types {
     }
 }
 
-fn matmul(call: &Call, to: Option<DType>) -> Types {
+/// The product of the first operand and operand `right`.
+fn matmul(call: &Call, right: usize, to: Option<DType>) -> Types {
     const VECTOR: &str = "add a second axis to a vector with `reshape`";
     let a = call.at_least(0, 2).map_err(|e| e.hint(VECTOR))?;
-    let b = call.at_least(1, 2).map_err(|e| e.hint(VECTOR))?;
+    let b = call.at_least(right, 2).map_err(|e| e.hint(VECTOR))?;
     call.needs_numbers(0)?;
-    call.needs_numbers(1)?;
-    call.same_dtype(1)?;
+    call.needs_numbers(right)?;
+    call.same_dtype(right)?;
     let (ra, rb) = (a.shape.len(), b.shape.len());
     let (k, k2) = (&a.shape[ra - 1], &b.shape[rb - 2]);
     let known = k.known_eq(k2);
@@ -62,11 +64,11 @@ fn matmul(call: &Call, to: Option<DType>) -> Types {
             "the inner sizes {} `{}` is {a} and `{}` is {b}: {k} and {k2}",
             agree(known),
             call.operand_name(0),
-            call.operand_name(1)
+            call.operand_name(right)
         );
-        let error = call.error(codes::SIZE, text).about(1);
+        let error = call.error(codes::SIZE, text).about(right);
         return Err(if *k == b.shape[rb - 1] {
-            error.hint("transpose the second operand")
+            error.hint(if right == 1 { "transpose the second operand" } else { "transpose it" })
         } else if a.shape[ra - 2] == *k2 {
             error.hint("transpose the first operand")
         } else {
@@ -78,13 +80,25 @@ fn matmul(call: &Call, to: Option<DType>) -> Types {
         let text = format!(
             "the leading axes do not broadcast: `{}` is {a} and `{}` is {b}, so {s} meets {t}",
             call.operand_name(0),
-            call.operand_name(1)
+            call.operand_name(right)
         );
-        call.error(codes::BROADCAST, text).about(1).hint(BROADCAST_HINT)
+        call.error(codes::BROADCAST, text).about(right).hint(BROADCAST_HINT)
     })?;
     let mut out = batch;
     out.extend([a.shape[ra - 2].clone(), b.shape[rb - 1].clone()]);
     one(to.unwrap_or(a.dtype), out)
+}
+
+/// Two products of the first operand, of the same shape.
+fn pair(call: &Call, to: DType) -> Types {
+    let (first, second) = (matmul(call, 1, Some(to))?, matmul(call, 2, Some(to))?);
+    if first == second {
+        return Ok(first);
+    }
+    let (b, c) = (call.operand(1)?, call.operand(2)?);
+    let (b_name, c_name) = (call.operand_name(1), call.operand_name(2));
+    let text = format!("its two products must have the same shape, but `{b_name}` is {b} and `{c_name}` is {c}");
+    Err(call.error(codes::SIZE, text).about(2).hint("give both right operands the same shape"))
 }
 
 fn reshape(call: &Call) -> Types {

@@ -117,7 +117,7 @@ fn operation(program: &Program, node: &TermNode, parts: &[Part], params: &[(Iden
             None => leaf(quote!(0.0), Kind::Number),
         },
         // Scalar bodies have no such leaves.
-        TermNode::Acc | TermNode::In { .. } => leaf(quote!(0.0), Kind::Number),
+        TermNode::Acc | TermNode::Second | TermNode::In { .. } => leaf(quote!(0.0), Kind::Number),
         TermNode::Lit(v) if ty == "f32" => {
             let v = v.0 as f32;
             if v.is_finite() {

@@ -22,6 +22,10 @@ use hypatia_testing::{int, list, program, ty};
 fn check(seed: u64, wild: bool) {
     let mut r = Random::new(seed);
     r.build(wild);
+    agrees(&r, seed);
+}
+
+fn agrees(r: &Random, seed: u64) {
     let want = evaluate(&r.graph, &r.inputs, Mode::Rounded).unwrap();
     let inputs: Vec<Tensor> = r.inputs.iter().map(|(_, t)| t.clone()).collect();
     let epsilon = coarsest(&r.graph);
@@ -104,6 +108,15 @@ fn memory_that_does_not_fit_is_refused() {
 fn random_graphs_agree_with_the_reference() {
     for seed in 0..300 {
         check(seed, false);
+    }
+}
+
+#[test]
+fn two_products_of_one_operand_agree_with_the_reference() {
+    for seed in 0..60 {
+        let mut r = Random::new(seed);
+        r.pair();
+        agrees(&r, seed);
     }
 }
 

@@ -190,6 +190,15 @@ impl Evaluator<'_> {
                 let acc = matmul::matmul(arg(0)?, arg(1)?, acc, shape)?;
                 self.epilogue(acc, term, &args[2..], *dtype)?
             }
+            Prim::Gemm2 => {
+                let dtype_of_sums = accumulator_dtype(arg(0)?.dtype);
+                let acc = matmul::matmul(arg(0)?, arg(1)?, dtype_of_sums, shape)?;
+                let second = matmul::matmul(arg(0)?, arg(2)?, dtype_of_sums, shape)?;
+                let second = rounded(second, dtype_of_sums, mode)?;
+                let own = &args[3..];
+                let term = term.map(|t| t.reading_second(own.len() as u32));
+                self.epilogue(acc, term.as_ref(), &[own, &[Some(&second)]].concat(), *dtype)?
+            }
             Prim::Conv { axes, groups } if term.is_some() => {
                 let acc = accumulator_dtype(arg(0)?.dtype);
                 let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, acc, shape)?;

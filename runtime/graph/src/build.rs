@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrValue, OpId, ParamKind, Program, ScalarId};
+use hypatia_dsl::ir::{AttrValue, OpBody, OpId, ParamKind, Program, ScalarId};
 use hypatia_dsl::scalar::Term;
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{TensorType, apply_op, apply_scalar, normalise_attrs};
@@ -93,7 +93,8 @@ impl Graph {
                         || Error::Type(format!("`{}`: an operand of the term is absent", def.name).into()),
                     )?;
                 let shape = def.terms_read_results().then(|| results[0].shape.as_slice());
-                check_term(program, term, shape, &reads)
+                let pair = !matches!(def.body, OpBody::Builtin(b) if !b.is_pair());
+                check_term(program, term, pair, shape, &reads)
                     .map_err(|m| Error::Type(format!("`{}`: {m}", def.name).into()))?;
             }
             (true, None) => return Err(Error::Type(format!("`{}` needs an epilogue term", def.name).into())),

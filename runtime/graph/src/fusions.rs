@@ -66,7 +66,8 @@ fn fused(graph: &Graph, nodes: &[usize]) -> Option<(String, String)> {
                     return None;
                 }
                 let name = joined(product, called(program, term));
-                Some((name, format!("{product}(a, b, {})", show_term(program, term, &|i| format!("t{i}")))))
+                let factors = if graph.is_pair(node) { "a, b, c" } else { "a, b" };
+                Some((name, format!("{product}({factors}, {})", show_term(program, term, &|i| format!("t{i}")))))
             }
             NodeKind::Op { op, attrs, .. } => {
                 let def = program.op(*op);

@@ -366,6 +366,11 @@ impl Host for Expression<'_, '_, '_> {
         self.add(TermNode::Acc)
     }
 
+    fn second(&mut self, arg: TermId) -> Result<TermId> {
+        let into = self.terms.last_mut().ok_or_else(|| Error::Internal("no term is begun".into()))?;
+        Ok(into.term.over_second(arg))
+    }
+
     fn read(&mut self, view: InView, value: Option<Value>) -> Result<TermId> {
         let value = value.ok_or_else(|| Error::Type("an epilogue reads an absent operand".into()))?;
         let into = self.terms.last_mut().ok_or_else(|| Error::Internal("no term is begun".into()))?;
@@ -414,7 +419,7 @@ pub fn splice(bound: &BoundTerm, into: &mut BoundTerm) -> Result<TermId> {
                 TermNode::Call { scalar: *scalar, args: args.iter().map(at).collect::<Result<_>>()? }
             }
             TermNode::Cast { to, arg } => TermNode::Cast { to: *to, arg: at(arg)? },
-            leaf @ (TermNode::Param(_) | TermNode::Acc | TermNode::Lit(_)) => leaf.clone(),
+            leaf @ (TermNode::Param(_) | TermNode::Acc | TermNode::Second | TermNode::Lit(_)) => leaf.clone(),
         };
         map.push(into.term.add(moved));
     }

@@ -18,6 +18,7 @@ mod inline;
 pub mod instantiate;
 mod kinds;
 mod narrow;
+mod pair;
 pub mod prim;
 mod print;
 mod regions;

@@ -185,9 +185,7 @@ impl Narrower<'_> {
                 matches!(b, Exp | Expm1 | Log | Log1p | Pow | Sin | Cos).then_some(Width::Wide)
             }
             _ => match self.builtin(node) {
-                Some(BuiltinOp::Matmul | BuiltinOp::Gemm | BuiltinOp::Conv | BuiltinOp::ConvGemm) => {
-                    Some(Width::Narrow)
-                }
+                Some(op) if op.multiplies() => Some(Width::Narrow),
                 Some(BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum) => Some(Width::Wide),
                 Some(_) => None,
                 // Its kernel computes in f32 between load and store.

@@ -37,6 +37,8 @@ pub enum Prim {
     Matmul,
     /// Matrix product with an epilogue.
     Gemm,
+    /// Two matrix products of one left operand, with an epilogue of both.
+    Gemm2,
     /// Convolution, with an epilogue if the node has one.
     Conv {
         /// The windows of each spatial axis; `size` is the filter's.
@@ -231,6 +233,7 @@ impl Prim {
         match op {
             BuiltinOp::Matmul => Ok(Prim::Matmul),
             BuiltinOp::Gemm => Ok(Prim::Gemm),
+            BuiltinOp::Gemm2 => Ok(Prim::Gemm2),
             BuiltinOp::Conv | BuiltinOp::ConvGemm => {
                 let filter = shapes.get(1).and_then(|w| w.get(2..)).ok_or_else(|| a.bad(0))?;
                 let groups = usize::try_from(a.int(4)?).ok().filter(|g| *g > 0).ok_or_else(|| a.bad(4))?;

@@ -4,16 +4,22 @@
 //! wrong with it, or its text in the language's syntax. Invariant (for a checked term): arguments
 //! come before users, kinds agree, and each operand is read as its view allows.
 
-use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::builtin::{BuiltinScalar, SECOND};
 use hypatia_dsl::dtype::Kind;
 use hypatia_dsl::ir::{InView, Program, ScalarBody, ScalarId};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::shape::{Dim, broadcast, show_shape};
 use hypatia_dsl::typing::TensorType;
 
-/// Checks a term that computes elements of a tensor of that shape, if it is known, from `acc` and
-/// these operands.
-pub fn check_term(program: &Program, term: &Term, shape: Option<&[Dim]>, reads: &[TensorType]) -> Result<(), String> {
+/// Checks a term that computes elements of a tensor of that shape, if it is known, from `acc`, from
+/// the second accumulator of a pair of products, and from these operands.
+pub fn check_term(
+    program: &Program,
+    term: &Term,
+    pair: bool,
+    shape: Option<&[Dim]>,
+    reads: &[TensorType],
+) -> Result<(), String> {
     let mut kinds: Vec<Kind> = Vec::with_capacity(term.nodes.len());
     for (i, node) in term.nodes.iter().enumerate() {
         let kind_of = |id: &TermId, kinds: &[Kind]| {
@@ -21,7 +27,10 @@ pub fn check_term(program: &Program, term: &Term, shape: Option<&[Dim]>, reads: 
         };
         kinds.push(match node {
             TermNode::Param(_) => return Err("an epilogue has no parameters".into()),
-            TermNode::Acc | TermNode::Lit(_) => Kind::Number,
+            TermNode::Second if !pair => {
+                return Err(format!("the term reads `{SECOND}`, but there is one product, not two"));
+            }
+            TermNode::Acc | TermNode::Second | TermNode::Lit(_) => Kind::Number,
             TermNode::In { input, view } => {
                 let ty = reads
                     .get(*input as usize)
@@ -115,6 +124,7 @@ fn show_node(
     match node {
         TermNode::Param(i) => (format!("${i}"), ATOM),
         TermNode::Acc => ("acc".into(), ATOM),
+        TermNode::Second => (SECOND.into(), ATOM),
         TermNode::In { input, view } => (format!("{}({})", view_name(*view), operand(*input)), ATOM),
         TermNode::Lit(v) => (show_number(v.0), if v.0.is_sign_negative() { 7 } else { ATOM }),
         TermNode::Cast { to, arg: a } => (format!("cast<{to}>({})", arg(a).0), ATOM),

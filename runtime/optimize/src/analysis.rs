@@ -300,6 +300,10 @@ pub fn term_kind(egraph: &EGraph, node: &Node) -> Result<Kind, String> {
     let program = &egraph.analysis.program;
     match node.payload {
         Payload::Acc | Payload::Lit(_) => Ok(Kind::Number),
+        Payload::Second => match egraph[node.children[0]].data.sort {
+            Sort::Term(kind) => Ok(kind),
+            _ => Err("only a term can be read over the second accumulator".to_string()),
+        },
         Payload::In(_) => class_type(egraph, node.children[0])
             .map(|t| t.dtype.kind())
             .ok_or_else(|| "only a tensor can be read in a term".to_string()),
@@ -322,7 +326,10 @@ pub fn term_kind(egraph: &EGraph, node: &Node) -> Result<Kind, String> {
 
 /// True if the payload belongs to terms.
 pub fn is_term(payload: Payload) -> bool {
-    matches!(payload, Payload::Acc | Payload::In(_) | Payload::Lit(_) | Payload::Call(_) | Payload::TermCast(_))
+    matches!(
+        payload,
+        Payload::Acc | Payload::Second | Payload::In(_) | Payload::Lit(_) | Payload::Call(_) | Payload::TermCast(_)
+    )
 }
 
 fn make_data(egraph: &mut EGraph, node: &Node) -> Data {
@@ -517,6 +524,7 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
         },
         BuiltinOp::Matmul
         | BuiltinOp::Gemm
+        | BuiltinOp::Gemm2
         | BuiltinOp::Conv
         | BuiltinOp::ConvGemm
         | BuiltinOp::Scatter

@@ -274,6 +274,9 @@ impl CostModel {
             // it.
             cost = cost.saturating_add(EXTRA_RESULT);
         }
+        if builtin.is_some_and(BuiltinOp::is_pair) {
+            return cost.saturating_add(self.pair(egraph, (class, node), cost, outs.first()));
+        }
         if let Some((term, out)) = term_child(egraph, def, node).zip(outs.first()) {
             cost = cost.saturating_add(match self.implements_term(egraph, class, node, term) {
                 Some(Stored::Library) => 0,
@@ -287,6 +290,22 @@ impl CostModel {
             });
         }
         cost
+    }
+
+    /// The cost of two products of one left operand besides their arithmetic and operands.
+    fn pair(&self, egraph: &EGraph, (class, node): (Id, &Node), cost: Cost, out: Option<&TensorType>) -> Cost {
+        let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
+        let computes = |kernel| self.may_compute(egraph, kernel, (class, node), dtype);
+        if !self.device.is_host() && self.epilogues.iter().any(computes) {
+            // As for one product of ours: it is timed beside a product of ours and one of the
+            // library.
+            return cost / (2 * TIMED_SHARE) + picoseconds(self.device.launch / 2.0);
+        }
+        // Both products are stored, and a pass reads them: never better than these as nodes.
+        let sums = out.map_or(0.0, |t| elements(t) * t.dtype.compute().size() as f64);
+        let traffic = Work { flops: 0.0, read: 2.0 * sums, write: 2.0 * sums };
+        let pass = self.time(traffic, self.device.vector);
+        pass.saturating_add(picoseconds(self.device.launch)).saturating_add(EXTRA_RESULT)
     }
 
     /// Whether the target's library may have the call for an op.
@@ -378,6 +397,7 @@ fn fixed(data: &Data, node: &Node) -> Option<Cost> {
         Payload::Leaf(_) | Payload::Splat(..) | Payload::Absent | Payload::Acc | Payload::Lit(_) => Some(0),
         Payload::Output(_) => Some(TRIFLE),
         Payload::Call(_) | Payload::TermCast(_) => Some(EPILOGUE_STEP),
+        Payload::Second => Some(TRIFLE),
         // Computed once, when the plan is made; an existing constant is still better.
         Payload::Op(..) | Payload::Scalar(_) if data.constant => Some(TRIFLE),
         Payload::In(_) | Payload::Op(..) | Payload::Scalar(_) => None,

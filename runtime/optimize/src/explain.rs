@@ -8,6 +8,7 @@
 
 use egg::Id;
 use hypatia_dsl::ast::BinaryOp;
+use hypatia_dsl::builtin::{OVER_SECOND, SECOND};
 use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::numerics::Numerics;
@@ -532,6 +533,7 @@ fn head_name(program: &Program, head: Head) -> String {
         Head::Op(op) => program.op(op).name.clone(),
         Head::Scalar(s) => program.scalar(s).name.clone(),
         Head::Acc => "acc".into(),
+        Head::Second => OVER_SECOND.into(),
         Head::In(_) => "in".into(),
         Head::TermCast => "cast".into(),
         Head::Region(_) => "pointwise work".into(),
@@ -553,6 +555,7 @@ fn heads(egraph: &EGraph, id: Id) -> String {
             Payload::Absent => "absent".into(),
             Payload::Output(_) => "one of several results".into(),
             Payload::Acc => "`acc`".into(),
+            Payload::Second => format!("`{SECOND}`"),
             Payload::In(_) => "`in(...)`".into(),
             Payload::TermCast(_) => "`cast`".into(),
         };
@@ -602,6 +605,7 @@ fn show_term_class(egraph: &EGraph, id: Id, depth: usize) -> String {
     let args = || n.children.iter().map(|c| show_term_class(egraph, *c, depth + 1)).collect::<Vec<_>>().join(", ");
     match n.payload {
         Payload::Acc => "acc".into(),
+        Payload::Second => format!("{OVER_SECOND}({})", args()),
         Payload::Lit(b) => show_number(f64::from_bits(b)),
         Payload::Call(s) => format!("{}({})", program.scalar(s).name, args()),
         Payload::TermCast(t) => format!("cast<{t}>({})", args()),

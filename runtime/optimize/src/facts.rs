@@ -197,7 +197,7 @@ fn body(program: &Program, term: &Term, args: &[NumericFacts], depth: usize) -> 
                 scalar_at_depth(program, *scalar, &facts, &same, depth + 1)
             }
             TermNode::Cast { arg, .. } => known[arg.0 as usize].narrowed(),
-            TermNode::Acc | TermNode::In { .. } => NumericFacts::UNKNOWN,
+            TermNode::Acc | TermNode::Second | TermNode::In { .. } => NumericFacts::UNKNOWN,
         };
         known.push(facts);
     }

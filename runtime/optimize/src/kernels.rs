@@ -137,6 +137,11 @@ pub fn attach(
             Chooser { graph, node, constant: &constant, patterns: &patterns, device, exact: allowed.is_exact() };
         let list = match &node.kind {
             NodeKind::Op { op, attrs, .. } => match graph.program.op(*op).body {
+                OpBody::Builtin(b) if b.is_pair() => {
+                    let mut parts = graph.two_products(node)?;
+                    attach(&mut parts, device, allowed, folder)?;
+                    chooser.pair(*op, attrs, Arc::new(parts))
+                }
                 OpBody::Builtin(b) if b.multiplies() && !device.is_host() => chooser.products(b),
                 OpBody::Builtin(_) => Vec::new(),
                 OpBody::Defined(_) => chooser.defined((*op, attrs), &mut |node| {
@@ -183,6 +188,7 @@ pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<(Ker
     let chooser = Chooser { graph, node: of, constant: &constant, patterns: &patterns, device, exact: false };
     let application = match (&program.op(*op).body, program.builtin_op(BuiltinOp::Gemm)) {
         (OpBody::Defined(_), _) => Application::of_node(&chooser, *op, attrs),
+        (OpBody::Builtin(b), _) if b.is_pair() => Application::of_pair(&chooser, *op, attrs),
         (_, Some(gemm)) => {
             let term = term.clone().unwrap_or_else(Product::plain);
             Application::of_product(&chooser, gemm, true, (&term, of.results[0].dtype))
@@ -342,6 +348,18 @@ impl Chooser<'_> {
         Ok(list)
     }
 
+    /// The kernels of two products of one left operand: one launch, or both products in turn.
+    fn pair(&self, op: OpId, attrs: &[AttrValue], parts: Arc<Graph>) -> Vec<Candidate> {
+        let application = Application::of_pair(self, op, attrs);
+        let dtype = self.known(0).map(|k| k.ty.dtype);
+        let kernels = of_op(&self.graph.program, op, |b| *b == Backend::Tiled).into_iter();
+        let kernels = kernels.filter(|_| !self.exact && !self.device.is_host());
+        let mut list: Vec<Candidate> =
+            kernels.filter_map(|k| application.matched(k, dtype).map(|m| self.candidate(Strategy::Call, m))).collect();
+        list.push(Candidate { strategy: Strategy::Parts(parts), matched: None });
+        list
+    }
+
     /// The kernels of a product with its epilogue on a device with a library.
     fn products(&self, op: BuiltinOp) -> Vec<Candidate> {
         let NodeKind::Op { term, .. } = &self.node.kind else { return Vec::new() };
@@ -471,6 +489,20 @@ impl<'a> Application<'a> {
         let missing = declared.saturating_sub(out.operands.len());
         out.operands.extend((0..missing).map(|_| out.host.absent()));
         out.results = out.host.op(op, attrs.to_vec(), &out.operands, &of.node.results);
+        out
+    }
+
+    /// The node, which is two products with their term.
+    fn of_pair(of: &'a Chooser<'a>, op: OpId, attrs: &[AttrValue]) -> Application<'a> {
+        let mut out = Application::of_operands(of, 0);
+        let (Some((factors, read)), NodeKind::Op { term: Some(term), .. }) =
+            (out.operands.split_at_checked(3), &of.node.kind)
+        else {
+            return out;
+        };
+        let term = out.host.term(term.clone(), read.to_vec());
+        let operands: Vec<Id> = factors.iter().copied().chain([term]).collect();
+        out.results = out.host.op(op, attrs.to_vec(), &operands, &of.node.results);
         out
     }
 

@@ -59,6 +59,8 @@ pub enum Payload {
     Output(u32),
     /// The accumulator.
     Acc,
+    /// Its child, a term, with the second accumulator in place of the first.
+    Second,
     /// A tensor read inside a term; its child is the tensor.
     In(InView),
     /// A number inside a term, given by its bits.
@@ -86,6 +88,8 @@ pub enum Discriminant {
     Output,
     /// See [`Payload::Acc`].
     Acc,
+    /// See [`Payload::Second`].
+    Second,
     /// Any view.
     In,
     /// Any number inside a term.
@@ -109,9 +113,10 @@ impl Discriminant {
             In => 5,
             Lit => 6,
             TermCast => 7,
-            Op(op) => 8 + op.index(),
-            Scalar(s) => 8 + ops + s.index(),
-            Call(s) => 8 + ops + scalars + s.index(),
+            Second => 8,
+            Op(op) => 9 + op.index(),
+            Scalar(s) => 9 + ops + s.index(),
+            Call(s) => 9 + ops + scalars + s.index(),
         }
     }
 }
@@ -165,6 +170,7 @@ impl Payload {
             Payload::Scalar(s) => Discriminant::Scalar(s),
             Payload::Output(_) => Discriminant::Output,
             Payload::Acc => Discriminant::Acc,
+            Payload::Second => Discriminant::Second,
             Payload::In(_) => Discriminant::In,
             Payload::Lit(_) => Discriminant::Lit,
             Payload::Call(s) => Discriminant::Call(s),

@@ -16,7 +16,7 @@ use hypatia_dsl::typing::TensorType;
 use rustc_hash::{FxHashMap, FxHasher};
 
 use super::analysis::EGraph;
-use super::analysis::{Context, Leaf, Sort, has_several_results};
+use super::analysis::{Context, Leaf, Sort, has_several_results, is_term};
 use super::facts::{self, NumericFacts};
 use super::language::{LeafId, Node, Payload};
 use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value, splat};
@@ -159,6 +159,10 @@ fn enter_term(egraph: &mut EGraph, term: &Term, reads: &[Id]) -> Result<Id> {
         let node = match node {
             TermNode::Param(_) => return Err(internal("an epilogue has no parameters")),
             TermNode::Acc => Node::leaf(Payload::Acc),
+            TermNode::Second => {
+                let acc = egraph.add(Node::leaf(Payload::Acc));
+                Node::new(Payload::Second, [acc])
+            }
             TermNode::In { input, view } => {
                 Node::new(Payload::In(*view), [*reads.get(*input as usize).ok_or_else(broken)?])
             }
@@ -284,7 +288,7 @@ impl Rebuilder<'_> {
             let node = self.chosen.get(class).ok_or_else(|| internal("a needed class was not chosen"))?;
             let built = match node.payload {
                 Payload::Absent => None,
-                Payload::Acc | Payload::In(_) | Payload::Lit(_) | Payload::Call(_) | Payload::TermCast(_) => continue,
+                payload if is_term(payload) => continue,
                 Payload::Output(i) => {
                     let outs = self.operand(&values, node.children[0])?.ok_or_else(|| internal("no results"))?;
                     Some(vec![*outs.get(i as usize).ok_or_else(|| internal("no such result"))?])
@@ -373,21 +377,24 @@ impl Rebuilder<'_> {
     ) -> Result<(Term, FxHashMap<Id, TermId>)> {
         let egraph = &self.inserted.egraph;
         let mut term = Term::empty();
-        let mut done: FxHashMap<Id, TermId> = FxHashMap::default();
-        let mut stack = vec![egraph.find(root)];
-        while let Some(class) = stack.last().copied() {
-            if done.contains_key(&class) {
+        // Over the first accumulator and, if true, over the second one in its place.
+        let mut done: FxHashMap<(Id, bool), TermId> = FxHashMap::default();
+        let mut stack = vec![(egraph.find(root), false)];
+        while let Some((class, second)) = stack.last().copied() {
+            if done.contains_key(&(class, second)) {
                 stack.pop();
                 continue;
             }
             let node = self.chosen.get(&class).ok_or_else(|| internal("a term was not chosen"))?;
-            let children: Vec<Id> = node.children.iter().map(|c| egraph.find(*c)).collect();
-            let at = |c: &Id| done.get(c).copied();
+            let over = second || node.payload == Payload::Second;
+            let children: Vec<(Id, bool)> = node.children.iter().map(|c| (egraph.find(*c), over)).collect();
+            let at = |c: &(Id, bool)| done.get(c).copied();
             let built = match node.payload {
+                Payload::Acc if second => TermNode::Second,
                 Payload::Acc => TermNode::Acc,
                 Payload::Lit(bits) => TermNode::Lit(Literal(f64::from_bits(bits))),
                 Payload::In(view) => {
-                    let v = self.operand(values, children[0])?.and_then(|v| v.first().copied());
+                    let v = self.operand(values, children[0].0)?.and_then(|v| v.first().copied());
                     let v = v.ok_or_else(|| internal("a term reads an absent operand"))?;
                     let input = reads.iter().position(|r| *r == v).unwrap_or_else(|| {
                         reads.push(v);
@@ -395,10 +402,10 @@ impl Rebuilder<'_> {
                     });
                     TermNode::In { input: input as u32, view }
                 }
-                Payload::Call(_) | Payload::TermCast(_) => {
-                    let missing: Vec<Id> = children.iter().copied().filter(|c| at(c).is_none()).collect();
+                Payload::Call(_) | Payload::TermCast(_) | Payload::Second => {
+                    let missing: Vec<(Id, bool)> = children.iter().copied().filter(|c| at(c).is_none()).collect();
                     if !missing.is_empty() {
-                        if stack.len() > egraph.number_of_classes() {
+                        if stack.len() > 2 * egraph.number_of_classes() {
                             return Err(internal("a term contains itself"));
                         }
                         stack.extend(missing);
@@ -408,17 +415,18 @@ impl Rebuilder<'_> {
                     match node.payload {
                         Payload::Call(scalar) => TermNode::Call { scalar, args },
                         Payload::TermCast(to) => TermNode::Cast { to, arg: args[0] },
-                        _ => return Err(internal("not a term")),
+                        _ => term.node(args[0]).clone(),
                     }
                 }
                 _ => return Err(internal("a tensor stands inside a term")),
             };
-            done.insert(class, term.add(built));
+            done.insert((class, second), term.add(built));
             stack.pop();
         }
-        let root = done.get(&egraph.find(root)).copied().ok_or_else(|| internal("a term was not built"))?;
-        term.roots = vec![root];
-        Ok((term, done))
+        let root = done.get(&(egraph.find(root), false)).copied();
+        term.roots = vec![root.ok_or_else(|| internal("a term was not built"))?];
+        let own = done.into_iter().filter(|((_, second), _)| !second).map(|((class, _), at)| (class, at));
+        Ok((term, own.collect()))
     }
 
     /// Names of the needed classes: the name of the node with that value, joined with the names of

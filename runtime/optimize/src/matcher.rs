@@ -313,6 +313,7 @@ fn head_discriminant(program: &Program, head: Head, terms: bool) -> Option<Discr
         Head::Scalar(s) if terms => Discriminant::Call(s),
         Head::Scalar(s) => Discriminant::Scalar(s),
         Head::Acc => Discriminant::Acc,
+        Head::Second => Discriminant::Second,
         Head::In(_) => Discriminant::In,
         Head::TermCast => Discriminant::TermCast,
     })
@@ -632,7 +633,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             (Head::Op(a), Payload::Op(b, _), _) => a == b,
             (Head::Scalar(a), Payload::Scalar(b), Position::Tensor) => a == b,
             (Head::Scalar(a), Payload::Call(b), Position::Term(_)) => a == b,
-            (Head::Acc, Payload::Acc, _) | (Head::TermCast, Payload::TermCast(_), _) => true,
+            (Head::Acc, Payload::Acc, _) | (Head::Second, Payload::Second, _) => true,
+            (Head::TermCast, Payload::TermCast(_), _) => true,
             (Head::In(_), Payload::In(_), _) => true,
             _ => false,
         }
@@ -742,7 +744,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
             Head::Op(op) if self.host.takes_term(op, operand) => Position::Term(Some(class)),
             Head::Op(_) => Position::Tensor,
             Head::In(_) => Position::Tensor,
-            Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => context,
+            Head::Scalar(_) | Head::Acc | Head::Second | Head::TermCast | Head::Region(_) => context,
         }
     }
 }

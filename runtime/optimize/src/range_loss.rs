@@ -63,7 +63,7 @@ impl OperandRole {
                 _ if self == OperandRole::Weight => OperandRole::Weight,
                 _ => OperandRole::Factor,
             },
-            Head::Acc | Head::In(_) | Head::TermCast | Head::Region(_) => OperandRole::Factor,
+            Head::Acc | Head::Second | Head::In(_) | Head::TermCast | Head::Region(_) => OperandRole::Factor,
         }
     }
 }

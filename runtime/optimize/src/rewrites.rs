@@ -222,6 +222,7 @@ fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>
                     }
                 }
                 Head::Acc => out.extend([Discriminant::Acc]),
+                Head::Second => out.extend([Discriminant::Second]),
                 Head::In(_) => out.extend([Discriminant::In]),
                 Head::TermCast => out.extend([Discriminant::TermCast]),
                 // The same functions as on the left side, which are present.

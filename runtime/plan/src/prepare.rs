@@ -7,6 +7,7 @@
 //! inputs.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use hypatia_dsl::ir::{Backend, KernelId, OpBody};
 use hypatia_dsl::kernel::derive_rowwise_over;
@@ -101,11 +102,12 @@ fn without(graph: &Graph, node: &Node, kernel: KernelId) -> Result<Graph> {
     Ok(alone)
 }
 
-/// The first candidate of a defined op's node whose guards hold for its sizes; `None` for a builtin
-/// op.
+/// The first candidate of a defined op's node, or of two products, whose guards hold for its sizes;
+/// `None` for another builtin op.
 fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Candidate> {
     let NodeKind::Op { op, .. } = &node.kind else { return None };
-    if node.kernels.device != device.name || matches!(graph.program.op(*op).body, OpBody::Builtin(_)) {
+    let is_builtin = matches!(graph.program.op(*op).body, OpBody::Builtin(_)) && !graph.is_pair(node);
+    if node.kernels.device != device.name || is_builtin {
         return None;
     }
     let known = |operand: usize| graph.known(node, operand);
@@ -115,16 +117,25 @@ fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Cand
     })
 }
 
-/// Inlines the defined ops that neither a row-wise kernel nor a library call computes.
+/// Inlines the defined ops that neither a row-wise kernel nor a library call computes, and divides
+/// pairs of products that no kernel computes.
 fn inlined(graph: &Graph, device: &Device) -> Result<Graph> {
     let constant = constant_nodes(graph);
+    let mut pairs: HashMap<usize, Arc<Graph>> = HashMap::new();
+    for (i, node) in graph.nodes.iter().enumerate().filter(|(_, n)| graph.is_pair(n)) {
+        pairs.insert(i, Arc::new(graph.two_products(node)?));
+    }
     graph.replaced(&|i, node| {
         let NodeKind::Op { op, .. } = &node.kind else { return Replacement::Itself };
         let whole =
             || matches!(chosen(graph, node, device).map(|c| &c.strategy), Some(Strategy::Rowwise | Strategy::Call));
         match graph.program.op(*op).body {
             OpBody::Defined(_) if constant[i] || !whole() => Replacement::Body,
-            _ => Replacement::Itself,
+            OpBody::Defined(_) => Replacement::Itself,
+            OpBody::Builtin(_) => match pairs.get(&i) {
+                Some(parts) if constant[i] || !whole() => Replacement::Parts(parts.clone()),
+                _ => Replacement::Itself,
+            },
         }
     })
 }

@@ -45,6 +45,7 @@ impl Plan {
                 let read = |first: usize| reads.get(first..e.reads).unwrap_or_default();
                 let what = match &e.called {
                     Called::Attention(a) => format!("attention, score {}", self.term(&a.term, read(3))),
+                    Called::Pair(g) => format!("two products, {}", self.term(&g.term, read(3))),
                     Called::Template(_) => {
                         let kernel = step.kernel.map(|k| self.program.kernels[k.index()].name.as_str());
                         format!("template {}", kernel.unwrap_or_default())

@@ -27,10 +27,13 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
             e.fallback.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
             // The fallback records the rules. Scores keep their precision: a softmax magnifies
             // their errors.
-            if let Called::Product(g) = &mut e.called
-                && !g.is_plain()
-            {
-                let inputs: Vec<DType> = step.reads[2..e.reads].iter().map(|v| v.dtype).collect();
+            let of = match &mut e.called {
+                Called::Product(g) if !g.is_plain() => Some((g, 2)),
+                Called::Pair(g) => Some((g, 3)),
+                _ => None,
+            };
+            if let Some((g, factors)) = of {
+                let inputs: Vec<DType> = step.reads[factors..e.reads].iter().map(|v| v.dtype).collect();
                 shortener.product(&mut g.term, &inputs, step.writes[0].dtype);
             }
             return;

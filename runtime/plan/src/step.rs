@@ -145,6 +145,10 @@ pub enum Called {
     /// A product. Its accumulator is stored unchanged or, without a kernel, scaled. Of a tiled
     /// kernel it has the epilogue.
     Product(GemmStep),
+    /// Two products of one left operand, by a tiled kernel: `reads` are the left operand, the two
+    /// right ones, and what the epilogue reads, broadcast to the result. The epilogue's
+    /// accumulators are those of both products.
+    Pair(GemmStep),
     /// Attention, by a tiled kernel.
     Attention(AttentionStep),
     /// An op, by a kernel from a user's template.
@@ -175,7 +179,7 @@ impl CallStep {
         match &self.called {
             Called::Product(g) => Some(g),
             Called::Template(t) => t.product.as_ref(),
-            Called::Attention(_) => None,
+            Called::Pair(_) | Called::Attention(_) => None,
         }
     }
 }

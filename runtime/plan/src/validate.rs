@@ -219,6 +219,7 @@ impl Plan {
                 };
                 match &e.called {
                     Called::Product(g) => own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]),
+                    Called::Pair(g) => pair(g, own, stored),
                     Called::Attention(a) => attention(a, own, stored),
                     Called::Template(t) => {
                         let factors =
@@ -244,6 +245,13 @@ impl Plan {
 fn factors(g: &GemmStep, reads: &[View], out: &View) -> bool {
     let shaped = |v: &View, rows: usize, columns: usize| v.shape == [&g.batch[..], &[rows, columns]].concat();
     shaped(&reads[0], g.m, g.k) && shaped(&reads[1], g.k, g.n) && shaped(out, g.m, g.n)
+}
+
+/// The operands of two products of one left operand, and their result.
+fn pair(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {
+    let ([a, b, c, beside @ ..], [out]) = (reads, writes) else { return false };
+    let both = [b, c].into_iter().all(|right| factors(g, &[a.clone(), right.clone()], out));
+    both && beside.iter().all(|view| view.shape == out.shape)
 }
 
 fn attention(a: &AttentionStep, reads: &[View], writes: &[View]) -> bool {

@@ -36,6 +36,7 @@ impl Step {
             Action::Gemm(g) | Action::Call(CallStep { called: Called::Product(g), .. }) => {
                 len * (2.0 * g.k as f64 + calls(&g.term))
             }
+            Action::Call(CallStep { called: Called::Pair(g), .. }) => len * (4.0 * g.k as f64 + calls(&g.term)),
             Action::Call(CallStep { called: Called::Template(t), fallback, .. }) => match &t.product {
                 Some(g) => len * (2.0 * g.k as f64 + calls(&g.term)),
                 None => fallback.iter().map(|s| s.work().flops).sum(),

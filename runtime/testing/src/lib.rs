@@ -51,7 +51,7 @@ fn attrs(op: BuiltinOp) -> &'static [AttrType] {
     use AttrType::*;
     match op {
         BuiltinOp::Matmul => &[],
-        BuiltinOp::Gemm | BuiltinOp::Cast => &[DType],
+        BuiltinOp::Gemm | BuiltinOp::Gemm2 | BuiltinOp::Cast => &[DType],
         BuiltinOp::Conv => &[Ints, Ints, Ints, Ints, Int],
         BuiltinOp::ConvGemm => &[Ints, Ints, Ints, Ints, Int, DType],
         BuiltinOp::Windows => &[Ints, Ints, Ints],
@@ -76,7 +76,7 @@ fn op(builtin: BuiltinOp) -> OpDef {
     use BuiltinOp::*;
     let operands = match builtin {
         Iota | Full | Size => 0,
-        Scatter => 3,
+        Scatter | Gemm2 => 3,
         Matmul | Gemm | Conv | ConvGemm | Pad | Gather | GatherElements | GatherNd => 2,
         _ => 1,
     };

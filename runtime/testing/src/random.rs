@@ -285,6 +285,48 @@ impl Random {
         self.values.extend(v);
     }
 
+    /// Adds two products of one left operand with a term of both accumulators, and an output.
+    pub fn pair(&mut self) {
+        let p = self.graph.program.clone();
+        let dtype = *[DType::F32, DType::F64, DType::BF16, DType::F16, DType::I32].choose(&mut self.rng).unwrap();
+        let [m, n, k] = [0; 3].map(|_| self.rng.random_range(1..70));
+        let lead: &[usize] = if self.rng.random_bool(0.3) { &[3] } else { &[] };
+        let x = self.input(dtype, &[lead, &[m, k]].concat(), false);
+        let shared = self.rng.random_bool(0.5);
+        let of_right: &[usize] = if shared { &[] } else { lead };
+        let [b, c] = [0; 2].map(|_| {
+            let turned = self.rng.random_bool(0.5);
+            let sides = if turned { [n, k] } else { [k, n] };
+            let w = self.input(dtype, &[of_right, &sides].concat(), false);
+            let mut perm: Vec<usize> = (0..of_right.len() + 2).collect();
+            perm.swap(of_right.len(), of_right.len() + 1);
+            if turned { self.graph.builtin(BuiltinOp::Transpose, &[w], vec![list(&perm)]).unwrap()[0] } else { w }
+        });
+        let row = self.input(dtype, &[n], false);
+        let full = self.input(dtype, &[lead, &[m, n]].concat(), false);
+        let [add, mul] = [BuiltinScalar::Add, BuiltinScalar::Mul].map(|s| p.builtin_scalar(s).unwrap());
+        let function = p.find_scalar(if dtype.is_float() { "gelu" } else { "abs" }).unwrap();
+        let mut t = Term::empty();
+        let [acc, bias, other] = [
+            TermNode::Acc,
+            TermNode::In { input: 0, view: InView::Row },
+            TermNode::In { input: 1, view: InView::Full },
+        ]
+        .map(|node| t.add(node));
+        let biased = t.add(TermNode::Call { scalar: add, args: vec![acc, bias] });
+        let gate = t.add(TermNode::Call { scalar: function, args: vec![biased] });
+        // The same bias behind the second product.
+        let up = t.over_second(biased);
+        let both = t.add(TermNode::Call { scalar: mul, args: vec![gate, up] });
+        let root = t.add(TermNode::Call { scalar: add, args: vec![both, other] });
+        t.roots.push(root);
+        let to = if dtype.is_float() { *FLOATS.choose(&mut self.rng).unwrap() } else { dtype };
+        let op = p.builtin_op(BuiltinOp::Gemm2).unwrap();
+        let operands = [x, b, c, row, full].map(Some);
+        let y = self.graph.op(op, &operands, vec![AttrValue::DType(to)], Some(t)).unwrap()[0];
+        self.graph.output("y", y);
+    }
+
     /// Adds random nodes and outputs; `wild` inputs hold NaN, infinities and -0.
     pub fn build(&mut self, wild: bool) {
         for _ in 0..4 {

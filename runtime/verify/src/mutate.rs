@@ -5,7 +5,7 @@
 //! Invariant: a mutant differs from its rule, and is a well-formed rule of the same Program. Not
 //! every mutant is wrong: a person must review those that survive.
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, OVER_SECOND};
 use hypatia_dsl::ir::{
     AExpr, AttrPat, AttrValue, Build, BuildArg, Head, InView, OpBody, Pat, Program, Rule, ScalarBody,
 };
@@ -305,7 +305,7 @@ impl Walker<'_> {
             }
             Head::In(InView::Row) => Some(Head::In(InView::Col)),
             Head::In(InView::Col) => Some(Head::In(InView::Row)),
-            Head::In(_) | Head::Acc | Head::TermCast | Head::Region(_) => None,
+            Head::In(_) | Head::Acc | Head::Second | Head::TermCast | Head::Region(_) => None,
         }
     }
 }
@@ -326,6 +326,7 @@ fn self_name(program: &Program, head: Head) -> String {
         Head::Op(o) => program.op(o).name.clone(),
         Head::Scalar(s) => program.scalar(s).name.clone(),
         Head::Acc => "acc".into(),
+        Head::Second => OVER_SECOND.into(),
         Head::In(InView::Broadcast) => "in".into(),
         Head::In(InView::Row) => "row".into(),
         Head::In(InView::Col) => "col".into(),

@@ -6,6 +6,7 @@
 //! shows how much of a difference rounding explains (stochastic arithmetic). Invariant: with u = 0
 //! it computes what the graph computes in Exact mode.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -172,11 +173,19 @@ impl NoisyGraph<'_> {
         operands: &[Option<Value>],
     ) -> Result<Value> {
         let split = self.from.tensor_operands(node);
-        let product: Vec<Value> = operands[..split].iter().flatten().copied().collect();
+        let mut product: Vec<Value> = operands[..split].iter().flatten().copied().collect();
+        let mut reads: Vec<Value> = operands[split..].iter().flatten().copied().collect();
+        let mut term = Cow::Borrowed(term);
+        if self.from.is_pair(node)
+            && let Some(right) = product.pop()
+        {
+            let second = self.out.builtin(accumulator, &[product[0], right], attrs.clone())?[0];
+            term = Cow::Owned(term.reading_second(reads.len() as u32));
+            reads.push(self.noisy(second)?);
+        }
         let acc = self.out.builtin(accumulator, &product, attrs)?[0];
         let acc = self.noisy(acc)?;
-        let reads: Vec<Value> = operands[split..].iter().flatten().copied().collect();
-        let result = self.term(term, &[], Some(acc), &reads)?;
+        let result = self.term(&term, &[], Some(acc), &reads)?;
         // The shape of a term without `acc` may be smaller than the result's.
         let wanted = &node.results[0];
         let mut result = self.cast(result, wide(wanted.dtype))?;
@@ -210,6 +219,7 @@ impl NoisyGraph<'_> {
             let value = match node {
                 TermNode::Param(i) => *params.get(*i as usize).ok_or_else(broken)?,
                 TermNode::Acc => acc.ok_or_else(broken)?,
+                TermNode::Second => return Err(broken()),
                 TermNode::In { input, view } => {
                     let v = *reads.get(*input as usize).ok_or_else(broken)?;
                     let v = self.column(v, *view)?;

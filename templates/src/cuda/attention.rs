@@ -33,14 +33,15 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
     let stages = kernel.stages().ok_or_else(|| malformed("its tiles do not fit into shared memory or registers"))?;
     let (factor, term) = factored(program, &kernel.term);
     let mut functions = Functions::new(program);
-    let score = OnTiles { term: &term, inputs: &kernel.inputs, factors: FACTORS };
+    let score = OnTiles { term: &term, pair: false, inputs: &kernel.inputs, factors: FACTORS };
     // It is called for tiles that hide keys, and for those that hide none.
     let score = score.function(&mut functions, SCORE, DType::F32, kernel.tiling.keys as u64)?;
     if kernel.inputs.iter().any(|o| o.access != Access::Splat) {
         functions.need("axes");
     }
     let t = &kernel.tiling;
-    let written = OnTiles { term: &kernel.term, inputs: &kernel.inputs, factors: FACTORS }.formula(program);
+    let written =
+        OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: FACTORS }.formula(program);
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,

@@ -9,11 +9,10 @@ use minijinja::{Value, context};
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded};
 use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
+use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
 
-/// Factors of the product, which come before the epilogue's operands.
-pub(super) const FACTORS: usize = 2;
 /// The name of the epilogue's function, and its comment.
 pub(super) const EPILOGUE: (&str, &str) = ("epilogue", "What becomes of an element of the product.");
 /// Rows or columns of a part of an operand or result that the copy engine moves at a time.
@@ -27,22 +26,30 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     }
     let mut functions = Functions::new(program);
     let t = &kernel.tiling;
-    let term = OnTiles { term: &kernel.term, inputs: &kernel.inputs, factors: FACTORS };
-    let body = term.function(&mut functions, EPILOGUE, kernel.output, (t.rows * t.columns / 128) as u64)?;
+    let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: kernel.factors() };
+    let body = term.function(&mut functions, EPILOGUE, kernel.output, (t.rows * kernel.columns() / 128) as u64)?;
     if kernel.inputs.iter().any(|o| o.access == Access::Strided) {
         functions.need("axes");
     }
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
-        kind: "a matrix product with its epilogue",
-        formula: format!("out0 = {}, where acc = in0 in1", term.formula(program)),
+        kind: if kernel.pair {
+            "two matrix products with their epilogue"
+        } else {
+            "a matrix product with its epilogue"
+        },
+        formula: format!(
+            "out0 = {}, where acc = in0 in1{}",
+            term.formula(program),
+            if kernel.pair { format!(" and {SECOND} = in0 in2") } else { String::new() }
+        ),
         args: arguments(kernel),
         geometry: Geometry::Tiles {
             block: t.threads() as u32,
             cluster: t.blocks() as u32,
             rows: (t.block_rows() * t.cluster[0]) as u32,
-            columns: (t.columns * t.cluster[1]) as u32,
+            columns: (kernel.columns() * t.cluster[1]) as u32,
             shared: kernel.shared() as u32,
         },
         bodies: vec![body],
@@ -62,9 +69,10 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         cluster_n => t.cluster[1],
         group => t.group,
         stages => stages,
+        pair => kernel.pair,
         a_by_k => a,
         b_by_k => b,
-        fetched => kernel.fetched().iter().map(|i| i + FACTORS).collect::<Value>(),
+        fetched => kernel.fetched().iter().map(|i| i + kernel.factors()).collect::<Value>(),
         rows => kernel.staged_rows().iter().map(|i| row(kernel, *i)).collect::<Value>(),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
     };
@@ -73,14 +81,14 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
 
 /// An operand of a row as the template sees it.
 fn row(kernel: &GemmKernel, i: usize) -> Value {
-    context! { index => i + FACTORS, size => kernel.inputs[i].dtype.size() }
+    context! { index => i + kernel.factors(), size => kernel.inputs[i].dtype.size() }
 }
 
 /// An operand of the epilogue as the template sees it.
 fn input(kernel: &GemmKernel, i: usize, o: &Operand) -> Value {
     let place = |list: Vec<usize>| list.iter().position(|f| *f == i);
     let (fetched, row) = (place(kernel.fetched()), place(kernel.staged_rows()));
-    let name = format!("in{}", i + FACTORS);
+    let name = format!("in{}", i + kernel.factors());
     let zero = format!("({})0", compute_name(o.dtype));
     let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
     let value = match (&o.access, fetched.or(row)) {
@@ -108,7 +116,7 @@ fn input(kernel: &GemmKernel, i: usize, o: &Operand) -> Value {
         }
     };
     context! {
-        index => i + FACTORS,
+        index => i + kernel.factors(),
         splat => o.access == Access::Splat,
         first => load("0"),
         compute => compute_name(o.dtype),
@@ -124,16 +132,18 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         Arg::map(format!("in{i}_map"), super::ArgRole::Read(i), kernel.factor, lead, about)
     };
     let [a, b] = kernel.dense_k;
-    let mut out = vec![
-        factor(0, a, t.block_rows() / n, if a { "batches x rows x depth" } else { "batches x depth x rows" }),
-        factor(1, b, t.columns / m, if b { "batches x columns x depth" } else { "batches x depth x columns" }),
-    ];
+    // A box of each of two right factors; of one, a block of the cluster loads its part.
+    let part = if kernel.pair { kernel.columns() } else { t.columns / m };
+    let right = if b { "batches x columns x depth" } else { "batches x depth x columns" };
+    let left = if a { "batches x rows x depth" } else { "batches x depth x rows" };
+    let mut out = vec![factor(0, a, t.block_rows() / n, left)];
+    out.extend((1..kernel.factors()).map(|i| factor(i, b, part, right)));
     let result = [kernel.chunk(), PART];
     let shape = "batches x rows x columns";
     out.push(Arg::map("out0_map".into(), super::ArgRole::Written(0), kernel.output, result, shape));
     let fetched = kernel.fetched();
     for (i, o) in kernel.inputs.iter().enumerate() {
-        let at = i + FACTORS;
+        let at = i + kernel.factors();
         if fetched.contains(&i) {
             out.push(Arg::map(format!("in{at}_map"), super::ArgRole::Read(at), o.dtype, result, shape));
             continue;

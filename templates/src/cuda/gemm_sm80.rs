@@ -6,7 +6,7 @@
 
 use minijinja::{Value, context};
 
-use super::gemm::{EPILOGUE, FACTORS};
+use super::gemm::EPILOGUE;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
 use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
@@ -17,6 +17,9 @@ use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm};
 /// Strides of an operand: along both axes of the batch, the rows and the columns.
 const STRIDES: usize = 4;
 
+/// Factors of the product, which come before the epilogue's operands.
+const FACTORS: usize = 2;
+
 pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
     let t = &kernel.tiling;
@@ -26,7 +29,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         return Err(malformed(why));
     }
     let mut functions = Functions::new(program);
-    let term = OnTiles { term: &kernel.term, inputs: &kernel.inputs, factors: FACTORS };
+    let term = OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: FACTORS };
     let body = term.function(&mut functions, EPILOGUE, kernel.output, (t.rows * t.columns / t.threads()) as u64)?;
     functions.need("axes");
     let tiles = Tiles {

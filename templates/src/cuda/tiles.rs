@@ -4,12 +4,15 @@
 //! source. Invariant: the term is one inlined function of the accumulator and its operands, in the
 //! compute types, which rounds nothing.
 
+use std::borrow::Cow;
+
 use minijinja::value::merge_maps;
 use minijinja::{Value, context};
 
 use super::pointwise::default_type;
 use super::term::{Functions, compute_name, inlining, widen};
 use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
+use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Operand};
@@ -90,10 +93,12 @@ pub(super) fn about(access: &Access, whole: &'static str) -> &'static str {
     }
 }
 
-/// A term over an accumulator and operands, which come behind so many factors.
+/// A term over an accumulator, or two, and operands, which come behind so many factors.
 #[derive(Clone, Copy)]
 pub(super) struct OnTiles<'a> {
     pub term: &'a Term,
+    /// True if there are two accumulators.
+    pub pair: bool,
     pub inputs: &'a [Operand],
     pub factors: usize,
 }
@@ -103,6 +108,7 @@ impl OnTiles<'_> {
     pub fn formula(&self, program: &Program) -> String {
         super::term::formula(program, self.term, self.term.root(), &|node| match node {
             TermNode::In { input, .. } => Some(format!("in{}", *input as usize + self.factors)),
+            TermNode::Second => Some(SECOND.to_string()),
             _ => None,
         })
     }
@@ -117,18 +123,23 @@ impl OnTiles<'_> {
         copies: u64,
     ) -> Result<String, EmitError> {
         let number = default_type(self.inputs.iter().map(|o| o.dtype).chain([DType::F32, output]));
+        // For the function, the second accumulator is one more operand.
+        let second = self.inputs.len() as u32;
+        let term = if self.pair { Cow::Owned(self.term.reading_second(second)) } else { Cow::Borrowed(self.term) };
         let leaf = |node: &TermNode| match node {
             TermNode::Acc => Some(("acc".to_string(), DType::F32)),
+            TermNode::In { input, .. } if self.pair && *input == second => Some((SECOND.to_string(), DType::F32)),
             TermNode::In { input, .. } => {
                 let o = self.inputs.get(*input as usize)?;
                 Some((format!("in{}", *input as usize + self.factors), o.dtype.compute()))
             }
             _ => None,
         };
-        let lowered = functions.lower(self.term, number, &leaf)?;
+        let lowered = functions.lower(&term, number, &leaf)?;
         let root = lowered.roots.first().cloned();
         let root = root.ok_or_else(|| EmitError::Malformed(format!("{name}: a term without a value")))?;
         let mut params = vec!["const float acc".to_string()];
+        params.extend(self.pair.then(|| format!("const float {SECOND}")));
         let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + self.factors);
         params.extend(self.inputs.iter().enumerate().map(operand));
         let inline = inlining(lowered.size, copies);

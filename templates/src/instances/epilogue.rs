@@ -70,6 +70,7 @@ impl Epilogue<'_> {
             }
             Pat::Node(n) => match n.head {
                 Head::Acc => TermNode::Acc,
+                Head::Second => return Err("its epilogue has two accumulators".into()),
                 Head::Scalar(scalar) => {
                     let args = n.args.iter().map(|a| self.add(a, depth + 1)).collect::<Result<_, _>>()?;
                     TermNode::Call { scalar, args }

@@ -37,6 +37,12 @@ impl GeneratedProduct {
         (hopper.is_some() || warps.is_some()).then_some(GeneratedProduct { hopper, warps })
     }
 
+    /// Two products of one left operand; `None` if an operand would have to be copied.
+    pub fn of_pair(device: &Device, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
+        let hopper = if device.sm == HOPPER { TiledProduct::of_pair(step, reads, out) } else { None };
+        Some(GeneratedProduct { hopper: Some(hopper?), warps: None })
+    }
+
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
     pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
         let hopper = self.hopper.iter().flat_map(|p| p.plausible(&Tiling::all(&kernel.tune), multiprocessors));

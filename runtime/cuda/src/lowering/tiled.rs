@@ -29,13 +29,32 @@ impl TiledProduct {
         let [a, b, beside @ ..] = reads else { return None };
         let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
         let (sizes, strides) = batched(step, &all)?;
-        TiledProduct::of_strides(step, &all, sizes, &strides)
+        TiledProduct::of_strides(step, &all, sizes, &strides, None)
     }
 
-    fn of_strides(step: &GemmStep, all: &[&View], sizes: [usize; 4], strides: &[Strides]) -> Option<TiledProduct> {
+    /// Two products of one left operand, which is the first read; the right ones follow. `None` if
+    /// an operand would have to be copied, or if the right operands lie in different orders.
+    pub fn of_pair(step: &GemmStep, reads: &[View], out: &View) -> Option<TiledProduct> {
+        let [a, b, c, beside @ ..] = reads else { return None };
+        let with = |right| -> Vec<&View> { [a, right, out].into_iter().chain(beside).collect() };
+        let (sizes, strides) = batched(step, &with(b))?;
+        let (of_second, second) = batched(step, &with(c))?;
+        let same = of_second == sizes && (strides[1][0] == 0) == (second[1][0] == 0);
+        let second = same.then_some((c, second[1]))?;
+        TiledProduct::of_strides(step, &with(b), sizes, &strides, Some(second))
+    }
+
+    /// `all` are the operands of [`TiledProduct::of`], `second` is a second right operand.
+    fn of_strides(
+        step: &GemmStep,
+        all: &[&View],
+        sizes: [usize; 4],
+        strides: &[Strides],
+        second: Option<(&View, Strides)>,
+    ) -> Option<TiledProduct> {
         let [batches, m, n, k] = sizes;
         let [a, b, out, beside @ ..] = all else { return None };
-        let batch = |i: usize| usize::try_from(strides[i][0]).ok();
+        let factors = if second.is_some() { 3 } else { 2 };
         // True if k is the dense axis, and the distance between neighbours along the other one.
         let (a_by_m, a_ld) = matrix_layout(m, k, strides[0][1], strides[0][2])?;
         let (b_by_k, b_ld) = matrix_layout(k, n, strides[1][1], strides[1][2])?;
@@ -43,16 +62,20 @@ impl TiledProduct {
         if out_by_m {
             return None;
         }
-        let map = |view: &View, inner: usize, outer: usize, ld: usize, i: usize| {
-            MapShape::of(view, &[inner, outer, batches], &[ld, batch(i)?])
+        let map = |view: &View, inner: usize, outer: usize, ld: usize, of: &Strides| {
+            MapShape::of(view, &[inner, outer, batches], &[ld, usize::try_from(of[0]).ok()?])
         };
         let (a_inner, a_outer) = if a_by_m { (m, k) } else { (k, m) };
         let (b_inner, b_outer) = if b_by_k { (k, n) } else { (n, k) };
         let mut maps = vec![
-            ("in0_map".to_string(), map(a, a_inner, a_outer, a_ld, 0)?),
-            ("in1_map".to_string(), map(b, b_inner, b_outer, b_ld, 1)?),
-            ("out0_map".to_string(), map(out, n, m, out_ld, 2)?),
+            ("in0_map".to_string(), map(a, a_inner, a_outer, a_ld, &strides[0])?),
+            ("in1_map".to_string(), map(b, b_inner, b_outer, b_ld, &strides[1])?),
+            ("out0_map".to_string(), map(out, n, m, out_ld, &strides[2])?),
         ];
+        if let Some((c, of)) = &second {
+            let (_, c_ld) = matrix_layout(k, n, of[1], of[2]).filter(|(by_k, _)| *by_k == b_by_k)?;
+            maps.push(("in2_map".to_string(), map(c, b_inner, b_outer, c_ld, of)?));
+        }
         let mut inputs = Vec::new();
         let mut of_inputs = Vec::new();
         for (i, view) in beside.iter().enumerate() {
@@ -62,19 +85,20 @@ impl TiledProduct {
             if access == Access::Row && !(view.offset * view.dtype.size()).is_multiple_of(4) {
                 access = Access::Strided;
             }
-            let shape = map(view, n, m, usize::try_from(own[1]).unwrap_or(0), i + 3);
+            let shape = map(view, n, m, usize::try_from(own[1]).unwrap_or(0), &own);
             match (&access, shape) {
-                (Access::Full, Some(shape)) => maps.push((format!("in{}_map", i + 2), shape)),
+                (Access::Full, Some(shape)) => maps.push((format!("in{}_map", i + factors), shape)),
                 (Access::Full, None) => access = Access::Strided,
                 _ => {}
             }
-            of_inputs.push((format!("in{}_strides", i + 2), own.map(|s| s as i64).to_vec()));
+            of_inputs.push((format!("in{}_strides", i + factors), own.map(|s| s as i64).to_vec()));
             inputs.push(Operand { dtype: view.dtype, access });
         }
         let kernel = GemmKernel {
             name: "product".into(),
             doc: String::new(),
             factor: a.dtype,
+            pair: second.is_some(),
             dense_k: [!a_by_m, b_by_k],
             inputs,
             output: out.dtype,
@@ -116,7 +140,8 @@ impl TiledProduct {
         let [batches, m, n, k] = self.sizes;
         let [cluster_m, cluster_n] = t.cluster;
         let (rows, columns) = (t.block_rows(), t.columns);
-        let clusters = m.div_ceil(rows * cluster_m) * n.div_ceil(columns * cluster_n) * batches;
+        let out_columns = if self.kernel.pair { columns / 2 } else { columns };
+        let clusters = m.div_ceil(rows * cluster_m) * n.div_ceil(out_columns * cluster_n) * batches;
         let waves = clusters.div_ceil(multiprocessors / t.blocks()) as f64;
         let k = k.next_multiple_of(64) as f64;
         let elements = (rows * columns) as f64;
@@ -126,7 +151,8 @@ impl TiledProduct {
         // Operations of the epilogue: 128 threads each, half of the issue slots.
         let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0;
         let groups = if t.pingpong { 1.0 } else { t.consumers as f64 };
-        let epilogue = elements * calls / (128.0 * groups * 0.5) + 1000.0;
+        let stored = (rows * out_columns) as f64;
+        let epilogue = stored * calls / (128.0 * groups * 0.5) + 1000.0;
         let start = 1500.0 + if t.blocks() > 1 { 2000.0 } else { 0.0 };
         match t.pingpong {
             true => start + waves * product.max(epilogue / 2.0) + epilogue,

@@ -33,7 +33,10 @@ impl Timed {
         let out = step.writes.first()?;
         let reads = &step.reads[..call.reads];
         match &call.called {
-            Called::Product(g) if g.k == 0 => None,
+            Called::Product(g) | Called::Pair(g) if g.k == 0 => None,
+            Called::Pair(g) => {
+                GeneratedProduct::of_pair(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p)))
+            }
             Called::Product(g) => {
                 GeneratedProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p)))
             }

@@ -19,6 +19,7 @@ use hypatia_templates::launcher::{Launcher, launcher};
 use hypatia_testing::random::Random;
 use hypatia_testing::{list, ty};
 
+use super::pair;
 use super::tiled::case;
 use crate::address::Location;
 use crate::kernel::{Argument, arguments, entry};
@@ -56,8 +57,8 @@ fn planned(graph: &Graph, device: &str) -> Plan {
     pipeline::plan(&graph, &Options::new(device)).unwrap()
 }
 
-/// The plans whose kernels are launched: tiled products of both templates, attention, and random
-/// graphs.
+/// The plans whose kernels are launched: tiled products of both templates, two at once, attention,
+/// and random graphs.
 fn plans() -> Vec<Plan> {
     let mut out = Vec::new();
     for epilogue in ["bias, gelu", "gate, residual", "column", "number, select"] {
@@ -65,6 +66,7 @@ fn plans() -> Vec<Plan> {
             out.push(planned(&case(DType::BF16, shape, [false, true], epilogue).0, device));
         }
     }
+    out.extend(pair::plans());
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let heads = [2, 3, 130, 64];
     let [q, k, v] = ["q", "k", "v"].map(|name| g.input(name, ty(DType::F16, &heads)));

@@ -10,6 +10,7 @@ mod emulated;
 mod heads;
 mod irregular;
 mod launcher;
+mod pair;
 mod precision;
 mod rows;
 mod scalars;

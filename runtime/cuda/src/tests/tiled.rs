@@ -12,6 +12,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{cases, gpu, planned};
 use crate::lowering::product::GeneratedProduct;
+use crate::lowering::timed::Timed;
 use crate::tiled::{self, Tilings};
 use crate::tune::machine;
 use crate::tuner::{Effort, Tuner};
@@ -37,15 +38,20 @@ const UNEVEN: [[usize; 4]; 5] =
 /// Epilogues: of a bias, of operands of the result's shape, of one column, of one number.
 const EPILOGUES: [&str; 7] = ["silu", "bias, gelu", "residual", "gate", "gate, residual", "column", "number, select"];
 
-struct Case {
-    graph: Graph,
-    inputs: Inputs,
+pub(super) struct Case {
+    pub graph: Graph,
+    pub inputs: Inputs,
     rng: ChaCha8Rng,
     dtype: DType,
 }
 
 impl Case {
-    fn input(&mut self, shape: &[usize]) -> Value {
+    pub fn new(dtype: DType) -> Case {
+        let graph = Graph::new(hypatia_library::load(&[]).unwrap());
+        Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(31), dtype }
+    }
+
+    pub fn input(&mut self, shape: &[usize]) -> Value {
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| self.rng.random_range(-1.0..1.0)).collect();
         let name = format!("x{}", self.inputs.len());
         let v = self.graph.input(&name, ty(self.dtype, shape));
@@ -53,12 +59,12 @@ impl Case {
         v
     }
 
-    fn call(&mut self, name: &str, operands: &[Value]) -> Value {
+    pub fn call(&mut self, name: &str, operands: &[Value]) -> Value {
         self.graph.call(name, operands, &[]).unwrap()[0]
     }
 
     /// A factor of `rows` by `columns`, in memory as it is or transposed.
-    fn factor(&mut self, batch: usize, [rows, columns]: [usize; 2], transposed: bool) -> Value {
+    pub fn factor(&mut self, batch: usize, [rows, columns]: [usize; 2], transposed: bool) -> Value {
         let lead: &[usize] = if batch > 1 { &[batch] } else { &[] };
         let shape = if transposed { [columns, rows] } else { [rows, columns] };
         let v = self.input(&[lead, &shape].concat());
@@ -72,8 +78,7 @@ impl Case {
 
 /// A product with that epilogue.
 pub(super) fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [a, b]: [bool; 2], epilogue: &str) -> (Graph, Inputs) {
-    let graph = Graph::new(hypatia_library::load(&[]).unwrap());
-    let mut c = Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(31), dtype };
+    let mut c = Case::new(dtype);
     let (a, b) = (c.factor(batch, [m, k], a), c.factor(batch, [k, n], b));
     let mut y = c.graph.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0];
     let lead: &[usize] = if batch > 1 { &[batch] } else { &[] };
@@ -115,7 +120,7 @@ pub(super) fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [a, b]: [bool; 2]
 }
 
 /// The tiled step of a plan that consists of it.
-fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
+pub(super) fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
     match plan.steps.as_slice() {
         [step @ Step { action: Action::Call(e), .. }] if tiled::kernel(plan, step).is_some() => Some((step, e)),
         _ => None,
@@ -130,11 +135,10 @@ fn all_tilings(plan: &Plan) -> [Vec<StoredTiling>; 2] {
 }
 
 /// The source of a plan's only step for a tiling, if it fits.
-fn source(plan: &Plan, tiling: &StoredTiling) -> Option<CudaSource> {
+pub(super) fn source(plan: &Plan, tiling: &StoredTiling) -> Option<CudaSource> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
-    let product =
-        GeneratedProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
-    Some(product.tiled(tiling)?.0.emit(&plan.program).unwrap())
+    let timed = Timed::of(plan, (step, e, tiled::kernel(plan, step).unwrap())).unwrap();
+    Some(timed.launch(tiling)?.0.emit(&plan.program).unwrap())
 }
 
 #[test]
@@ -192,7 +196,7 @@ fn templates_are_chosen_by_device_and_alignment() {
 }
 
 /// A file that says that a tiling is the fastest, and the step's problem.
-fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
+pub(super) fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;
@@ -211,7 +215,7 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
     Some(file)
 }
 
-fn check(executor: &Executor, graph: &Graph, inputs: &Inputs, what: &str) -> Vec<Tensor> {
+pub(super) fn check(executor: &Executor, graph: &Graph, inputs: &Inputs, what: &str) -> Vec<Tensor> {
     let want = evaluate(graph, inputs, Mode::Rounded).unwrap();
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
     let got = executor.run(&tensors).unwrap();

@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrValue, Backend, DeviceFact, Fact, InView, Kernel, KernelId, OpBody, Program, VarId};
+use hypatia_dsl::ir::{
+    AttrValue, Backend, DeviceFact, Fact, Head, InView, Kernel, KernelId, NodePat, OpBody, Pat, Program, VarId,
+};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
 use hypatia_target::cublaslt;
@@ -166,6 +168,9 @@ impl Candidate {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
             Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
+            Some(Backend::Tiled) if kernel.is_some_and(|(k, _)| is_pair(program, &k.pattern)) => {
+                "tiled pair of products".to_string()
+            }
             Some(Backend::Tiled) if matches!(self.strategy, Strategy::Call) => "tiled attention".to_string(),
             Some(Backend::Tiled) => "tiled product".to_string(),
             Some(Backend::Template(_)) => format!("template {}", kernel.map_or("", |(k, _)| &k.name)),
@@ -194,6 +199,17 @@ impl Candidate {
     }
 }
 
+/// True for a pattern of two products of one left operand.
+fn is_pair(program: &Program, pattern: &Pat) -> bool {
+    match pattern {
+        Pat::Bind(_, inner) | Pat::Typed(inner, _) => is_pair(program, inner),
+        Pat::Node(NodePat { head: Head::Op(op), .. }) => {
+            matches!(program.op(*op).body, OpBody::Builtin(b) if b.is_pair())
+        }
+        _ => false,
+    }
+}
+
 impl Graph {
     /// The first candidate of a node whose guards hold for its sizes; `None` without a list for
     /// that device. The planner also looks at strides.
@@ -211,10 +227,11 @@ impl Graph {
         Some(Known { ty: self.ty(v).clone(), constant })
     }
 
-    /// True for an op that runs as the nodes of its body unless a kernel computes it.
+    /// True for an op that runs as the nodes of its body, or as two products, unless a kernel
+    /// computes it.
     pub fn needs_kernel(&self, node: NodeId) -> bool {
         let NodeKind::Op { op, .. } = self.node(node).kind else { return false };
-        matches!(self.program.op(op).body, OpBody::Defined(_))
+        matches!(self.program.op(op).body, OpBody::Defined(_)) || self.is_pair(self.node(node))
     }
 
     /// The epilogue of a node.

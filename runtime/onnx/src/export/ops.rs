@@ -55,7 +55,7 @@ impl Body {
         let a = Attrs(attrs);
         let one = |name: String| Ok(vec![name]);
         match op {
-            Matmul | Gemm | Conv | ConvGemm => one(self.product(call, op, &a, term)?),
+            Matmul | Gemm | Gemm2 | Conv | ConvGemm => one(self.product(call, op, &a, term)?),
             Sum => one(self.reduction(call, "ReduceSum", &a)?),
             Mean => one(self.reduction(call, "ReduceMean", &a)?),
             Amax => one(self.reduction(call, "ReduceMax", &a)?),
@@ -132,7 +132,7 @@ impl Body {
         let (w, _) = call.read(1)?;
         let compute = computed_in(dtype);
         let (x, w) = (self.cast(&x, dtype, compute), self.cast(&w, dtype, compute));
-        let acc = if matches!(op, BuiltinOp::Matmul | BuiltinOp::Gemm) {
+        let acc = if op.accumulator().unwrap_or(op) == BuiltinOp::Matmul {
             self.op("MatMul", &[&x, &w], &[])
         } else {
             let pads = [a.ints(1)?, a.ints(2)?].concat();
@@ -147,8 +147,16 @@ impl Body {
         };
         let result = call.node.results[0].dtype;
         let Some(term) = term else { return Ok(self.cast(&acc, compute, result)) };
-        let reads = (2..call.operands.len()).map(|i| call.read(i)).collect::<Result<Vec<_>>>()?;
-        self.term(&call.graph.program, term, &Leaves { acc: Some(acc), reads: &reads, compute, result })
+        let factors = if op.is_pair() { 3 } else { 2 };
+        let mut reads = (factors..call.operands.len()).map(|i| call.read(i)).collect::<Result<Vec<_>>>()?;
+        let mut term = std::borrow::Cow::Borrowed(term);
+        if op.is_pair() {
+            let (w, _) = call.read(2)?;
+            let w = self.cast(&w, dtype, compute);
+            term = std::borrow::Cow::Owned(term.reading_second(reads.len() as u32));
+            reads.push((self.op("MatMul", &[&x, &w], &[]), compute));
+        }
+        self.term(&call.graph.program, &term, &Leaves { acc: Some(acc), reads: &reads, compute, result })
     }
 
     fn reduction(&mut self, call: &Call, op: &str, a: &Attrs) -> Result<String> {

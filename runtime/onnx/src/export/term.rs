@@ -52,7 +52,7 @@ impl Body {
         let mut values: Vec<(String, Kind)> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
             values.push(match node {
-                TermNode::Param(_) => return Err(broken()),
+                TermNode::Param(_) | TermNode::Second => return Err(broken()),
                 TermNode::Acc => (leaves.acc.clone().ok_or_else(broken)?, Kind::Number),
                 TermNode::Lit(v) => (self.number(compute, v.0)?, Kind::Number),
                 TermNode::In { input, view } => {

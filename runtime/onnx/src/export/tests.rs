@@ -21,6 +21,7 @@ use hypatia_optimize::Options;
 use hypatia_pipeline as pipeline;
 use hypatia_pipeline::FOLDER;
 use hypatia_tensor::{Tensor, npz};
+use hypatia_testing::random::{Random, coarsest};
 
 /// Exports a graph and imports it again.
 fn back(graph: &Graph) -> (Export, Graph) {
@@ -77,6 +78,17 @@ fn models_survive_with_their_fusions_as_functions() {
         assert_eq!(calls, export.fusions.iter().map(|f| f.calls).sum::<usize>());
         let inputs = npz::read(&folder.join("inputs.npz")).unwrap();
         equal(&graph, &read, &inputs, 1e-5);
+    }
+}
+
+/// Two products of one operand are written as two products.
+#[test]
+fn two_products_and_their_term() {
+    for seed in 0..12 {
+        let mut r = Random::new(seed);
+        r.pair();
+        let (_, read) = back(&r.graph);
+        equal(&r.graph, &read, &r.inputs, coarsest(&r.graph) * 8.0);
     }
 }
 

@@ -380,6 +380,10 @@ impl Host for Builder<'_> {
         self.add(Node::leaf(Payload::Acc))
     }
 
+    fn second(&mut self, arg: Id) -> Built {
+        self.add(Node::new(Payload::Second, [arg]))
+    }
+
     /// A constant number becomes part of the term instead of a read.
     fn read(&mut self, view: InView, value: Id) -> Built {
         let data = self.egraph[value].data;

@@ -235,6 +235,10 @@ impl<'r> Epilogue<'r> {
     fn node(&mut self, n: &'r NodePat, depth: usize) -> Option<TermId> {
         let node = match n.head {
             Head::Acc => TermNode::Acc,
+            Head::Second => {
+                let arg = self.add(n.args.first()?, depth + 1)?;
+                return Some(self.term.over_second(arg));
+            }
             Head::In(view) => {
                 let operand = n.args.first()?;
                 let at = self.reads.iter().position(|(p, _)| *p == operand).unwrap_or_else(|| {

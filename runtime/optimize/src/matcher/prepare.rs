@@ -140,7 +140,7 @@ fn is_term(program: &Program, head: Head, operand: usize, terms: bool) -> bool {
     match head {
         Head::Op(op) => program.op(op).operands().nth(operand).is_some_and(|(_, p)| p.kind == ParamKind::Term),
         Head::In(_) => false,
-        Head::Scalar(_) | Head::Acc | Head::TermCast | Head::Region(_) => terms,
+        Head::Scalar(_) | Head::Acc | Head::Second | Head::TermCast | Head::Region(_) => terms,
     }
 }
 

@@ -12,7 +12,7 @@ use hypatia_dsl::ir::{Backend, KernelId};
 use super::{Lower, Parts};
 use crate::prepare::Call;
 use crate::view::row_major;
-use crate::{AttentionStep, BufferId, Called, DeclaredLaunch, Step, Storage, TemplateStep, View};
+use crate::{AttentionStep, BufferId, Called, DeclaredLaunch, GemmStep, Step, Storage, TemplateStep, View};
 use hypatia_graph::{Attention, Known, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
@@ -23,6 +23,7 @@ impl Lower<'_> {
     pub(super) fn called(&mut self, id: NodeId, node: &Node, call: &Call) -> Result<()> {
         let operands = node.operands.iter().flatten().map(|v| self.value(*v)).collect::<Result<Vec<View>>>()?;
         match self.plan.program.kernels[call.matched.kernel.index()].backend {
+            Backend::Tiled if self.graph.is_pair(node) => return self.paired(id, node, call, &operands),
             Backend::Tiled => return self.attended(id, node, call, &operands),
             Backend::Template(_) => return self.by_template(id, node, call, operands),
             _ => {}
@@ -58,6 +59,32 @@ impl Lower<'_> {
             matches!(buffer.storage, Storage::Arena(_)) && whole && alone && written
         };
         results.iter().enumerate().all(own)
+    }
+
+    /// A node that is two products of one left operand: one launch, or both products in turn.
+    fn paired(&mut self, id: NodeId, node: &Node, call: &Call, operands: &[View]) -> Result<()> {
+        let (NodeKind::Op { term: Some(term), .. }, [a, b, c, beside @ ..]) = (&node.kind, operands) else {
+            return Err(Error::Internal("two products without their operands".into()));
+        };
+        let (_, shape) = self.ty(Value { node: id, output: 0 })?;
+        let (step, mut reads) = self.operands(&node.name, [a, b], &shape)?;
+        let (_, mut second) = self.operands(&node.name, [a, c], &shape)?;
+        reads.extend(second.pop());
+        for view in beside {
+            let wide = view.broadcast(&shape);
+            reads.push(wide.ok_or_else(|| Error::Internal(format!("{:?} is read as {shape:?}", view.shape)))?);
+        }
+        let Parts { steps: fallback, results, .. } = self.steps_of(&call.fallback, operands)?;
+        for (output, view) in results.iter().enumerate() {
+            self.values.insert(Value { node: id, output: output as u32 }, view.clone());
+        }
+        if self.own_buffers(&results, &fallback) {
+            let called = Called::Pair(GemmStep { term: term.clone(), ..step });
+            self.call_or_fallback(&node.name, Some(call.matched.kernel), called, reads, results, fallback);
+        } else {
+            self.plan.steps.extend(fallback);
+        }
+        Ok(())
     }
 
     /// A node that is attention: one launch, or its parts.

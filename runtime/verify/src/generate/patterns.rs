@@ -528,6 +528,7 @@ impl Generator<'_, '_> {
 
 /// Keywords of the language, which cannot name an input.
 const RESERVED: &[&str] = &[
-    "acc", "row", "col", "full", "in", "and", "or", "not", "if", "then", "else", "for", "none", "true", "false", "inf",
-    "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer", "class",
+    "acc", "acc1", "row", "col", "full", "in", "and", "or", "not", "if", "then", "else", "for", "none", "true",
+    "false", "inf", "nan", "input", "const", "given", "expect", "cast", "round", "build", "let", "requires", "prefer",
+    "class",
 ];

@@ -49,6 +49,11 @@ impl Generator<'_, '_> {
     pub(super) fn term_node(&mut self, node: &NodePat, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
         match node.head {
             Head::Acc => Ok(into.term.add(TermNode::Acc)),
+            Head::Second => {
+                let Some(arg) = node.args.first() else { return reject("a second accumulator of nothing") };
+                let arg = self.term(arg, result, into)?;
+                Ok(into.term.over_second(arg))
+            }
             Head::In(view) => {
                 let shape = sizes(result)?;
                 let shape = match view {

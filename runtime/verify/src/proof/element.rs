@@ -122,7 +122,7 @@ impl Reader<'_> {
                     Head::Op(op) if node.rest.is_none() => {
                         self.op(op, &attrs, node.output, node.args.len(), &mut |r, i, acc| r.pat(&node.args[i], acc))
                     }
-                    Head::Op(_) | Head::Region(_) | Head::TermCast => None,
+                    Head::Op(_) | Head::Region(_) | Head::TermCast | Head::Second => None,
                     head => {
                         let args = node.args.iter().map(|p| self.pat(p, acc)).collect::<Option<Vec<_>>>()?;
                         self.function(head, args, acc)
@@ -150,7 +150,7 @@ impl Reader<'_> {
                         let attrs: Vec<String> = node.attrs.iter().map(|e| format!("{e:?}")).collect();
                         self.op(op, &attrs, node.output, args.len(), &mut |r, i, acc| r.build(&args[i], acc))
                     }
-                    Head::Region(_) | Head::TermCast => None,
+                    Head::Region(_) | Head::TermCast | Head::Second => None,
                     head => {
                         let args = args.iter().map(|b| self.build(b, acc)).collect::<Option<Vec<_>>>()?;
                         self.function(head, args, acc)
@@ -171,7 +171,7 @@ impl Reader<'_> {
         read: ReadOperand<'_, Self>,
     ) -> Option<Term> {
         let product = match self.program.op(op).body {
-            OpBody::Builtin(b) => b.accumulator().and_then(|a| self.program.builtin_op(a)),
+            OpBody::Builtin(b) => b.accumulator().filter(|_| !b.is_pair()).and_then(|a| self.program.builtin_op(a)),
             OpBody::Defined(_) => None,
         };
         let operands = if product.is_some() { 2 } else { args };
@@ -194,7 +194,7 @@ impl Reader<'_> {
             Head::In(InView::Col) => Some(Term::Leaf(format!("col{:?}", args.first()?))),
             Head::In(_) => args.into_iter().next(),
             Head::Scalar(s) => self.scalar(s, args),
-            Head::Op(_) | Head::Region(_) | Head::TermCast => None,
+            Head::Op(_) | Head::Region(_) | Head::TermCast | Head::Second => None,
         }
     }
 
@@ -220,7 +220,7 @@ impl Reader<'_> {
                 TermNode::Cast { to, arg } => {
                     Term::Apply(format!("cast {to:?}"), Box::new(values.get(arg.0 as usize)?.clone()))
                 }
-                TermNode::Acc | TermNode::In { .. } => return None,
+                TermNode::Acc | TermNode::Second | TermNode::In { .. } => return None,
             };
             values.push(value);
         }

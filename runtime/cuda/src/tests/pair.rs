@@ -1,0 +1,193 @@
+//! Two products of one left operand in one kernel, against the reference: every tiling that the
+//! library declares, ragged sizes, both orders of all factors, batches, biases, residuals, poisoned
+//! results; what keeps them apart; the measured choice.
+use std::time::Duration;
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::Tiling;
+
+use super::tiled::{Case, Inputs, check, forced, source, tiled_step};
+use super::{cases, gpu, planned};
+use crate::Executor;
+use crate::nvrtc::{Nvrtc, NvrtcError};
+use crate::tuner::{Effort, Tuner};
+use hypatia_graph::Graph;
+use hypatia_plan::{Action, CallStep, Called, Plan};
+use hypatia_target::device::Device;
+
+/// Products, rows, columns, length of the sums.
+const SHAPES: [[usize; 4]; 7] = [
+    [1, 128, 128, 64],
+    [1, 304, 520, 200],
+    [2, 200, 264, 72],
+    [3, 8, 8, 8],
+    [1, 1, 1024, 256],
+    [1, 520, 392, 776],
+    [1, 264, 72, 328],
+];
+/// What becomes of the two products.
+const EPILOGUES: [&str; 6] = ["swiglu", "geglu", "sum", "biases", "residual", "scaled"];
+/// Whether the left and the right factors are transposed in memory.
+const ORDERS: [[bool; 2]; 4] = [[false, true], [false, false], [true, false], [true, true]];
+
+/// Two products with that epilogue.
+fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [left, right]: [bool; 2], epilogue: &str) -> (Graph, Inputs) {
+    let mut c = Case::new(dtype);
+    let a = c.factor(batch, [m, k], left);
+    let [mut gate, mut up] = [0, 1].map(|_| {
+        let w = c.factor(batch, [k, n], right);
+        c.graph.builtin(BuiltinOp::Matmul, &[a, w], vec![]).unwrap()[0]
+    });
+    if epilogue == "biases" {
+        [gate, up] = [gate, up].map(|y| {
+            let bias = c.input(&[n]);
+            c.call("add", &[y, bias])
+        });
+    }
+    let lead: &[usize] = if batch > 1 { &[batch] } else { &[] };
+    let y = match epilogue {
+        "sum" => c.call("add", &[gate, up]),
+        "geglu" => {
+            let gate = c.call("gelu", &[gate]);
+            c.call("mul", &[gate, up])
+        }
+        _ => {
+            let gate = c.call("silu", &[gate]);
+            c.call("mul", &[gate, up])
+        }
+    };
+    let y = match epilogue {
+        "residual" => {
+            let x = c.input(&[lead, &[m, n]].concat());
+            c.call("add", &[y, x])
+        }
+        "scaled" => {
+            let scale = c.input(&[lead, &[m, 1]].concat());
+            let y = c.call("mul", &[y, scale]);
+            c.call("tanh", &[y])
+        }
+        _ => y,
+    };
+    c.graph.output("y", y);
+    (c.graph, c.inputs)
+}
+
+/// Plans for a launcher: of two products with operands of every kind.
+pub(super) fn plans() -> Vec<Plan> {
+    let device = Device::named("h200").unwrap();
+    let plan = |epilogue: &&str| planned(&device, &case(DType::BF16, SHAPES[2], ORDERS[1], epilogue).0);
+    EPILOGUES.iter().map(|e| Plan::clone(&plan(e))).collect()
+}
+
+/// The call of a plan that is two products in one launch.
+fn pair(plan: &Plan) -> Option<&CallStep> {
+    tiled_step(plan).map(|(_, e)| e).filter(|e| matches!(e.called, Called::Pair(_)))
+}
+
+/// The tilings that the library declares.
+fn tilings(plan: &Plan) -> Vec<Tiling> {
+    let kernel = plan.program.kernels.iter().find(|k| k.name == "pair_tiles").unwrap();
+    Tiling::all(&kernel.tune)
+}
+
+#[test]
+fn two_products_of_one_operand_are_one_step_on_hopper() {
+    let device = Device::named("h200").unwrap();
+    for (i, epilogue) in EPILOGUES.iter().enumerate() {
+        for (j, shape) in SHAPES.into_iter().enumerate() {
+            let plan = planned(&device, &case(DType::BF16, shape, ORDERS[(i + j) % 4], epilogue).0);
+            let call = pair(&plan).unwrap_or_else(|| panic!("{epilogue} {shape:?}\n{plan}"));
+            // Two products, the second of which reads the other.
+            let products = call.fallback.iter().filter(|s| matches!(s.action, Action::Gemm(_) | Action::Call(_)));
+            assert_eq!(products.count(), 2, "{plan}");
+        }
+    }
+    let apart = |device: &str, dtype: DType| {
+        let plan = planned(&Device::named(device).unwrap(), &case(dtype, SHAPES[1], ORDERS[0], "swiglu").0);
+        assert!(
+            plan.steps.iter().all(|s| !matches!(&s.action, Action::Call(CallStep { called: Called::Pair(_), .. })))
+        );
+        plan.steps.len()
+    };
+    assert_eq!((apart("a100", DType::BF16), apart("h200", DType::F32)), (2, 3));
+}
+
+#[test]
+fn two_products_read_as_one_would_write_them() {
+    if !std::path::Path::new(env!("CARGO_MANIFEST_DIR")).exists() {
+        return eprintln!("SKIPPED: a golden file, where there are no sources");
+    }
+    let plan = planned(&Device::named("h200").unwrap(), &case(DType::BF16, [1, 256, 512, 256], ORDERS[0], "biases").0);
+    let tiling = Tiling::named(&[("tile_m", 64), ("tile_n", 256), ("cluster_m", 2)]).unwrap();
+    insta::assert_snapshot!(source(&plan, &tiling.words()).unwrap().text);
+}
+
+/// NVRTC accepts every tiling; it needs no GPU.
+#[test]
+fn every_tiling_of_two_products_compiles() {
+    let nvrtc = match Nvrtc::get() {
+        Ok(nvrtc) => nvrtc,
+        Err(NvrtcError::NotFound(_)) => return eprintln!("SKIPPED: no NVRTC"),
+        Err(e) => panic!("{e}"),
+    };
+    let device = Device::named("h200").unwrap();
+    let plans = [0, 1].map(|i| planned(&device, &case(DType::BF16, SHAPES[1], ORDERS[i], EPILOGUES[3 + i]).0));
+    let mut compiled = 0;
+    for (i, tiling) in tilings(&plans[0]).iter().enumerate() {
+        if let Some(source) = source(&plans[i % 2], &tiling.words()) {
+            nvrtc.compile(&source.text, "pair.cu", "sm_90a").unwrap_or_else(|e| panic!("{tiling:?}: {e}"));
+            compiled += 1;
+        }
+    }
+    assert!(compiled > 4, "{compiled}");
+}
+
+#[test]
+fn every_tiling_of_two_products_agrees_with_the_reference_on_a_gpu() {
+    let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], ORDERS[0], "swiglu").0);
+    let tilings = tilings(&some);
+    let Some(gpu) = gpu(tilings.len() * SHAPES.len()) else { return };
+    if gpu.profile().sm != 90 {
+        return eprintln!("SKIPPED: not Hopper");
+    }
+    let (mut ran, mut at) = (0, 0);
+    for tiling in tilings.iter().take(cases(1000) as usize) {
+        for shape in SHAPES {
+            at += 1;
+            let dtype = if at % 4 == 0 { DType::F16 } else { DType::BF16 };
+            let (order, epilogue) = (ORDERS[at % 5 % 4], EPILOGUES[at % EPILOGUES.len()]);
+            let (graph, inputs) = case(dtype, shape, order, epilogue);
+            let plan = planned(&gpu.profile(), &graph);
+            let Some(file) = forced(&gpu, &plan, &tiling.words()) else { continue };
+            let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
+            let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+            assert_eq!((executor.launches(), tuner.counts().file), (1, 1), "{tiling:?}\n{plan}");
+            let what = format!("{tiling:?} {dtype} {shape:?} {order:?} {epilogue}");
+            let first = check(&executor, &graph, &inputs, &what);
+            assert_eq!(check(&executor, &graph, &inputs, &what)[0].bytes(), first[0].bytes(), "{what}: runs differ");
+            ran += 1;
+        }
+    }
+    println!("{ran} pairs of products agree");
+    assert!(ran > 0);
+}
+
+/// The quickest runs: one launch, or the products in turn.
+#[test]
+fn the_measured_choice_of_two_products_agrees_on_a_gpu() {
+    let Some(gpu) = gpu(3) else { return };
+    for shape in [[1, 1024, 1408, 512], [1, 16, 2048, 1024], [2, 64, 64, 64]] {
+        let (graph, inputs) = case(DType::BF16, shape, ORDERS[0], "swiglu");
+        let plan = planned(&gpu.profile(), &graph);
+        let folder = tempfile::tempdir().unwrap();
+        let store = hypatia_cache::Store::open(folder.path(), hypatia_cache::Kind::Choice);
+        let mut tuner = Tuner::with_store(store.into(), Duration::from_secs(60), Effort::Unknown);
+        let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+        check(&executor, &graph, &inputs, "measured");
+        for choice in tuner.choices().filter(|c| c.problem.starts_with("tiled")) {
+            println!("{shape:?}: {:?} us {:?} fallback {:?}", choice.algorithm, choice.us, choice.first_us);
+            assert!(choice.us <= choice.first_us);
+        }
+    }
+}
