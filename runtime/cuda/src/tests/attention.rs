@@ -105,6 +105,14 @@ impl Case {
         })
     }
 
+    /// Each head `each` times, as exporters repeat heads of keys and values.
+    fn repeated(&mut self, v: Value, [b, g, rows, d]: [usize; 4], each: usize) -> Value {
+        let mut shaped = |op, v, shape: &[usize]| self.graph.builtin(op, &[v], vec![list(shape)]).unwrap()[0];
+        let apart = shaped(BuiltinOp::Reshape, v, &[b, g, 1, rows, d]);
+        let all = shaped(BuiltinOp::Expand, apart, &[b, g, each, rows, d]);
+        shaped(BuiltinOp::Reshape, all, &[b, g * each, rows, d])
+    }
+
     /// Heads `[b, h, rows, d]`, in memory as they are or as `[b, rows, h, d]`.
     fn heads(&mut self, [b, h, rows, d]: [usize; 4], apart: bool) -> Value {
         if apart {
@@ -117,15 +125,31 @@ impl Case {
 
 /// Attention with those scores. Queries, keys and values are parts of one projection if their sizes
 /// allow it and they are not apart.
-fn case(dtype: DType, [b, h, m, n, d, e]: [usize; 6], apart: bool, scores: &str) -> (Graph, Inputs) {
+fn case(dtype: DType, shape: [usize; 6], apart: bool, scores: &str) -> (Graph, Inputs) {
+    grouped(dtype, shape, 1, apart, scores)
+}
+
+/// The same, where so many heads share keys and values.
+fn grouped(
+    dtype: DType,
+    [b, h, m, n, d, e]: [usize; 6],
+    each: usize,
+    apart: bool,
+    scores: &str,
+) -> (Graph, Inputs) {
     let graph = Graph::new(hypatia_library::load(&[]).unwrap());
     let mut c = Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(7), dtype };
-    let [q, k, v] = match !apart && m == n && d == e {
+    let [q, k, v] = match !apart && m == n && d == e && each == 1 {
         true => c.merged([b, h, m, d]),
         false => {
-            let (q, k) = (c.heads([b, h, m, d], apart), c.heads([b, h, n, d], apart));
-            [q, k, c.heads([b, h, n, e], apart)]
+            let g = h / each;
+            let [q, k] = [(h, m), (g, n)].map(|(heads, rows)| c.heads([b, heads, rows, d], apart));
+            [q, k, c.heads([b, g, n, e], apart)]
         }
+    };
+    let [k, v] = match each {
+        1 => [k, v],
+        _ => [c.repeated(k, [b, h / each, n, d], each), c.repeated(v, [b, h / each, n, e], each)],
     };
     let kt = c.transposed(k, &[0, 1, 3, 2]);
     let product = c.graph.builtin(BuiltinOp::Matmul, &[q, kt], vec![]).unwrap()[0];
@@ -224,8 +248,8 @@ fn attention_reads_as_one_would_write_it() {
     }
     let (graph, _) = case(DType::BF16, [2, 3, 256, 256, 64, 64], false, "causal");
     let plan = planned(&Device::named("h200").unwrap(), &graph);
-    let (body, _) = tiled_attention(&plan).unwrap().tiled(AttentionTiling::named(&[]).unwrap()).unwrap();
-    insta::assert_snapshot!(body.emit(&plan.program).unwrap().text);
+    let launches = tiled_attention(&plan).unwrap().tiled(AttentionTiling::named(&[]).unwrap());
+    insta::assert_snapshot!(launches[0].0.emit(&plan.program).unwrap().text);
 }
 
 /// One launch for each kind of scores, with the result stored where the next product reads it.
@@ -240,7 +264,8 @@ fn every_score_is_one_launch_on_hopper() {
             let alone = plan.steps.iter().filter(|s| !matches!(s.action, Action::Pointwise(_))).count();
             assert!(attention_step(&plan).is_some() && alone == 1, "{what}");
             let tiled = tiled_attention(&plan).unwrap_or_else(|| panic!("{what}"));
-            let (_, work) = tiled.tiled(AttentionTiling::named(&[("tile_n", 64)]).unwrap()).unwrap();
+            let launches = tiled.tiled(AttentionTiling::named(&[("tile_n", 64)]).unwrap());
+            let [(_, work)] = launches.as_slice() else { panic!("{what}") };
             // A single query attends to all keys here, and one sequence has one mask.
             let all = shape[2] == 1 || *scores == "causal for each sequence";
             assert!(all || work.data.is_empty() != has_intervals(scores), "{what}");
@@ -265,8 +290,7 @@ fn a_causal_mask_skips_half_of_the_tiles() {
         let (graph, _) = case(DType::BF16, [1, 1, 300, 300, 64, 64], true, scores);
         let plan = planned(&Device::named("h200").unwrap(), &graph);
         let tiling = AttentionTiling::named(&[("tile_n", 64), ("consumers", 1)]).unwrap();
-        let (_, work) = tiled_attention(&plan).unwrap().tiled(tiling).unwrap();
-        work.data[0].1.clone()
+        tiled_attention(&plan).unwrap().tiled(tiling)[0].1.data[0].1.clone()
     };
     let causal = [0, 1, 0, 0, 0, 2, 0, 1, 0, 3, 0, 2, 0, 4, 0, 3, 0, 5, 0, 4];
     assert_eq!((ranges("causal").as_slice(), ranges("causal by a sum").as_slice()), (&causal[..], &causal[..]));
@@ -277,7 +301,9 @@ fn a_causal_mask_skips_half_of_the_tiles() {
 /// A file that says that a tiling is the fastest.
 fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile> {
     let (step, e) = attention_step(plan)?;
-    tiled_attention(plan)?.tiled(tiling)?;
+    if tiled_attention(plan)?.tiled(tiling).is_empty() {
+        return None;
+    }
     let kernel = tiled::kernel(plan, step).unwrap();
     let tilings = Tilings::of(gpu, plan, (step, e, kernel), &mut Tuner::without_cache(Duration::ZERO)).unwrap()?;
     let mut file = TuningFile::default();
@@ -293,12 +319,64 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile>
     Some(file)
 }
 
+/// Few queries: batch, heads, queries, keys, elements of a query, elements of a value; and how many
+/// heads share keys and values.
+const FEW: [([usize; 6], usize); 6] = [
+    ([1, 32, 1, 2048, 128, 128], 4),
+    ([2, 12, 1, 777, 64, 64], 1),
+    ([1, 6, 3, 300, 32, 32], 3),
+    ([3, 8, 1, 129, 80, 96], 8),
+    ([1, 4, 70, 1000, 128, 128], 2),
+    ([1, 2, 1, 1, 16, 256], 2),
+];
+
+/// Scores whose heads may share keys and values.
+const SHARED: [&str; 7] =
+    ["plain", "causal", "causal by a sum", "window", "mask", "rows without keys", "hidden by the lowest number"];
+
+/// The parts of split keys for few queries, and one launch for many.
+#[test]
+fn few_queries_split_the_keys() {
+    let device = Device::named("h200").unwrap();
+    for (shape, each) in FEW {
+        for scores in SHARED {
+            let [b, h, m, n, ..] = shape;
+            let (graph, _) = grouped(DType::BF16, shape, each, true, scores);
+            let plan = planned(&device, &graph);
+            let tiled = tiled_attention(&plan).unwrap_or_else(|| panic!("{shape:?} {scores}\n{plan}"));
+            // A mask with rows of its own for each query does not fit several heads.
+            let packs = m < 64 && (m == 1 || !["mask", "hidden by the lowest number"].contains(&scores));
+            let heads = if packs { b * h / each } else { b * h };
+            let [batch, queries, keys, _] = tiled.sizes();
+            assert_eq!([batch, queries, keys], [heads, b * h * m / heads, n], "{shape:?} {scores}");
+            let tiling = AttentionTiling::named(&[("tile_n", 64), ("consumers", 1), ("chunk", 128)]).unwrap();
+            let launches = tiled.tiled(tiling);
+            let [(_, sums), (_, join)] = launches.as_slice() else { panic!("{launches:?}") };
+            assert_eq!(join.rows, b * h * m);
+            assert_eq!(sums.rows, heads * n.div_ceil(128) * queries.next_multiple_of(64));
+            assert_eq!(sums.rooms, join.rooms);
+            assert_eq!(sums.data.first().map(|(_, v)| v.len()), (!sums.data.is_empty()).then(|| queries.div_ceil(64) * 4));
+        }
+    }
+    let fastest = |shape, each| {
+        let plan = planned(&device, &grouped(DType::BF16, shape, each, true, "plain").0);
+        let (step, _) = attention_step(&plan).unwrap();
+        let kernel = tiled::kernel(&plan, step).unwrap();
+        tiled_attention(&plan).unwrap().plausible(&AttentionTiling::all(&kernel.tune), 132)
+    };
+    let decode = fastest([1, 32, 1, 2048, 128, 128], 4);
+    assert!(decode[0].chunk > 0 && decode[1].chunk == 0, "{decode:?}");
+    let wide = fastest([8, 32, 1, 2048, 128, 128], 1);
+    assert!(wide.iter().all(|t| t.chunk == 0), "{wide:?}");
+}
+
 #[test]
 fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
     let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], true, "plain").0);
     let kernel = some.program.kernels.iter().find(|k| k.name == "attention_tiles").unwrap();
     let tilings = AttentionTiling::all(&kernel.tune);
     let Some(gpu) = gpu(tilings.len() * 5) else { return };
+    let split = |t: &AttentionTiling| t.chunk > 0;
     if !gpu.runs_clusters() {
         return eprintln!("SKIPPED: tiled attention is for Hopper");
     }
@@ -306,11 +384,14 @@ fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
     for tiling in tilings.into_iter().take(cases(1000) as usize) {
         for _ in 0..5 {
             at += 1;
-            let (shape, scores) = (SHAPES[at % SHAPES.len()], SCORES[at % SCORES.len()]);
+            let (shape, each, scores) = match split(&tiling) {
+                true => (FEW[at % FEW.len()].0, FEW[at % FEW.len()].1, SHARED[at % SHARED.len()]),
+                false => (SHAPES[at % SHAPES.len()], 1, SCORES[at % SCORES.len()]),
+            };
             // The lowest number of f16 does not swallow a score.
             let f16 = at % 4 == 0 && !scores.contains("lowest");
             let dtype = if f16 { DType::F16 } else { DType::BF16 };
-            let (graph, inputs) = case(dtype, shape, at % 2 == 0, scores);
+            let (graph, inputs) = grouped(dtype, shape, each, at % 2 == 0, scores);
             let plan = planned(&gpu.profile(), &graph);
             let Some(file) = forced(&gpu, &plan, tiling) else { continue };
             let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
@@ -327,4 +408,75 @@ fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
     }
     println!("{ran} attentions agree");
     assert!(ran > 0);
+}
+
+/// What a NaN among the keys, the values or the queries spoils, with split keys and without.
+#[test]
+fn a_nan_spoils_what_reads_it_on_a_gpu() {
+    let tilings = [0, 128].map(|chunk| AttentionTiling::named(&[("tile_n", 64), ("consumers", 1), ("chunk", chunk)]));
+    let Some(gpu) = gpu(tilings.len() * 3) else { return };
+    if !gpu.runs_clusters() {
+        return eprintln!("SKIPPED: tiled attention is for Hopper");
+    }
+    let (shape, each) = ([2, 4, 1, 500, 64, 64], 2);
+    for tiling in tilings.into_iter().flatten() {
+        for spoiled in 0..3 {
+            let (graph, mut inputs) = grouped(DType::BF16, shape, each, true, "plain");
+            let mut values = inputs[spoiled].1.to_f64();
+            values[70] = f64::NAN;
+            let (name, tensor) = &inputs[spoiled];
+            inputs[spoiled] = (name.clone(), Tensor::from_f64(DType::BF16, tensor.shape(), &values).unwrap());
+            let plan = planned(&gpu.profile(), &graph);
+            let mut tuner =
+                Tuner::without_cache(Duration::ZERO).with_file(forced(&gpu, &plan, tiling).unwrap());
+            let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+            let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+            let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+            let what = format!("{tiling:?}, input {spoiled}");
+            compare(&executor.run(&tensors).unwrap()[0], &want[0].to_tensor().unwrap(), DType::BF16, coarsest(&graph), &what);
+        }
+    }
+}
+
+/// Times of each tiling for few queries: a measurement, not a test.
+#[test]
+#[ignore = "a measurement"]
+fn few_queries_are_timed_on_a_gpu() {
+    let Some(gpu) = gpu(1) else { return };
+    for (shape, each) in [
+        ([1, 32, 1, 2048, 128, 128], 4),
+        ([1, 32, 1, 8192, 128, 128], 4),
+        ([1, 32, 1, 32768, 128, 128], 4),
+        ([8, 32, 1, 2048, 128, 128], 4),
+        ([1, 32, 1, 2048, 64, 64], 4),
+        ([1, 32, 1, 2048, 128, 128], 1),
+        ([1, 12, 1, 1024, 64, 64], 1),
+        ([1, 28, 1, 4096, 128, 128], 7),
+    ] {
+        let [b, h, _, n, d, e] = shape;
+        let bytes = b * h / each * n * (d + e) * 2;
+        println!("{shape:?}, {each} heads share keys, {} KiB of keys and values", bytes >> 10);
+        let (graph, _) = grouped(DType::BF16, shape, each, true, "plain");
+        let plan = planned(&gpu.profile(), &graph);
+        let (step, _) = attention_step(&plan).unwrap();
+        let at = step.kernel.unwrap().index();
+        let order = tiled_attention(&plan).unwrap();
+        let all = AttentionTiling::all(&plan.program.kernels[at].tune);
+        for (place, tiling) in order.plausible(&all, gpu.multiprocessors()).into_iter().enumerate() {
+            if tiling.consumers > 1 {
+                continue;
+            }
+            let mut plan = Plan::clone(&plan);
+            let program = std::sync::Arc::make_mut(&mut plan.program);
+            let one = |name: &str, value: usize| (name.to_string(), vec![value as i64]);
+            program.kernels[at].tune = vec![one("tile_n", tiling.keys), one("consumers", 1), one("chunk", tiling.chunk)];
+            let mut tuner = Tuner::without_cache(Duration::from_secs(60));
+            Executor::new(plan.into(), gpu.clone(), &mut tuner).unwrap();
+            for c in tuner.choices().filter(|c| c.problem.contains("attention")) {
+                let (us, parts) = (c.us.unwrap_or(f64::NAN), c.first_us.unwrap_or(f64::NAN));
+                let rate = bytes as f64 / us / 1e6;
+                println!("  {place} {tiling:?} {us:.2} us, {rate:.2} TB/s; the parts {parts:.2} us");
+            }
+        }
+    }
 }

@@ -44,7 +44,7 @@ fn kernels(plan: &Plan, step: &Step) -> Vec<(Body, Work)> {
     let timed = kernel(plan, step).and_then(|k| Some((k, Timed::of(plan, (step, call, k))?)));
     let Some((kernel, timed)) = timed else { return Vec::new() };
     // One with clusters, if there is one.
-    let all: Vec<_> = timed.plausible(kernel, 132).iter().filter_map(|w| timed.launch(w)).collect();
+    let all: Vec<_> = timed.plausible(kernel, 132).iter().flat_map(|w| timed.launches(w)).collect();
     let clustered = all.iter().find(|(body, _)| matches!(body, Body::Gemm(k) if k.tiling.blocks() > 1)).cloned();
     all.into_iter().next().into_iter().chain(clustered).collect()
 }
