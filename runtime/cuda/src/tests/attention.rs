@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::attention::AttentionTiling;
+use hypatia_dsl::kernel::attention::{AttentionKernel, AttentionTiling};
+use hypatia_dsl::scalar::{TermBuilder, TermNode};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
@@ -20,6 +21,7 @@ use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::{Graph, Value};
 use hypatia_plan::{Action, CallStep, Called, Plan, Step};
 use hypatia_target::device::Device;
+use hypatia_templates::instances::Body;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::{int, list, ty};
@@ -130,13 +132,7 @@ fn case(dtype: DType, shape: [usize; 6], apart: bool, scores: &str) -> (Graph, I
 }
 
 /// The same, where so many heads share keys and values.
-fn grouped(
-    dtype: DType,
-    [b, h, m, n, d, e]: [usize; 6],
-    each: usize,
-    apart: bool,
-    scores: &str,
-) -> (Graph, Inputs) {
+fn grouped(dtype: DType, [b, h, m, n, d, e]: [usize; 6], each: usize, apart: bool, scores: &str) -> (Graph, Inputs) {
     let graph = Graph::new(hypatia_library::load(&[]).unwrap());
     let mut c = Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(7), dtype };
     let [q, k, v] = match !apart && m == n && d == e && each == 1 {
@@ -355,7 +351,10 @@ fn few_queries_split_the_keys() {
             assert_eq!(join.rows, b * h * m);
             assert_eq!(sums.rows, heads * n.div_ceil(128) * queries.next_multiple_of(64));
             assert_eq!(sums.rooms, join.rooms);
-            assert_eq!(sums.data.first().map(|(_, v)| v.len()), (!sums.data.is_empty()).then(|| queries.div_ceil(64) * 4));
+            assert_eq!(
+                sums.data.first().map(|(_, v)| v.len()),
+                (!sums.data.is_empty()).then(|| queries.div_ceil(64) * 4)
+            );
         }
     }
     let fastest = |shape, each| {
@@ -410,6 +409,104 @@ fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
     assert!(ran > 0);
 }
 
+/// The kernel that joins chunks, on a host: chunks without any key that a query attends to, rows
+/// without one, a NaN among the scores, more chunks than a warp has lanes, several rounds of values.
+#[test]
+fn chunks_are_joined_as_if_summed_at_once() {
+    const CHUNK: usize = 128;
+    for (([b, h, m, n, d, e], each), safe) in [
+        (([2, 4, 1, 1000, 16, 24], 2), true),
+        (([1, 6, 3, 300, 16, 200], 3), false),
+        (([1, 1, 2, 5000, 16, 16], 1), true),
+    ] {
+        let scores = if safe { "mask" } else { "plain" };
+        let (graph, inputs) =
+            grouped(DType::BF16, [b, h, m, n, d, e], each, true, if m == 1 { scores } else { "plain" });
+        let plan = planned(&Device::named("h200").unwrap(), &graph);
+        let tiling = AttentionTiling::named(&[("tile_n", 64), ("consumers", 1), ("chunk", CHUNK as i64)]).unwrap();
+        let launches = tiled_attention(&plan).unwrap().tiled(tiling);
+        let (Body::AttentionJoin(kernel), work) = &launches[1] else { panic!("{launches:?}") };
+        // The scores as they are; the weights are powers of e.
+        let mut terms = TermBuilder::new();
+        let root = terms.add(TermNode::Acc);
+        let kernel = AttentionKernel { safe, term: terms.finish(vec![root]), ..kernel.clone() };
+        let source = Body::AttentionJoin(kernel.clone()).emit(&plan.program).unwrap();
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        let (chunks, width) = (n.div_ceil(CHUNK), kernel.padded_value());
+        let (mut sums, mut tops, mut want) = (Vec::new(), Vec::new(), vec![0.0; b * m * h * e]);
+        for row in 0..b * h * m {
+            // Row 1 sees no key, and others not those of every third chunk.
+            let hidden = |j: usize| row == 1 || row % 2 == 0 && j / CHUNK % 3 == 1;
+            let mut score = |j: usize| match () {
+                () if hidden(j) => f64::NEG_INFINITY,
+                () if row == 2 && j == n - 1 => f64::NAN,
+                () => rng.random_range(-20.0..20.0),
+            };
+            let scores: Vec<f64> = (0..n).map(&mut score).collect();
+            let values: Vec<f64> = (0..n * e).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let largest = |s: &[f64]| s.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weight = |s: f64, top: f64| if top == f64::NEG_INFINITY { 0.0 * s.exp() } else { (s - top).exp() };
+            let weighted = |from: usize, to: usize, top: f64, i: usize| -> f64 {
+                (from..to).map(|j| weight(scores[j], top) * values[j * e + i]).sum()
+            };
+            for chunk in scores.chunks(CHUNK).enumerate() {
+                let (from, top) = (chunk.0 * CHUNK, largest(chunk.1));
+                tops.extend([top as f32, chunk.1.iter().map(|s| weight(*s, top)).sum::<f64>() as f32]);
+                let value = |i| if i < e { weighted(from, from + chunk.1.len(), top, i) as f32 } else { 0.0 };
+                sums.extend((0..width).map(value));
+            }
+            let top = largest(&scores);
+            let total: f64 = scores.iter().map(|s| weight(*s, top)).sum();
+            // Heads `[b, h, m, e]`, in memory as they are or as `[b, m, h, e]`.
+            let (seq, head, query) = (row / (h * m), row / m % h, row % m);
+            let place = if m == 1 || each == 1 { (seq * m + query) * h + head } else { row };
+            for i in 0..e {
+                let y = weighted(0, n, top, i) / total;
+                want[place * e + i] = if safe && y.is_nan() { 0.0 } else { y };
+            }
+        }
+        assert_eq!(
+            (sums.len(), tops.len(), inputs.is_empty()),
+            (b * h * m * chunks * width, b * h * m * chunks * 2, false)
+        );
+        let bytes = |v: &[f32]| v.iter().flat_map(|x| x.to_ne_bytes()).collect::<Vec<u8>>();
+        let reads = [("sums", &bytes(&sums)[..]), ("tops", &bytes(&tops))];
+        let made = match super::emulated::alone(&source, work, &reads, want.len() * 2) {
+            Ok(made) => made,
+            Err(why) => return eprintln!("SKIPPED: {why}"),
+        };
+        let got = Tensor::from_bytes(DType::BF16, &[want.len()], &made).unwrap();
+        let want = Tensor::from_f64(DType::BF16, &[want.len()], &want).unwrap();
+        compare(&got, &want, DType::BF16, DType::BF16.epsilon() / 20.0, &format!("{b} {h} {m} {n} {e} {safe}"));
+    }
+}
+
+/// Every tiling for few queries compiles, for sizes with and without padding, masks and intervals.
+#[test]
+fn split_attention_compiles() {
+    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
+        Ok(compiler) => compiler,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    for (i, (shape, each)) in FEW.into_iter().enumerate() {
+        let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+        let (graph, _) = grouped(dtype, shape, each, true, ["plain", "causal", "mask"][i % 3]);
+        let plan = planned(&Device::named("h200").unwrap(), &graph);
+        for keys in [64, 128] {
+            let tiling = AttentionTiling { keys, consumers: 1, chunk: 256 };
+            for (body, _) in tiled_attention(&plan).unwrap().tiled(tiling) {
+                let source = body.emit(&plan.program).unwrap();
+                if let Ok(folder) = std::env::var("HYPATIA_SOURCES") {
+                    let name = format!("{folder}/{i}_{keys}_{}.cu", source.args.len());
+                    std::fs::write(name, &source.text).unwrap();
+                }
+                compiler.compile(&source.text, "k.cu", body.only_arch().unwrap_or("sm_80")).unwrap();
+            }
+        }
+    }
+}
+
 /// What a NaN among the keys, the values or the queries spoils, with split keys and without.
 #[test]
 fn a_nan_spoils_what_reads_it_on_a_gpu() {
@@ -427,13 +524,18 @@ fn a_nan_spoils_what_reads_it_on_a_gpu() {
             let (name, tensor) = &inputs[spoiled];
             inputs[spoiled] = (name.clone(), Tensor::from_f64(DType::BF16, tensor.shape(), &values).unwrap());
             let plan = planned(&gpu.profile(), &graph);
-            let mut tuner =
-                Tuner::without_cache(Duration::ZERO).with_file(forced(&gpu, &plan, tiling).unwrap());
+            let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(forced(&gpu, &plan, tiling).unwrap());
             let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
             let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
             let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
             let what = format!("{tiling:?}, input {spoiled}");
-            compare(&executor.run(&tensors).unwrap()[0], &want[0].to_tensor().unwrap(), DType::BF16, coarsest(&graph), &what);
+            compare(
+                &executor.run(&tensors).unwrap()[0],
+                &want[0].to_tensor().unwrap(),
+                DType::BF16,
+                coarsest(&graph),
+                &what,
+            );
         }
     }
 }
@@ -469,7 +571,8 @@ fn few_queries_are_timed_on_a_gpu() {
             let mut plan = Plan::clone(&plan);
             let program = std::sync::Arc::make_mut(&mut plan.program);
             let one = |name: &str, value: usize| (name.to_string(), vec![value as i64]);
-            program.kernels[at].tune = vec![one("tile_n", tiling.keys), one("consumers", 1), one("chunk", tiling.chunk)];
+            program.kernels[at].tune =
+                vec![one("tile_n", tiling.keys), one("consumers", 1), one("chunk", tiling.chunk)];
             let mut tuner = Tuner::without_cache(Duration::from_secs(60));
             Executor::new(plan.into(), gpu.clone(), &mut tuner).unwrap();
             for c in tuner.choices().filter(|c| c.problem.contains("attention")) {

@@ -68,6 +68,10 @@ static T __shfl_up_sync(unsigned, const T x, const unsigned d) {
   return exchange(x, current % 32 >= (int)d ? current - (int)d : current);
 }
 template <typename T>
+static T __shfl_sync(unsigned, const T x, const int from) {
+  return exchange(x, current / 32 * 32 + from);
+}
+template <typename T>
 static T __shfl_xor_sync(unsigned, const T x, const int d) {
   return exchange(x, current ^ d);
 }
@@ -141,6 +145,10 @@ static void launch(const Dim grid, const Dim block, const F kernel) {
   }
 }
 
+struct float2 {
+  float x, y;
+};
+
 // Narrow floats.
 struct __half {
   uint16_t bits;
@@ -199,6 +207,7 @@ static long long __double_as_longlong(const double x) {
   std::memcpy(&bits, &x, 8);
   return bits;
 }
+static float __fmaf_rn(const float a, const float b, const float c) { return std::fma(a, b, c); }
 static float emu_max(const float a, const float b) {
   if (std::isnan(a) || std::isnan(b)) return NAN;
   return a > b ? a : b > a ? b : std::signbit(a) ? b : a;
