@@ -155,6 +155,7 @@ impl Executor {
     fn start(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
         if self.poison {
             instance.arena.fill(0xff)?;
+            instance.workspace.fill(0xff)?;
         }
         self.upload(instance, inputs)?;
         instance.launch()?;

@@ -375,7 +375,6 @@ fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
     let kernel = some.program.kernels.iter().find(|k| k.name == "attention_tiles").unwrap();
     let tilings = AttentionTiling::all(&kernel.tune);
     let Some(gpu) = gpu(tilings.len() * 5) else { return };
-    let split = |t: &AttentionTiling| t.chunk > 0;
     if !gpu.runs_clusters() {
         return eprintln!("SKIPPED: tiled attention is for Hopper");
     }
@@ -383,14 +382,14 @@ fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
     for tiling in tilings.into_iter().take(cases(1000) as usize) {
         for _ in 0..5 {
             at += 1;
-            let (shape, each, scores) = match split(&tiling) {
-                true => (FEW[at % FEW.len()].0, FEW[at % FEW.len()].1, SHARED[at % SHARED.len()]),
-                false => (SHAPES[at % SHAPES.len()], 1, SCORES[at % SCORES.len()]),
+            let ((shape, each), scores, apart) = match tiling.chunk {
+                0 => ((SHAPES[at % SHAPES.len()], 1), SCORES[at % SCORES.len()], at % 2 == 0),
+                _ => (FEW[at % FEW.len()], SHARED[at % SHARED.len()], at / FEW.len() % 2 == 0),
             };
             // The lowest number of f16 does not swallow a score.
             let f16 = at % 4 == 0 && !scores.contains("lowest");
             let dtype = if f16 { DType::F16 } else { DType::BF16 };
-            let (graph, inputs) = grouped(dtype, shape, each, at % 2 == 0, scores);
+            let (graph, inputs) = grouped(dtype, shape, each, apart, scores);
             let plan = planned(&gpu.profile(), &graph);
             let Some(file) = forced(&gpu, &plan, tiling) else { continue };
             let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
