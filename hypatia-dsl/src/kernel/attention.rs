@@ -57,7 +57,7 @@ pub const ATTENTION_TUNE: &Table = &[
 ];
 
 /// Marks the stored form of a tiling.
-const STORED: u64 = 4;
+pub(super) const STORED: u64 = 4;
 
 impl AttentionTiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that

@@ -34,7 +34,7 @@ pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
 pub use region::{RowOperand, RowRegion, RowValue};
-pub use tune::{StoredTiling, Table};
+pub use tune::{StoredTiling, Table, parameters};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`
 /// row-major.

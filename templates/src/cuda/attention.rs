@@ -221,6 +221,9 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
         ("section", "heads whose keys and values stay in the L2 cache together"),
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    if t.chunk > 0 {
+        out.push(Arg::named("chunks", ArgKind::Size, format!("chunks of {} keys, ceil(keys / {0})", t.chunk)));
+    }
     if kernel.intervals {
         let about = format!(
             "for each {} queries the tiles of {} keys that they attend to, [first, end), and those that hide nothing",

@@ -121,7 +121,8 @@ impl TiledAttention {
         let cached = CACHED / (keys * (kernel.head + kernel.value) * kernel.dtype.size()).max(1);
         let section = cached.clamp(1, batches.max(1));
         let sizes = [("queries", queries), ("keys", keys), ("batch0", b0), ("batch1", b1), ("batch2", b2)];
-        for (name, size) in sizes.into_iter().chain([("section", section)]) {
+        let more = [Some(("section", section)), chunks.map(|n| ("chunks", n))];
+        for (name, size) in sizes.into_iter().chain(more.into_iter().flatten()) {
             work = work.sizes(name, &[size]);
         }
         work.maps.clone_from(&self.maps);

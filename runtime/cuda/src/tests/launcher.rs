@@ -74,6 +74,13 @@ fn plans() -> Vec<Plan> {
         g.output("y", y[0]);
         out.push(planned(&g, "h200"));
     }
+    // Few queries, whose keys are split: two launches.
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
+    let q = g.input("q", ty(DType::BF16, &[1, 2, 4, 1, 64]));
+    let [k, v] = ["k", "v"].map(|name| g.input(name, ty(DType::BF16, &[1, 2, 1, 2000, 64])));
+    let y = g.call("attention", &[q, k, v], &[]).unwrap()[0];
+    g.output("y", y);
+    out.push(planned(&g, "h200"));
     // Many rows that lie side by side.
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let x = g.input("x", ty(DType::F32, &[40, 5000]));
