@@ -274,6 +274,7 @@ fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> 
         outputs: vec![(out.dtype, RowAccess::PerRow, input(1))],
         axes: [1, 1],
         gathers: Vec::new(),
+        groups: None,
     };
     if kernel.strided() {
         kernel.axes = [layout.outer, layout.sizes.len() - layout.outer];
