@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::process::Command;
 
-use hypatia_templates::cuda::{ArgKind, CudaSource, storage};
+use hypatia_templates::cuda::{self, ArgKind, CudaSource, RowTarget, storage};
+use hypatia_templates::instances::Body;
 
 use crate::address::Location;
 use crate::kernel::{Argument, arguments, entry};
@@ -58,6 +59,7 @@ impl Source {
             .replace("extern \"C\" ", "")
             .replace("asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_max(a, b);")
             .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);")
+            .replace("asm(\"\" : \"+f\"(x));", "")
             .replace("__expf(", "emu_expf(")
             .replace("asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(a));", "r = exp2f(a);")
             .replace("asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(r) : \"f\"(x));", "r = __float2bfloat16_rn(x).bits;")
@@ -113,9 +115,17 @@ impl Source {
         }
         for step in steps {
             for (body, work) in step_kernels(step) {
-                // Alternates between a device that few elements fill and one that they do not.
-                let threads = [4, 1 << 20][self.known.len() % 2];
-                let source = elementwise(&plan.program, &body, &work, threads).unwrap();
+                // Alternates between a device that few elements fill and one that they do not, and
+                // between rows of any length and of this one.
+                let odd = self.known.len() % 2;
+                let source = match &body {
+                    Body::Rowwise(kernel) if odd == 1 => {
+                        let (rows, n) = (work.rows as u64, work.n as u64);
+                        let target = RowTarget::Length { rows, n, clusters: false };
+                        cuda::rowwise_for(&plan.program, kernel, target).unwrap()
+                    }
+                    body => elementwise(&plan.program, body, &work, [4, 1 << 20][odd]).unwrap(),
+                };
                 self.launch(plan, step, &source, &work);
             }
         }

@@ -20,7 +20,7 @@ using std::min;
 #define __global__ static
 #define __forceinline__ inline
 #define __noinline__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static __attribute__((section("emu_shared")))
 __attribute__((used)) static int emu_first[1] __attribute__((section("emu_shared")));
 extern char __start_emu_shared, __stop_emu_shared;
