@@ -259,20 +259,24 @@ fn results(dtype: DType) -> Vec<RowCase> {
     vec![residual, quantised, extremes, cross_entropy, embedding]
 }
 
+/// A sum, its norm, and the norm rounded to 8 bits with a scale for each group.
+pub fn quantised_groups(dtype: DType, [rows, groups, size]: [usize; 3]) -> RowCase {
+    let mut r = Rows::new(dtype);
+    let n = groups * size;
+    let (x, y, w) = (r.x(&[rows, n]), r.x(&[rows, n]), r.x(&[n]));
+    let s = r.f(Add, &[x, y]);
+    let normed = r.rms_norm(s, w);
+    let apart = r.reshape(normed, &[rows, groups, size]);
+    let (q, scale) = r.quantised(apart);
+    let q = r.reshape(q, &[rows, n]);
+    r.case(&format!("norm and quantise {groups} groups of {size}"), &[q, scale, s], 1)
+}
+
 /// Reductions over groups of a row, behind those over the row.
 fn in_groups(dtype: DType) -> Vec<RowCase> {
     let mut out = Vec::new();
-    for [rows, groups, size] in [[7, 3, 128], [9, 5, 32], [5, 4, 12], [3, 16, 128], [33, 2, 2], [4, 3, 7], [2, 2, 1024]]
-    {
-        let mut r = Rows::new(dtype);
-        let n = groups * size;
-        let (x, y, w) = (r.x(&[rows, n]), r.x(&[rows, n]), r.x(&[n]));
-        let s = r.f(Add, &[x, y]);
-        let normed = r.rms_norm(s, w);
-        let apart = r.reshape(normed, &[rows, groups, size]);
-        let (q, scale) = r.quantised(apart);
-        let q = r.reshape(q, &[rows, n]);
-        out.push(r.case(&format!("norm and quantise {groups} groups of {size}"), &[q, scale, s], 1));
+    for sizes in [[7, 3, 128], [9, 5, 32], [5, 4, 12], [3, 16, 128], [33, 2, 2], [4, 3, 7], [2, 2, 1024]] {
+        out.push(quantised_groups(dtype, sizes));
     }
     let twice = {
         let mut r = Rows::new(dtype);

@@ -53,3 +53,22 @@ fn emulated_rows_are_one_launch_and_agree_with_the_reference() {
     }
     println!("{} emulated cases of rows agree", list.len());
 }
+
+/// Times of a residual, a norm and the quantisation of its groups: a measurement, not a test.
+#[test]
+#[ignore = "a measurement"]
+fn groups_of_rows_are_timed_on_a_gpu() {
+    let Some(gpu) = gpu(1) else { return };
+    for [rows, groups, size] in [[16384, 8, 128], [4096, 32, 128], [2048, 128, 128], [4096, 64, 64], [4096, 40, 96]] {
+        let case = hypatia_testing::rows::quantised_groups(DType::BF16, [rows, groups, size]);
+        let device = hypatia_target::device::Device::named("h200").unwrap();
+        let plan = super::planned(&device, &case.graph);
+        let mut tuner = crate::tuner::Tuner::without_cache(std::time::Duration::ZERO);
+        let (launches, _) = crate::steps::prepare(&gpu, &plan, &mut tuner).unwrap();
+        let mut variants = [launches.into_iter().map(|(_, launch)| launch).collect()];
+        let times = crate::fallback::time(&gpu, &plan, &plan.steps[0], &mut variants).unwrap();
+        let n = groups * size;
+        let bytes = rows * n * (2 + 2 + 2 + 1) + rows * groups * 2;
+        println!("{rows} rows of {groups} groups of {size}: {} launches, {bytes} bytes, {times:?} us", plan.launches());
+    }
+}
