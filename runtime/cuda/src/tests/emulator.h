@@ -212,6 +212,10 @@ static float emu_max(const float a, const float b) {
   if (std::isnan(a) || std::isnan(b)) return NAN;
   return a > b ? a : b > a ? b : std::signbit(a) ? b : a;
 }
+static int __float2int_rz(const float x) {
+  if (std::isnan(x)) return 0;
+  return x >= 2147483648.0f ? 0x7fffffff : x <= -2147483648.0f ? -0x7fffffff - 1 : (int)x;
+}
 static float emu_expf(const float x) { return exp2f(x * 1.44269504f); }
 static float emu_min(const float a, const float b) { return -emu_max(-a, -b); }
 static __half __ll2half_rn(const long long x) { return __double2half((double)x); }
