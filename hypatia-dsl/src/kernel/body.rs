@@ -327,6 +327,12 @@ impl<'a> Body<'a> {
         match self.row.clone() {
             None => self.row = Some(parts.clone()),
             Some(row) if self.same_axes(&row, &parts) => {}
+            // What was reduced so far was groups of this row.
+            Some(row) if self.group.is_none() && self.ends_with(&parts, &row) => {
+                (self.group, self.row) = (Some(row), Some(parts));
+                self.steps.iter_mut().for_each(|step| step.grouped = true);
+                self.known = self.known.drain().map(|((kind, id, _), step)| ((kind, id, true), step)).collect();
+            }
             Some(row) if self.ends_with(&row, &parts) => {
                 let group = self.group.get_or_insert_with(|| parts.clone()).clone();
                 if !self.same_axes(&group, &parts) {
