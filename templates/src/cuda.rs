@@ -411,7 +411,8 @@ pub fn warp_gemm(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, Emi
     gemm_sm80::emit(program, kernel)
 }
 
-/// Prints attention in tiles, for sm_90a; the sums of each chunk of keys, if its tiling splits them.
+/// Prints attention in tiles, for sm_90a; the sums of each chunk of keys, if its tiling splits
+/// them.
 pub fn attention(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
     attention::emit(program, kernel)
 }

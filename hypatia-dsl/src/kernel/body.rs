@@ -3,8 +3,8 @@
 //! In: a defined op with its attribute values and operand types. Out: the values of its results,
 //! each with a term and axes, and the intermediate reductions. The walk itself is that of
 //! `interpret`; here is what a node of a body becomes. Invariant: all reductions are over the same
-//! axes of the space, or over the same innermost ones of these (groups of a row); equal subexpressions are deduped, so that a mean that occurs three times is
-//! one step.
+//! axes of the space, or over the same innermost ones of these (groups of a row); equal
+//! subexpressions are deduped, so that a mean that occurs three times is one step.
 
 use std::collections::{HashMap, HashSet};
 

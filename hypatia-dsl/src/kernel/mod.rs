@@ -161,8 +161,8 @@ pub struct RowwiseKernel {
     /// steps and in outputs, in the compute type.
     pub steps: Vec<(Reduction, Term)>,
     /// Outputs: element type, access mode and value. The access mode is `PerRow` for one value per
-    /// row, `PerGroup` for one per group, `Full` for one per element, or `Strided` where the rows do not lie along the output's
-    /// last axis.
+    /// row, `PerGroup` for one per group, `Full` for one per element, or `Strided` where the rows
+    /// do not lie along the output's last axis.
     pub outputs: Vec<(DType, RowAccess, Term)>,
     /// How many axes number the rows, and how many make up a row; 1 and 1 if nothing is `Strided`.
     pub axes: [usize; 2],

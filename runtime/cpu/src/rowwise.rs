@@ -1,9 +1,9 @@
 //! Row-wise kernels: reductions over a row, then outputs that use them.
 //!
-//! In: a kernel and the length of a row, which may have groups. Out: [`RowCode`], which processes short rows together, as
-//! many as fill a block, and keeps shared values in registers. Rows too long for that are computed
-//! in pieces, each reduction and output separately. Invariant: float sums are computed in f64, in
-//! [`STRANDS`] strands, and rounded once to the compute type.
+//! In: a kernel and the length of a row, which may have groups. Out: [`RowCode`], which processes
+//! short rows together, as many as fill a block, and keeps shared values in registers. Rows too
+//! long for that are computed in pieces, each reduction and output separately. Invariant: float
+//! sums are computed in f64, in [`STRANDS`] strands, and rounded once to the compute type.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;

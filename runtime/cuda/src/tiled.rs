@@ -1,8 +1,8 @@
 //! Measured choice among the launches of a kernel that is timed, and its fallback steps.
 //!
-//! In: a step with such a kernel. Out: its fastest launches, or the launches of the fallback if these
-//! are faster. The tuner keeps the result like the choice of an algorithm. Invariant: without a
-//! measurement the fallback runs.
+//! In: a step with such a kernel. Out: its fastest launches, or the launches of the fallback if
+//! these are faster. The tuner keeps the result like the choice of an algorithm. Invariant: without
+//! a measurement the fallback runs.
 
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};

@@ -137,7 +137,8 @@ impl TiledAttention {
 
     /// The tilings among these that fit, the one with the shortest predicted time first, for a
     /// device with that many multiprocessors. Where queries leave some of these idle, the keys may
-    /// be split, and the best tiling that does the other thing comes second, so that both are timed.
+    /// be split, and the best tiling that does the other thing comes second, so that both are
+    /// timed.
     pub fn plausible(&self, tilings: &[AttentionTiling], multiprocessors: usize) -> Vec<AttentionTiling> {
         let [b0, b1, b2, queries, _] = self.sizes;
         let idle = b0 * b1 * b2 * queries.div_ceil(QUERY_ROWS) < multiprocessors;

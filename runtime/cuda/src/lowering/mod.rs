@@ -44,7 +44,8 @@ pub struct Work {
     pub views: Vec<(String, View)>,
     /// The shapes of tensors that the copy engine moves, by argument.
     pub maps: Vec<(String, map_shape::MapShape)>,
-    /// Byte offsets into the workspace, by argument: results that the next launch of the step reads.
+    /// Byte offsets into the workspace, by argument: results that the next launch of the step
+    /// reads.
     pub rooms: Vec<(String, usize)>,
     /// Integers that the kernel reads from memory, by argument.
     pub data: Vec<(String, Vec<i32>)>,

@@ -2,8 +2,8 @@
 //! templates.
 //!
 //! In: a step whose kernel is one of these. Out: the ways to compute it, in a stored form, the one
-//! with the best prediction first; and for each the kernels and their [`Work`]. Invariant: only ways
-//! that the kernel declares are listed.
+//! with the best prediction first; and for each the kernels and their [`Work`]. Invariant: only
+//! ways that the kernel declares are listed.
 
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::StoredTiling;

@@ -427,7 +427,8 @@ fn every_split_of_keys_agrees_with_the_reference_on_a_gpu() {
 }
 
 /// The kernel that joins chunks, on a host: chunks without any key that a query attends to, rows
-/// without one, a NaN among the scores, more chunks than a warp has lanes, several rounds of values.
+/// without one, a NaN among the scores, more chunks than a warp has lanes, several rounds of
+/// values.
 #[test]
 fn chunks_are_joined_as_if_summed_at_once() {
     const CHUNK: usize = 128;
