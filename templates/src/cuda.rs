@@ -411,9 +411,15 @@ pub fn warp_gemm(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, Emi
     gemm_sm80::emit(program, kernel)
 }
 
-/// Prints attention in tiles, for sm_90a.
+/// Prints attention in tiles, for sm_90a; the sums of each chunk of keys, if its tiling splits
+/// them.
 pub fn attention(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
     attention::emit(program, kernel)
+}
+
+/// Prints the kernel that joins the chunks of an attention whose keys are split.
+pub fn attention_join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
+    attention::join(program, kernel)
 }
 
 /// Prints a row-wise kernel.

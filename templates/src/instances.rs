@@ -71,8 +71,10 @@ pub enum Body {
     Gemm(GemmKernel),
     /// A matrix product with its epilogue, computed by warps.
     WarpGemm(WarpGemm),
-    /// Attention.
+    /// Attention; the sums of each chunk of keys, if its tiling splits them.
     Attention(AttentionKernel),
+    /// The result of an attention whose keys are split, from these sums.
+    AttentionJoin(AttentionKernel),
     /// Elements moved.
     Move(MoveKernel),
     /// Positions of largest elements.
@@ -99,6 +101,7 @@ impl Body {
             Body::Gemm(k) => cuda::gemm(program, k),
             Body::WarpGemm(k) => cuda::warp_gemm(program, k),
             Body::Attention(k) => cuda::attention(program, k),
+            Body::AttentionJoin(k) => cuda::attention_join(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
             Body::Product(k) => cuda::product(program, k),
@@ -140,7 +143,7 @@ impl Body {
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
             Body::WarpGemm(k) => (&mut k.name, &mut k.doc),
-            Body::Attention(k) => (&mut k.name, &mut k.doc),
+            Body::Attention(k) | Body::AttentionJoin(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),

@@ -8,9 +8,10 @@
 //!
 //! The templates are the `.j2` files of this folder: two for launchers, in C and Python, the others
 //! for CUDA C++. `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`,
-//! `attention_sm90`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are parts
-//! that they include. Syntax: minijinja with `${ }` for values, `//%` for statements and `//#` for
-//! comments on a line of their own, so that the braces of CUDA C++ need no escapes.
+//! `attention_sm90`, `attention_join`, `product`, `cumsum`, `sort` and `scatter` are whole files;
+//! the others are parts that they include. Syntax: minijinja with `${ }` for values, `//%` for
+//! statements and `//#` for comments on a line of their own, so that the braces of CUDA C++ need no
+//! escapes.
 
 mod checker;
 pub mod cuda;
@@ -32,7 +33,9 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("hopper.cu.j2", include_str!("../hopper.cu.j2")),
     ("gemm_sm80.cu.j2", include_str!("../gemm_sm80.cu.j2")),
     ("gemm_sm90.cu.j2", include_str!("../gemm_sm90.cu.j2")),
+    ("softmax.cu.j2", include_str!("../softmax.cu.j2")),
     ("attention_sm90.cu.j2", include_str!("../attention_sm90.cu.j2")),
+    ("attention_join.cu.j2", include_str!("../attention_join.cu.j2")),
     ("product.cu.j2", include_str!("../product.cu.j2")),
     ("cumsum.cu.j2", include_str!("../cumsum.cu.j2")),
     ("sort.cu.j2", include_str!("../sort.cu.j2")),

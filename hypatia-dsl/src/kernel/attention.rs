@@ -33,6 +33,9 @@ pub const MAX_HEAD: usize = 256;
 pub const BATCH: usize = 3;
 /// Slots for keys and values; more hide no more latency.
 const MAX_STAGES: usize = 2;
+/// Keys of a chunk, where keys are split: 0 for all keys. Lengths do not depend on the problem, so
+/// that the order of the sums of a query does not depend on what else is computed with it.
+pub const CHUNKS: &[i64] = &[0, 128, 256, 512, 1024, 2048];
 
 /// How an attention is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,21 +44,28 @@ pub struct AttentionTiling {
     pub keys: usize,
     /// Groups of consumers in a block, each with 64 rows of queries: 1 to 3.
     pub consumers: usize,
+    /// Keys of a chunk that blocks of their own sum: a multiple of `keys`; 0 if a block sums all
+    /// keys of its queries. A second launch joins the chunks.
+    pub chunk: usize,
 }
 
 /// The tuning parameters of a `tiled` kernel for attention, with the values that the hardware has.
-pub const ATTENTION_TUNE: &Table =
-    &[("tile_n", &[16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208]), ("consumers", &[1, 2, 3])];
+pub const ATTENTION_TUNE: &Table = &[
+    ("tile_n", &[16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208]),
+    ("consumers", &[1, 2, 3]),
+    ("chunk", CHUNKS),
+];
 
 /// Marks the stored form of a tiling.
-const STORED: u64 = 4;
+pub(super) const STORED: u64 = 4;
 
 impl AttentionTiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that
     /// are missing have a value that suits most lengths.
     pub fn named(values: &[(&str, i64)]) -> Option<AttentionTiling> {
         let value = |name, otherwise| tune::value(ATTENTION_TUNE, values, name, otherwise);
-        Some(AttentionTiling { keys: value("tile_n", 128)?, consumers: value("consumers", 2)? })
+        let (keys, consumers, chunk) = (value("tile_n", 128)?, value("consumers", 2)?, value("chunk", 0)?);
+        Some(AttentionTiling { keys, consumers, chunk })
     }
 
     /// The tilings that these tuning parameters of a kernel name.
@@ -73,9 +83,20 @@ impl AttentionTiling {
         128 * (self.consumers + 1)
     }
 
+    /// The number of chunks of that many keys; `None` if a block sums all keys.
+    pub fn chunks(&self, keys: usize) -> Option<usize> {
+        (self.chunk > 0).then(|| keys.div_ceil(self.chunk))
+    }
+
+    /// True if its chunks, if it has any, are whole tiles. They are for few queries, of which one
+    /// group of consumers has enough.
+    fn is_whole(&self) -> bool {
+        self.chunk == 0 || self.consumers == 1 && self.chunk.is_multiple_of(self.keys)
+    }
+
     /// As eight numbers, for a tuning file.
     pub fn words(&self) -> StoredTiling {
-        tune::store(STORED, &[self.keys, self.consumers])
+        tune::store(STORED, &[self.keys, self.consumers, self.chunk])
     }
 
     /// The tiling that [`AttentionTiling::words`] gave, if it is one.
@@ -164,14 +185,15 @@ impl AttentionKernel {
         let most = if self.tiling.consumers == 3 { 136 } else { 208 };
         let fits = self.overhead() + queries + MAX_STAGES * (keys + values) <= SHARED;
         // Results take the place of queries if they have no memory of their own.
-        let placed = self.has_staging() || self.padded_value() <= self.padded_head();
-        (fits && registers <= most && placed).then_some(MAX_STAGES)
+        let placed = self.has_staging() || self.tiling.chunk > 0 || self.padded_value() <= self.padded_head();
+        (fits && registers <= most && placed && self.tiling.is_whole()).then_some(MAX_STAGES)
     }
 
-    /// True if results are stored from memory of their own.
+    /// True if results are stored from memory of their own. Those of a chunk are stored from
+    /// registers.
     pub fn has_staging(&self) -> bool {
         let [queries, keys, values, results] = self.tile_bytes();
-        self.overhead() + queries + MAX_STAGES * (keys + values) + results <= SHARED
+        self.tiling.chunk == 0 && self.overhead() + queries + MAX_STAGES * (keys + values) + results <= SHARED
     }
 
     /// Bytes of barriers and alignment.

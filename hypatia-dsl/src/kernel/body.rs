@@ -3,8 +3,8 @@
 //! In: a defined op with its attribute values and operand types. Out: the values of its results,
 //! each with a term and axes, and the intermediate reductions. The walk itself is that of
 //! `interpret`; here is what a node of a body becomes. Invariant: all reductions are over the same
-//! axes of the space; equal subexpressions are deduped, so that a mean that occurs three times is
-//! one step.
+//! axes of the space, or over the same innermost ones of these (groups of a row); equal
+//! subexpressions are deduped, so that a mean that occurs three times is one step.
 
 use std::collections::{HashMap, HashSet};
 
@@ -47,6 +47,8 @@ pub(super) struct Step {
     pub value: TermId,
     /// The axes of the operand of the reduction.
     pub axes: Parts,
+    /// True if it is over groups of a row.
+    pub grouped: bool,
 }
 
 /// The state of the walk.
@@ -61,7 +63,9 @@ pub(super) struct Body<'a> {
     pub gathers: Vec<GatheredRows>,
     /// The reduced axes, once there is a reduction.
     pub row: Option<Parts>,
-    known: HashMap<(Reduction, TermId), u32>,
+    /// The innermost of these that make up a group, once there is a reduction over groups.
+    pub group: Option<Parts>,
+    known: HashMap<(Reduction, TermId, bool), u32>,
     /// Every value: no two axes of one value may be unified.
     values: Vec<Val>,
     /// The ops whose bodies are walked, innermost last.
@@ -102,6 +106,7 @@ impl<'a> Body<'a> {
             steps: Vec::new(),
             gathers: Vec::new(),
             row: None,
+            group: None,
             known: HashMap::new(),
             values: Vec::new(),
             scopes: Vec::new(),
@@ -318,9 +323,23 @@ impl<'a> Body<'a> {
             return Err(format!("it reduces {}", from.dtype));
         }
         let parts: Parts = reduced.iter().flat_map(|a| x.axes[*a].clone()).collect();
+        let mut grouped = false;
         match self.row.clone() {
             None => self.row = Some(parts.clone()),
             Some(row) if self.same_axes(&row, &parts) => {}
+            // What was reduced so far was groups of this row.
+            Some(row) if self.group.is_none() && self.ends_with(&parts, &row) => {
+                (self.group, self.row) = (Some(row), Some(parts));
+                self.steps.iter_mut().for_each(|step| step.grouped = true);
+                self.known = self.known.drain().map(|((kind, id, _), step)| ((kind, id, true), step)).collect();
+            }
+            Some(row) if self.ends_with(&row, &parts) => {
+                let group = self.group.get_or_insert_with(|| parts.clone()).clone();
+                if !self.same_axes(&group, &parts) {
+                    return Err("it reduces groups of different sizes".into());
+                }
+                grouped = true;
+            }
             Some(row) => {
                 if !self.space.unify(&row, &parts) || self.check().is_err() {
                     let shown = crate::typing::show_value(&AttrValue::List(axes.clone()));
@@ -331,13 +350,13 @@ impl<'a> Body<'a> {
                 }
             }
         }
-        let step = match self.known.get(&(reduction, x.id)) {
+        let step = match self.known.get(&(reduction, x.id, grouped)) {
             Some(step) => *step,
             None => {
                 let step = self.steps.len() as u32;
                 let axes = x.axes.iter().flatten().copied().collect();
-                self.steps.push(Step { kind: reduction, value: x.id, axes });
-                self.known.insert((reduction, x.id), step);
+                self.steps.push(Step { kind: reduction, value: x.id, axes, grouped });
+                self.known.insert((reduction, x.id, grouped), step);
                 step
             }
         };
@@ -356,6 +375,12 @@ impl<'a> Body<'a> {
             }
         }
         Ok(self.value(id, ty, left))
+    }
+
+    /// Whether the axes of a row are others and, behind these, the given ones.
+    fn ends_with(&self, row: &[Axis], group: &[Axis]) -> bool {
+        let (row, group) = (self.space.now(row), self.space.now(group));
+        !group.is_empty() && group.len() < row.len() && row.ends_with(&group)
     }
 
     /// Whether both lists hold the same axes, in any order.

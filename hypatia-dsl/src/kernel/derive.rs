@@ -15,7 +15,7 @@ use crate::typing::TensorType;
 
 use super::body::{Body, Derived, STEP, Val};
 use super::space::{Axis, Parts};
-use super::{Access, Operand, PointwiseKernel, RowAccess, RowSpace, RowwiseKernel};
+use super::{Access, Groups, Operand, PointwiseKernel, RowAccess, RowSpace, RowwiseKernel};
 
 /// The row-wise kernel of a defined op. `attrs` has one value for each attribute, `operands` one
 /// type for each tensor operand (`None` for an absent optional one), and `results` the op's result
@@ -116,6 +116,8 @@ pub(super) struct Shape {
     pub lead: Vec<Axis>,
     /// The axes that make up a row.
     pub row: Vec<Axis>,
+    /// How many of these, from the first on, number the groups of a row.
+    pub of_groups: usize,
 }
 
 /// The kernel that computes these values of a body.
@@ -130,9 +132,10 @@ pub(super) fn finish(
         return Err(format!("its body gives {} results, not {}", values.len(), results.len()));
     }
     let shape = shape_of(body, values, results)?;
-    let base = body.inputs.len() as u32;
-    let steps: Vec<_> = body.steps.iter().map(|s| (s.kind, extract(body, s.value, base))).collect();
-    let terms: Vec<Term> = values.iter().map(|v| extract(body, v.id, base)).collect();
+    let (order, groups) = ordered(body)?;
+    let steps: Vec<_> =
+        order.iter().map(|i| &body.steps[*i]).map(|s| (s.kind, extract(body, s.value, &order))).collect();
+    let terms: Vec<Term> = values.iter().map(|v| extract(body, v.id, &order)).collect();
     let mut tensors = Vec::new();
     for (i, (ty, axes)) in body.inputs.iter().enumerate() {
         let reads = |t: &Term| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input == i as u32));
@@ -157,7 +160,7 @@ pub(super) fn finish(
     }
     let mut outputs = Vec::new();
     for ((ty, axes), term) in results.iter().zip(&space.tensors[body.inputs.len()..]).zip(terms) {
-        outputs.push((ty.dtype, space.output_access(axes)?, term));
+        outputs.push((ty.dtype, space.output_access(axes, shape.of_groups)?, term));
     }
     let mut kernel = RowwiseKernel {
         name: name.to_string(),
@@ -167,6 +170,7 @@ pub(super) fn finish(
         outputs,
         axes: [1, 1],
         gathers: body.gathers.clone(),
+        groups,
     };
     if kernel.strided() {
         kernel.axes = [space.outer, space.sizes.len() - space.outer];
@@ -179,6 +183,7 @@ pub(super) fn finish(
 pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<Shape> {
     let now = |axes: &[Parts]| -> Vec<Axis> { body.space.now(&axes.iter().flatten().copied().collect::<Vec<_>>()) };
     let mut row = body.space.now(body.row.as_deref().unwrap_or_default());
+    let group = body.space.now(body.group.as_deref().unwrap_or_default());
     let mut lead: Vec<Axis> = Vec::new();
     for (value, ty) in values.iter().zip(results) {
         if value.ty.shape != ty.shape {
@@ -193,15 +198,21 @@ pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) 
     let mut ordered = false;
     for (value, ty) in values.iter().zip(results) {
         let (of_row, own): (Vec<Axis>, Vec<Axis>) = now(&value.axes).iter().partition(|a| row.contains(a));
-        let whole = of_row.is_empty() || of_row.len() == row.len();
+        let of_groups = row.len() - group.len();
+        let whole = of_row.is_empty() || of_row.len() == row.len() || of_row == row[..of_groups];
         if !whole || own.len() != lead.len() || !own.iter().all(|a| lead.contains(a)) {
             let shape = show_shape(&ty.shape);
-            return Err(format!("a result of shape {shape} has neither one value per element nor one per row"));
+            return Err(format!(
+                "a result of shape {shape} has neither one value per element nor one per row or group"
+            ));
         }
         // The order of elements in a row comes from the first result that has all row axes.
         if !ordered && of_row.len() == row.len() {
             (row, ordered) = (of_row, true);
         }
+    }
+    if !row.ends_with(&group) {
+        return Err("the elements of a group do not lie side by side".into());
     }
     for step in &body.steps {
         let axes = body.space.now(&step.axes);
@@ -213,7 +224,31 @@ pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) 
             ));
         }
     }
-    Ok(Shape { lead, row })
+    let of_groups = if group.is_empty() { 0 } else { row.len() - group.len() };
+    Ok(Shape { lead, row, of_groups })
+}
+
+/// The steps in an order in which those over groups come last, and what is known of groups.
+fn ordered(body: &Body<'_>) -> Derived<(Vec<usize>, Option<Groups>)> {
+    let (over_rows, over_groups): (Vec<usize>, Vec<usize>) =
+        (0..body.steps.len()).partition(|i| !body.steps[*i].grouped);
+    let Some(group) = body.group.as_ref().filter(|_| !over_groups.is_empty()) else {
+        return Ok((over_rows, None));
+    };
+    let order: Vec<usize> = over_rows.iter().chain(&over_groups).copied().collect();
+    let first = over_rows.len();
+    for i in &over_rows {
+        let term = extract(body, body.steps[*i].value, &order);
+        let reads =
+            |n: &TermNode| matches!(n, TermNode::In { input, .. } if *input as usize >= body.inputs.len() + first);
+        if term.nodes.iter().any(reads) {
+            return Err("it reduces a row of what was reduced over groups".into());
+        }
+    }
+    let sizes = body.space.now(group).into_iter().map(|a| body.space.size(a).as_const());
+    let size = sizes.into_iter().try_fold(1i64, |n, d| n.checked_mul(d?)).and_then(|n| usize::try_from(n).ok());
+    let size = size.filter(|n| *n > 0).ok_or("the size of a group is unknown")?;
+    Ok((order, Some(Groups { first, size })))
 }
 
 /// The kernel axes, as indices, that each axis of a tensor is made of.
@@ -232,14 +267,16 @@ fn placed(body: &Body<'_>, shape: &Shape, axes: &[Parts], ty: &TensorType) -> De
 }
 
 /// The term of one value. Renumbers results of steps, which were numbered from `STEP` on while the
-/// number of inputs was unknown.
-fn extract(body: &Body<'_>, root: TermId, base: u32) -> Term {
+/// number of inputs was unknown, in the given order.
+fn extract(body: &Body<'_>, root: TermId, order: &[usize]) -> Term {
+    let base = body.inputs.len() as u32;
+    let place = |step: u32| order.iter().position(|i| *i as u32 == step).unwrap_or(order.len()) as u32;
     let mut out = TermBuilder::new();
     let mut map: Vec<TermId> = Vec::with_capacity(body.terms.len());
     for i in 0..body.terms.len() as u32 {
         let node = match body.terms.node(TermId(i)) {
             TermNode::In { input, view } if *input >= STEP => {
-                TermNode::In { input: base + (input - STEP), view: *view }
+                TermNode::In { input: base + place(input - STEP), view: *view }
             }
             node => node.map_args(|a| map[a.0 as usize]),
         };
@@ -270,13 +307,16 @@ impl RowSpace {
         }
     }
 
-    fn output_access(&self, axes: &[Vec<usize>]) -> Derived<RowAccess> {
+    fn output_access(&self, axes: &[Vec<usize>], of_groups: usize) -> Derived<RowAccess> {
         let (order, all) = (self.order(axes), self.sizes.len());
         if order.len() == all {
             return Ok(if order.iter().copied().eq(0..all) { RowAccess::Full } else { RowAccess::Strided });
         }
         if order.iter().copied().eq(0..self.outer) {
             return Ok(RowAccess::PerRow);
+        }
+        if of_groups > 0 && order.iter().copied().eq(0..self.outer + of_groups) {
+            return Ok(RowAccess::PerGroup);
         }
         Err("two results have their rows in different orders".into())
     }

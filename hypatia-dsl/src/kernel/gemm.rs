@@ -55,7 +55,7 @@ pub const TUNE: &Table = &[
 ];
 
 /// Marks the stored form of a tiling.
-const STORED: u64 = 3;
+pub(super) const STORED: u64 = 3;
 
 impl Tiling {
     /// The tiling that these tuning parameters name, if the hardware can run it. Parameters that

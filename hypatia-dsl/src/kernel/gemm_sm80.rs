@@ -51,7 +51,7 @@ pub const WARP_TUNE: &Table = &[
 ];
 
 /// Marks the stored form of a tiling.
-const STORED: u64 = 5;
+pub(super) const STORED: u64 = 5;
 
 impl WarpTiling {
     /// The tiling that these tuning parameters name, if warps can share it. Parameters that are

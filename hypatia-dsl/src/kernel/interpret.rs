@@ -25,22 +25,38 @@ pub fn interpret_rowwise(
     let (rows, n) = (layout.rows(), layout.n());
     let mut outputs: Vec<Vec<f64>> = Vec::new();
     for (i, (_, access, _)) in kernel.outputs.iter().enumerate() {
-        let per_row = if *access == RowAccess::PerRow { 1 } else { n };
+        let per_row = kernel.stored(*access, n);
         outputs.push(vec![f64::NAN; layout.extent(inputs.len() + i).max(if rows == 0 { 0 } else { per_row })]);
     }
     for row in 0..rows {
         let mut steps: Vec<Value> = Vec::with_capacity(kernel.steps.len());
-        for (reduction, term) in &kernel.steps {
-            let values = (0..n).map(|column| element(program, kernel, inputs, &steps, term, layout, (row, column)));
-            let reduced = fold(*reduction, &values.collect::<Result<Vec<Value>, String>>()?);
-            steps.push(reduced);
+        let reduced = |steps: &[Value], (reduction, term): &(Reduction, Term), columns: std::ops::Range<usize>| {
+            let values = columns.map(|column| element(program, kernel, inputs, steps, term, layout, (row, column)));
+            Ok::<_, String>(fold(*reduction, &values.collect::<Result<Vec<Value>, String>>()?))
+        };
+        for step in &kernel.steps[..kernel.row_steps()] {
+            let value = reduced(&steps, step, 0..n)?;
+            steps.push(value);
         }
-        for (i, (out, (_, access, term))) in outputs.iter_mut().zip(&kernel.outputs).enumerate() {
-            let columns = if *access == RowAccess::PerRow { 1 } else { n };
-            for column in 0..columns {
-                let value = element(program, kernel, inputs, &steps, term, layout, (row, column))?;
-                let at = layout.index(inputs.len() + i, row, column);
-                *out.get_mut(at).ok_or("an output lies outside of its memory")? = value.to_f64();
+        // A row without groups is one group, without steps of its own.
+        let size = kernel.groups.map_or(n, |g| g.size).max(1);
+        for first in (0..n.max(1)).step_by(size) {
+            steps.truncate(kernel.row_steps());
+            for step in &kernel.steps[kernel.row_steps()..] {
+                let value = reduced(&steps, step, first..(first + size).min(n))?;
+                steps.push(value);
+            }
+            for (i, (out, (_, access, term))) in outputs.iter_mut().zip(&kernel.outputs).enumerate() {
+                let columns = match access {
+                    RowAccess::PerRow => first..usize::from(first == 0),
+                    RowAccess::PerGroup => first..(first + 1).min(n),
+                    _ => first..(first + size).min(n),
+                };
+                for column in columns {
+                    let value = element(program, kernel, inputs, &steps, term, layout, (row, column))?;
+                    let at = layout.index(inputs.len() + i, row, column);
+                    *out.get_mut(at).ok_or("an output lies outside of its memory")? = value.to_f64();
+                }
             }
         }
     }

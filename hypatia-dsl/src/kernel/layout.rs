@@ -68,6 +68,8 @@ impl RowLayout {
             RowAccess::Full | RowAccess::Strided => vec![n as isize, 1],
             RowAccess::PerColumn | RowAccess::Gathered => vec![0, 1],
             RowAccess::PerRow => vec![1, 0],
+            // A stride within the row cannot say it: such kernels have a layout of their own.
+            RowAccess::PerGroup => vec![0, 0],
             RowAccess::Splat => vec![0, 0],
         };
         let all = kernel.inputs.iter().map(|i| i.1).chain(kernel.outputs.iter().map(|o| o.1));

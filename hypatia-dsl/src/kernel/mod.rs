@@ -34,7 +34,7 @@ pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
 pub use region::{RowOperand, RowRegion, RowValue};
-pub use tune::{StoredTiling, Table};
+pub use tune::{StoredTiling, Table, parameters};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`
 /// row-major.
@@ -114,6 +114,8 @@ pub enum RowAccess {
     PerColumn,
     /// `[rows]`
     PerRow,
+    /// `[rows, groups of a row]`, for outputs: see `RowwiseKernel::groups`.
+    PerGroup,
     /// One element.
     Splat,
     /// Any other affine function of the axes that number the rows and those that make up a row: a
@@ -122,6 +124,15 @@ pub enum RowAccess {
     /// `[rows of a table, n]`: which row is read for each row is said by one of
     /// `RowwiseKernel::gathers`.
     Gathered,
+}
+
+/// Reductions over groups of elements that lie side by side in a row, all of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Groups {
+    /// The first step over groups; all steps behind it are over groups too.
+    pub first: usize,
+    /// Elements of a group, which divides the length of a row.
+    pub size: usize,
 }
 
 /// An operand whose rows another operand picks.
@@ -150,13 +161,16 @@ pub struct RowwiseKernel {
     /// steps and in outputs, in the compute type.
     pub steps: Vec<(Reduction, Term)>,
     /// Outputs: element type, access mode and value. The access mode is `PerRow` for one value per
-    /// row, `Full` for one per element, or `Strided` where the rows do not lie along the output's
-    /// last axis.
+    /// row, `PerGroup` for one per group, `Full` for one per element, or `Strided` where the rows
+    /// do not lie along the output's last axis.
     pub outputs: Vec<(DType, RowAccess, Term)>,
     /// How many axes number the rows, and how many make up a row; 1 and 1 if nothing is `Strided`.
     pub axes: [usize; 2],
     /// Where the rows of `Gathered` operands come from.
     pub gathers: Vec<GatheredRows>,
+    /// Steps over groups of a row's elements, if there are any. Results of a row do not depend on
+    /// these: a group is reduced when its elements are stored.
+    pub groups: Option<Groups>,
 }
 
 impl RowwiseKernel {
@@ -164,5 +178,24 @@ impl RowwiseKernel {
     pub fn strided(&self) -> bool {
         let mut all = self.inputs.iter().map(|i| i.1).chain(self.outputs.iter().map(|o| o.1));
         all.any(|a| a == RowAccess::Strided)
+    }
+
+    /// The number of steps over whole rows, which come first.
+    pub fn row_steps(&self) -> usize {
+        self.groups.map_or(self.steps.len(), |g| g.first)
+    }
+
+    /// The number of elements that a step reduces in rows of `n`.
+    pub fn extent(&self, step: usize, n: usize) -> usize {
+        self.groups.filter(|g| step >= g.first).map_or(n, |g| g.size)
+    }
+
+    /// The number of values that an output has in a row of `n`.
+    pub fn stored(&self, access: RowAccess, n: usize) -> usize {
+        match (access, self.groups) {
+            (RowAccess::PerRow, _) => 1,
+            (RowAccess::PerGroup, Some(g)) => n / g.size.max(1),
+            _ => n,
+        }
     }
 }

@@ -37,6 +37,21 @@ op group_norm<T: float>(x: T[g, c, n]) -> T[g, c, n]
 op mixed<T: float>(x: T[..s, n], r: T[..s, 1], eps: float = 0.0) -> T[..s, n]
   = if eps > 0 then x else cast(softmax(cast(x, to = f32) * 2), to = dtype(x)) * r;
 
+/// Two extents: a row, and groups within it.
+op in_groups<T: float>(x: T[m, g, c]) -> (T[m, g * c], T[m, g], T[m])
+  = (
+    reshape(x / mean(abs(x), axes = [1, 2]) - mean(x / mean(abs(x), axes = [1, 2]), axes = [2]), shape = [m, g * c]),
+    amax(x, axes = [2], keepdims = false),
+    sum(x, axes = [1, 2], keepdims = false)
+  );
+/// The same extents, the groups first.
+op groups_first<T: float>(x: T[m, g, c]) -> T[m, g, c] = x - amax(x, axes = [2]) + amin(x, axes = [1, 2]);
+/// Groups of two sizes.
+op two_sizes<T: float>(x: T[m, 4, 3, 2]) -> T[m, 4, 3, 2]
+  = x - amax(x, axes = [1, 2, 3]) - amax(x, axes = [2, 3]) - amax(x, axes = [3]);
+/// A row of what groups gave.
+op of_groups<T: float>(x: T[m, g, c]) -> T[m, g, c]
+  = x - sum(x - amax(x, axes = [2]), axes = [1, 2]);
 /// Not row-wise.
 op product<T: float>(x: T[m, m]) -> T[m, m] = matmul(x, x) / sum(x, axes = [1]);
 /// Not row-wise either: rows and columns.
@@ -169,6 +184,40 @@ fn norms() {
         }
         close(&got[0], &wanted);
     }
+}
+
+#[test]
+fn groups_within_a_row() {
+    let p = program();
+    let (m, g, c) = (3usize, 4usize, 5usize);
+    let x = data(m * g * c, 8);
+    let of = |op: &str| derive(&p, op, &[Some(ty(DType::F32, &[3, 4, 5]))]);
+    let kernel = of("in_groups").unwrap();
+    let groups = Groups { first: 2, size: c };
+    assert_eq!((kernel.groups, kernel.steps.len()), (Some(groups), 4), "{kernel:?}");
+    let access: Vec<RowAccess> = kernel.outputs.iter().map(|o| o.1).collect();
+    assert_eq!(access, [RowAccess::Full, RowAccess::PerGroup, RowAccess::PerRow]);
+    let strides = vec![vec![20, 5, 1], vec![20, 5, 1], vec![4, 1, 0], vec![1, 0, 0]];
+    let layout = RowLayout { sizes: vec![m, g, c], outer: 1, strides };
+    let got = interpret_rowwise(&p, &kernel, &[&x], &layout).unwrap();
+    let row = |i: usize| &x[i / (g * c) * g * c..(i / (g * c) + 1) * g * c];
+    let mean = |v: &[f64]| v.iter().sum::<f64>() / v.len() as f64;
+    let size = |i: usize| mean(&row(i).iter().map(|v| v.abs()).collect::<Vec<_>>());
+    let group = |i: usize| &x[i / c * c..(i / c + 1) * c];
+    close(&got[0], &(0..x.len()).map(|i| (x[i] - mean(group(i))) / size(i)).collect::<Vec<_>>());
+    let top = |v: &[f64]| v.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    close(&got[1], &(0..m * g).map(|i| top(group(i * c))).collect::<Vec<_>>());
+    close(&got[2], &(0..m).map(|i| row(i * g * c).iter().sum()).collect::<Vec<_>>());
+
+    let kernel = of("groups_first").unwrap();
+    assert_eq!(kernel.groups, Some(Groups { first: 1, size: c }));
+    let got = interpret_rowwise(&p, &kernel, &[&x], &RowLayout::flat(&kernel, m, g * c)).unwrap();
+    let least = |i: usize| row(i).iter().copied().fold(f64::INFINITY, f64::min);
+    close(&got[0], &(0..x.len()).map(|i| x[i] - top(group(i)) + least(i)).collect::<Vec<_>>());
+
+    let why = derive(&p, "two_sizes", &[Some(ty(DType::F32, &[3, 4, 3, 2]))]).unwrap_err();
+    assert_eq!(why, "it reduces groups of different sizes");
+    assert_eq!(of("of_groups").unwrap_err(), "it reduces a row of what was reduced over groups");
 }
 
 #[test]

@@ -4,6 +4,9 @@
 //! each template makes its own tiling. Invariant: a value that the template's table does not list
 //! is no value, whether it was written by hand or read from a file.
 
+use super::attention::{self, ATTENTION_TUNE};
+use super::{TUNE, WARP_TUNE, gemm, gemm_sm80};
+
 /// The parameters of a template, each with the values that the hardware has, in their stored order.
 pub type Table = [(&'static str, &'static [i64])];
 
@@ -38,6 +41,16 @@ pub(super) fn store(template: u64, values: &[usize]) -> StoredTiling {
     out[0] = template;
     out[1..].iter_mut().zip(values).for_each(|(word, v)| *word = *v as u64);
     out
+}
+
+/// The parameters of a stored tiling, by name; `None` if it is of no template of ours.
+pub fn parameters(words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
+    let tables: [(u64, &Table); 3] =
+        [(gemm::STORED, TUNE), (gemm_sm80::STORED, WARP_TUNE), (attention::STORED, ATTENTION_TUNE)];
+    tables.into_iter().find_map(|(template, table)| {
+        let values = stored(template, table, words)?;
+        values.iter().all(|(name, v)| value(table, &values, name, *v).is_some()).then_some(values)
+    })
 }
 
 /// The values that [`store`] stored, if it was for this template.

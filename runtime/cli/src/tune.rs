@@ -141,7 +141,8 @@ impl Tune {
 pub fn line(c: &Choice) -> String {
     let time = |us: Option<f64>| us.map_or("guess".to_string(), |us| format!("{us:.2}"));
     let (us, first) = (time(c.us), time(c.first_us));
-    format!("  {us:>9} us ({} {first}, best of {})  {}\n", c.first(), c.candidates, c.problem)
+    let tiling = c.tiling().map_or(String::new(), |t| format!(": {t}"));
+    format!("  {us:>9} us ({} {first}, best of {})  {}{tiling}\n", c.first(), c.candidates, c.problem)
 }
 
 /// A choice as JSON.
@@ -149,6 +150,7 @@ pub fn to_json(c: &Choice) -> serde_json::Value {
     serde_json::json!({
         "machine": c.machine.to_string(),
         "product": c.problem,
+        "tiling": c.tiling(),
         "us": c.us,
         "first_us": c.first_us,
         "candidates": c.candidates,

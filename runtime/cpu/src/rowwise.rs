@@ -1,9 +1,9 @@
 //! Row-wise kernels: reductions over a row, then outputs that use them.
 //!
-//! In: a kernel and the length of a row. Out: [`RowCode`], which processes short rows together, as
-//! many as fill a block, and keeps shared values in registers. Rows too long for that are computed
-//! in pieces, each reduction and output separately. Invariant: float sums are computed in f64, in
-//! [`STRANDS`] strands, and rounded once to the compute type.
+//! In: a kernel and the length of a row, which may have groups. Out: [`RowCode`], which processes
+//! short rows together, as many as fill a block, and keeps shared values in registers. Rows too
+//! long for that are computed in pieces, each reduction and output separately. Invariant: float
+//! sums are computed in f64, in [`STRANDS`] strands, and rounded once to the compute type.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -29,6 +29,8 @@ pub const STRANDS: usize = 16;
 #[derive(Clone, Debug)]
 pub struct RowCode {
     reductions: Vec<Reduction>,
+    /// Elements that each of them reduces: a row, or a group of a row.
+    extents: Vec<usize>,
     /// Reductions, then outputs: for rows that fit into registers.
     whole: Code,
     /// The same, each compiled separately.
@@ -39,7 +41,8 @@ pub struct RowCode {
     /// The type of each reduction's result.
     results: Vec<DType>,
     layout: RowLayout,
-    /// Bytes per row of each output.
+    /// Values per row of each output, and their bytes.
+    stored: Vec<usize>,
     sizes: Vec<usize>,
     /// True if an output is not a sequence of contiguous rows.
     scattered: bool,
@@ -62,9 +65,9 @@ impl RowCode {
         let mut outs = results.clone();
         outs.extend(kernel.outputs.iter().map(|(d, _, _)| *d));
         let pieces = terms.iter().zip(&outs).map(|(t, out)| Code::new(program, t, None, &dtypes, &[*out]));
-        let of_row = |access: &RowAccess| if *access == RowAccess::PerRow { 1 } else { n };
         Ok(RowCode {
             reductions: kernel.steps.iter().map(|(kind, _)| *kind).collect(),
+            extents: (0..kernel.steps.len()).map(|i| kernel.extent(i, n)).collect(),
             whole: Code::staged(program, &terms, &dtypes, &outs)?,
             pieces: pieces.collect::<Result<_>>()?,
             accesses: kernel.outputs.iter().map(|(_, access, _)| *access).collect(),
@@ -72,7 +75,8 @@ impl RowCode {
             gathers: kernel.gathers.clone(),
             results,
             layout: step.layout.clone(),
-            sizes: kernel.outputs.iter().map(|(d, access, _)| d.size() * of_row(access)).collect(),
+            stored: kernel.outputs.iter().map(|(_, access, _)| kernel.stored(*access, n)).collect(),
+            sizes: kernel.outputs.iter().map(|(d, access, _)| d.size() * kernel.stored(*access, n)).collect(),
             scattered: kernel.outputs.iter().any(|o| o.1 == RowAccess::Strided),
             n,
         })
@@ -90,13 +94,13 @@ impl RowCode {
         workers.chunks(outs, &self.sizes, rows, grain, |first, count, outs, local| {
             let mut results = std::mem::take(&mut local.rows);
             if self.n == 0 || self.n > WHOLE {
-                results.resize(self.reductions.len(), 0.0);
+                results.resize(self.results_of(1), 0.0);
                 for row in 0..count {
                     self.in_pieces(&mut local.registers, &mut results, inputs, outs, first + row, row);
                 }
             } else {
                 let together = (BLOCK / self.n).max(1);
-                results.resize(self.reductions.len() * together, 0.0);
+                results.resize(self.results_of(together), 0.0);
                 self.whole.start_wide(&mut local.registers, BLOCK.max(self.n));
                 for row in (0..count).step_by(together) {
                     let rows = together.min(count - row);
@@ -105,6 +109,17 @@ impl RowCode {
             }
             local.rows = results;
         });
+    }
+
+    /// The number of results of a reduction in each row.
+    fn each(&self, reduction: usize) -> usize {
+        // An empty row has one result, too.
+        self.n.checked_div(self.extents[reduction]).unwrap_or(1)
+    }
+
+    /// The number of results of all reductions of so many rows.
+    fn results_of(&self, rows: usize) -> usize {
+        (0..self.reductions.len()).map(|i| self.each(i) * rows).sum()
     }
 
     /// Computes rows that together fill a block, from `first` on, which is row `at` of the outputs'
@@ -118,26 +133,29 @@ impl RowCode {
         (first, at, rows): (usize, usize, usize),
     ) {
         let (n, len) = (self.n, rows * self.n);
+        let mut known = 0;
         for (i, kind) in self.reductions.iter().enumerate() {
-            let (done, mine) = results.split_at_mut(i * rows);
+            let (done, mine) = results.split_at_mut(known);
+            let (extent, count) = (self.extents[i], rows * self.each(i));
+            known += count;
             let loader = RowLoader { code: self, inputs, results: done, first, rows, column: 0 };
             self.whole.run_root(registers, &loader, i, 0, len);
             let lane = (self.whole.root_f32(registers, i, len), self.whole.root_int(registers, i, len));
             match lane {
-                (Some(values), _) => reduce_rows(*kind, values, n, mine),
+                (Some(values), _) => reduce_rows(*kind, values, extent, mine),
                 (_, Some(values)) => {
                     let rows = values
-                        .chunks_exact(n)
+                        .chunks_exact(extent)
                         .map(|row| row.iter().fold(int_identity(*kind), |a, b| join_ints(*kind, a, *b)));
                     mine.iter_mut().zip(rows).for_each(|(to, v)| *to = held(v));
                 }
                 _ => {
                     let (mut at, mut strands) = (0, [identity(*kind); STRANDS]);
                     self.whole.root_f64(registers, i, len, |v| {
-                        let column = at % n;
+                        let column = at % extent;
                         strands[column % STRANDS] = join(*kind, strands[column % STRANDS], v);
-                        if column + 1 == n {
-                            mine[at / n] = finished(*kind, total(*kind, &strands), n);
+                        if column + 1 == extent {
+                            mine[at / extent] = finished(*kind, total(*kind, &strands), extent);
                             strands = [identity(*kind); STRANDS];
                         }
                         at += 1;
@@ -145,19 +163,21 @@ impl RowCode {
                 }
             }
             if self.results[i].is_float() {
-                mine[..rows].iter_mut().for_each(|v| *v = self.results[i].round(*v));
+                mine[..count].iter_mut().for_each(|v| *v = self.results[i].round(*v));
             }
         }
         let steps = self.reductions.len();
-        let loader = RowLoader { code: self, inputs, results: &results[..steps * rows], first, rows, column: 0 };
+        let loader = RowLoader { code: self, inputs, results: &results[..known], first, rows, column: 0 };
         for (i, access) in self.accesses.iter().enumerate() {
             self.whole.run_root(registers, &loader, steps + i, 0, len);
             match access {
-                RowAccess::PerRow => {
-                    for row in 0..rows {
-                        let size = self.sizes[i];
-                        let to = &mut outs[i][(at + row) * size..(at + row + 1) * size];
-                        self.whole.store_at(registers, steps + i, row * n, to);
+                RowAccess::PerRow | RowAccess::PerGroup => {
+                    let (each, of_row) = (self.stored[i], self.sizes[i]);
+                    let size = of_row / each.max(1);
+                    for place in 0..rows * each {
+                        let to = at * of_row + place * size;
+                        let to = &mut outs[i][to..to + size];
+                        self.whole.store_at(registers, steps + i, place * (n / each), to);
                     }
                 }
                 RowAccess::Strided => {
@@ -182,38 +202,30 @@ impl RowCode {
         at: usize,
     ) {
         let steps = self.reductions.len();
-        for (i, kind) in self.reductions.iter().enumerate() {
-            let (done, mine) = results.split_at_mut(i);
+        let mut known = 0;
+        for (i, extent) in self.extents.iter().enumerate() {
+            let (done, mine) = results.split_at_mut(known);
             let mut loader = RowLoader { code: self, inputs, results: done, first: row, rows: 1, column: 0 };
-            let code = &self.pieces[i];
-            code.start(registers);
-            let (mut strands, mut ints) = ([identity(*kind); STRANDS], int_identity(*kind));
-            for start in (0..self.n).step_by(BLOCK) {
-                let count = BLOCK.min(self.n - start);
-                loader.column = start;
-                code.run(registers, &loader, 0, count);
-                match (code.root_f32(registers, 0, count), code.root_int(registers, 0, count)) {
-                    (Some(values), _) => accumulate(*kind, &mut strands, values),
-                    (_, Some(values)) => ints = values.iter().fold(ints, |a, b| join_ints(*kind, a, *b)),
-                    _ => {
-                        let mut i = 0;
-                        code.root_f64(registers, 0, count, |v| {
-                            strands[i % STRANDS] = join(*kind, strands[i % STRANDS], v);
-                            i += 1;
-                        });
-                    }
-                }
+            self.pieces[i].start(registers);
+            for (group, result) in mine[..self.each(i)].iter_mut().enumerate() {
+                *result = self.reduced(registers, &mut loader, i, group * extent..(group + 1) * extent);
             }
-            mine[0] = match self.results[i].is_float() {
-                true => self.results[i].round(finished(*kind, total(*kind, &strands), self.n)),
-                false => held(ints),
-            };
+            known += self.each(i);
         }
         let mut loader = RowLoader { code: self, inputs, results, first: row, rows: 1, column: 0 };
         for (i, access) in self.accesses.iter().enumerate() {
             let code = &self.pieces[steps + i];
             code.start(registers);
-            let (base, len) = if *access == RowAccess::PerRow { (at, 1) } else { (at * self.n, self.n) };
+            if matches!(access, RowAccess::PerRow | RowAccess::PerGroup) {
+                let each = self.stored[i];
+                for place in 0..each {
+                    loader.column = place * (self.n / each);
+                    code.run(registers, &loader, 0, 1);
+                    code.store(registers, 0, outs[i], at * each + place, 1);
+                }
+                continue;
+            }
+            let (base, len) = (at * self.n, self.n);
             for start in (0..len).step_by(BLOCK) {
                 let count = BLOCK.min(len - start);
                 loader.column = start;
@@ -223,6 +235,38 @@ impl RowCode {
                     _ => code.store(registers, 0, outs[i], base + start, count),
                 }
             }
+        }
+    }
+
+    /// The result of a reduction over these columns of the loader's row.
+    fn reduced(
+        &self,
+        registers: &mut Registers,
+        loader: &mut RowLoader<'_>,
+        reduction: usize,
+        columns: std::ops::Range<usize>,
+    ) -> f64 {
+        let (kind, code) = (self.reductions[reduction], &self.pieces[reduction]);
+        let (mut strands, mut ints) = ([identity(kind); STRANDS], int_identity(kind));
+        for start in columns.clone().step_by(BLOCK) {
+            let count = BLOCK.min(columns.end - start);
+            loader.column = start;
+            code.run(registers, loader, 0, count);
+            match (code.root_f32(registers, 0, count), code.root_int(registers, 0, count)) {
+                (Some(values), _) => accumulate(kind, &mut strands, values),
+                (_, Some(values)) => ints = values.iter().fold(ints, |a, b| join_ints(kind, a, *b)),
+                _ => {
+                    let mut i = 0;
+                    code.root_f64(registers, 0, count, |v| {
+                        strands[i % STRANDS] = join(kind, strands[i % STRANDS], v);
+                        i += 1;
+                    });
+                }
+            }
+        }
+        match self.results[reduction].is_float() {
+            true => self.results[reduction].round(finished(kind, total(kind, &strands), columns.len())),
+            false => held(ints),
         }
     }
 
@@ -436,7 +480,7 @@ dispatch! {
 struct RowLoader<'a> {
     code: &'a RowCode,
     inputs: &'a [&'a [u8]],
-    /// Results of reductions, `rows` values each.
+    /// Results of reductions, those of each for all rows.
     results: &'a [f64],
     first: usize,
     rows: usize,
@@ -458,19 +502,7 @@ impl Loader for RowLoader<'_> {
         let (i, len) = (i as usize, dst.len());
         let width = len / self.rows.max(1);
         let Some((dtype, access)) = self.code.inputs.get(i) else {
-            let at = (i - self.code.inputs.len()) * self.rows;
-            let is_int = self.code.results.get(i - self.code.inputs.len()) == Some(&DType::I64);
-            for row in 0..self.rows {
-                let v = self.results.get(at + row).copied().unwrap_or(f64::NAN);
-                match part(&mut dst, row * width, (row + 1) * width) {
-                    Dst::F32(d) => d.fill(v as f32),
-                    Dst::F64(d) => d.fill(v),
-                    Dst::Int(d) if is_int => d.fill(v.to_bits() as i64),
-                    Dst::Int(d) => d.fill(v as i64),
-                    Dst::Bool(d) => d.fill((v != 0.0) as u8),
-                }
-            }
-            return;
+            return self.load_result(i - self.code.inputs.len(), width, dst);
         };
         let bytes = self.inputs[i];
         let n = self.code.n;
@@ -498,6 +530,31 @@ impl Loader for RowLoader<'_> {
 }
 
 impl RowLoader<'_> {
+    /// Repeats results of a reduction for the elements that it reduced, `width` of each row.
+    fn load_result(&self, reduction: usize, width: usize, mut dst: Dst<'_>) {
+        let code = self.code;
+        let at: usize = (0..reduction).map(|i| code.each(i) * self.rows).sum();
+        let (extent, each) = (code.extents[reduction].max(1), code.each(reduction));
+        let is_int = code.results.get(reduction) == Some(&DType::I64);
+        for row in 0..self.rows {
+            let mut done = 0;
+            while done < width {
+                let column = self.column + done;
+                let count = (extent - column % extent).min(width - done);
+                let v = self.results.get(at + row * each + column / extent).copied().unwrap_or(f64::NAN);
+                let from = row * width + done;
+                match part(&mut dst, from, from + count) {
+                    Dst::F32(d) => d.fill(v as f32),
+                    Dst::F64(d) => d.fill(v),
+                    Dst::Int(d) if is_int => d.fill(v.to_bits() as i64),
+                    Dst::Int(d) => d.fill(v as i64),
+                    Dst::Bool(d) => d.fill((v != 0.0) as u8),
+                }
+                done += count;
+            }
+        }
+    }
+
     /// The row of a table that is read for a row. It was looked at before the step.
     fn picked(&self, table: usize, row: usize) -> usize {
         let Some(gathered) = self.code.gathers.iter().find(|g| g.table == table) else { return 0 };

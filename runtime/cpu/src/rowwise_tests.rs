@@ -77,6 +77,16 @@ op turned<T: float>(x: T[m, n], r: T[n]) -> (T[n, m], T[n])
   = (transpose(x, perm = [1, 0]) - amax(transpose(x, perm = [1, 0]), axes = [1]),
      sum(transpose(x, perm = [1, 0]), axes = [1], keepdims = false) * r);
 kernel turned_row for turned(x, r) { rowwise; }
+
+/// Two extents: a row, and groups within it.
+op in_groups<T: float>(x: T[m, g, c]) -> (T[m, g * c], T[m, g], T[m])
+  = (reshape(
+      x * rsqrt(mean(x * x, axes = [1, 2]) + 1e-6)
+        - mean(x * rsqrt(mean(x * x, axes = [1, 2]) + 1e-6), axes = [2]),
+      shape = [m, g * c]),
+     amax(x * rsqrt(mean(x * x, axes = [1, 2]) + 1e-6), axes = [2], keepdims = false),
+     amax(x, axes = [1, 2], keepdims = false));
+kernel in_groups_row for in_groups(x) { rowwise; }
 ";
 
 fn program() -> Arc<Program> {
@@ -206,6 +216,32 @@ fn groups_of_an_axis_are_rows() {
         let (s, t) = (case.input(dtype, &[g * c]), case.input(dtype, &[g * c]));
         case.check("group_norm", &[x, s, t], &[("groups", axis(g as i64))], dtype);
     });
+}
+
+/// Short rows, which are computed together, and rows that are computed in pieces, with groups that
+/// are shorter and longer than a piece.
+#[test]
+fn groups_within_a_row_are_reduced() {
+    each(|p, seed, wild, dtype, [m, g, c, _]| {
+        let mut case = Case::new(p, seed, wild);
+        // A group of one element is no group.
+        let x = case.input(dtype, &[m.max(1), g.max(2), c.max(2)]);
+        case.check("in_groups", &[x], &[], dtype);
+    });
+    let program = program();
+    for (seed, (dtype, shape)) in [
+        (DType::F32, [3, 72, 128]),
+        (DType::F64, [2, 72, 128]),
+        (DType::BF16, [2, 3000, 3]),
+        (DType::F32, [2, 3, 4099]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut case = Case::new(&program, seed as u64, seed == 3);
+        let x = case.input(dtype, &shape);
+        case.check("in_groups", &[x], &[], dtype);
+    }
 }
 
 #[test]

@@ -5,6 +5,10 @@
 
 use hypatia_plan::{Plan, Storage, View};
 
+/// Bytes of the workspace, which launches use one after another. NVIDIA recommends this size for
+/// products on Hopper.
+pub const WORKSPACE: usize = 32 << 20;
+
 /// The location of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {

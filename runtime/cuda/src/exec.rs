@@ -14,14 +14,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
 
-use super::address::{Bases, outputs_in};
+use super::address::{Bases, WORKSPACE, outputs_in};
 use super::capture::Graph;
 use super::constants::{Constants, Prefetch};
 use super::cubin::Origins;
 use super::device::Gpu;
 use super::driver::failed;
 use super::launch::Launch;
-use super::lt::WORKSPACE;
 use super::memory::{DeviceMemory, Pinned};
 use super::steps::{precompile, prepare};
 use super::submit::{SideStreams, submit};
@@ -156,6 +155,7 @@ impl Executor {
     fn start(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
         if self.poison {
             instance.arena.fill(0xff)?;
+            instance.workspace.fill(0xff)?;
         }
         self.upload(instance, inputs)?;
         instance.launch()?;

@@ -11,12 +11,11 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 
-use super::address::{Bases, Location, outputs_in};
+use super::address::{Bases, Location, WORKSPACE, outputs_in};
 use super::capture::Graph;
 use super::device::Gpu;
 use super::driver::failed;
 use super::launch::Launch;
-use super::lt::WORKSPACE;
 use super::memory::{DeviceMemory, bind};
 use super::pointer_arrays;
 use super::submit::{SideStreams, submit};

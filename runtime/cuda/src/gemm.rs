@@ -5,7 +5,8 @@
 //! leading axes become rows; if strides can express it, they become one strided batch; otherwise
 //! one call over matrix addresses, if requested, or one call per outer matrix.
 
-use super::lt::{Epilogue, Layout, Product, WORKSPACE};
+use super::address::WORKSPACE;
+use super::lt::{Epilogue, Layout, Product};
 use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
 use hypatia_tensor::error::{Error, Result};
 

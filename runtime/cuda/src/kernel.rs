@@ -26,6 +26,8 @@ pub enum Argument {
     Address(Location),
     /// A pointer to memory of the launch's own.
     Own(Arc<DeviceMemory>),
+    /// A pointer into the workspace, so many bytes from its start.
+    Workspace(usize),
     /// A 64-bit integer.
     Size(i64),
     /// Several 64-bit integers, by value.
@@ -89,10 +91,11 @@ pub fn arguments(
     let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
     let sizes = |name: &str| work.sizes.iter().chain(&work.strides).find(|(n, _)| n == name).map(|(_, v)| v);
     let argument = |a: &Arg| match (a.kind, a.role) {
-        (ArgKind::Input(_) | ArgKind::Output(_), _) => match own.iter().find(|(n, _)| *n == a.name) {
-            Some((_, memory)) => Some(Argument::Own(memory.clone())),
-            None => pointer(a).map(Argument::Address),
-        },
+        (ArgKind::Input(_) | ArgKind::Output(_), _) => {
+            let own = own.iter().find(|(n, _)| *n == a.name).map(|(_, memory)| Argument::Own(memory.clone()));
+            let room = || work.rooms.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Workspace(*at));
+            own.or_else(room).or_else(|| pointer(a).map(Argument::Address))
+        }
         (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
         (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
@@ -149,7 +152,7 @@ impl KernelLaunch {
     pub fn locations(&self) -> impl Iterator<Item = &Location> {
         self.arguments.iter().filter_map(|a| match a {
             Argument::Address(at) | Argument::Map { at, .. } => Some(at),
-            Argument::Own(_) | Argument::Size(_) | Argument::Sizes(_) => None,
+            Argument::Own(_) | Argument::Workspace(_) | Argument::Size(_) | Argument::Sizes(_) => None,
         })
     }
 
@@ -168,6 +171,7 @@ impl KernelLaunch {
             match a {
                 Argument::Address(at) => values.push(bases.address(at)),
                 Argument::Own(memory) => values.push(memory.address()),
+                Argument::Workspace(at) => values.push(bases.workspace + *at as u64),
                 Argument::Size(v) => values.push(*v as u64),
                 Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
                 Argument::Map { at, dtype, shape, inner } => {

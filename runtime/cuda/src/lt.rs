@@ -23,9 +23,6 @@ use self::parts::Parts;
 use super::memory::bind;
 use hypatia_tensor::error::{Error, Result};
 
-/// Maximum workspace of an algorithm, in bytes. NVIDIA recommends this size for Hopper.
-pub const WORKSPACE: usize = 32 << 20;
-
 /// The library's handle.
 pub struct Lt {
     handle: sys::cublasLtHandle_t,

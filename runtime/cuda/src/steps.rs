@@ -90,7 +90,7 @@ fn sources(pending: &[(usize, PendingLaunch<'_>)]) -> Vec<String> {
             PendingLaunch::Call(_, fallback) => fallback.iter().for_each(|d| add(d, out)),
             PendingLaunch::Tiled(_, tilings, fallback) => {
                 let variants = tilings.iter().flat_map(|t| &t.variants);
-                out.extend(variants.map(|(_, source, _)| source.text.clone()));
+                out.extend(variants.flat_map(|(_, launches)| launches).map(|(source, _)| source.text.clone()));
                 fallback.iter().for_each(|d| add(d, out));
             }
         }
@@ -239,9 +239,15 @@ fn finish_tiled(
     let lost = || Error::Internal("a module was lost".into());
     let mut tilings = tilings;
     let mut loaded = Vec::new();
-    for (_, source, work) in tilings.iter().flat_map(|t| &t.variants) {
-        let module = finished.modules.next().ok_or_else(lost)?;
-        loaded.push(kernel_launch(gpu, plan, step, &module, (source, work)));
+    for (_, launches) in tilings.iter().flat_map(|t| &t.variants) {
+        let modules: Vec<_> = finished.modules.by_ref().take(launches.len()).collect();
+        if modules.len() < launches.len() {
+            return Err(lost());
+        }
+        let load = |((source, work), module): (&(CudaSource, Work), &_)| {
+            kernel_launch(gpu, plan, step, module, (source, work))
+        };
+        loaded.push(launches.iter().zip(&modules).map(load).collect::<Result<Vec<Launch>>>());
     }
     let mut launches = Vec::new();
     for launch in pending {
@@ -252,7 +258,7 @@ fn finish_tiled(
         (Some(kernel), Some(tilings)) => {
             tried(gpu, plan, (step, kernel), (tilings, loaded), &mut launches, tuner).map_err(|e| in_step(e, step))?
         }
-        _ => loaded.into_iter().map(|launch| Ok(vec![launch?])).collect::<Result<_>>()?,
+        _ => loaded.into_iter().collect::<Result<_>>()?,
     };
     variants.push(launches);
     let chosen = match &tilings {
@@ -269,23 +275,26 @@ fn tried(
     gpu: &Arc<Gpu>,
     plan: &Plan,
     (step, kernel): (&Step, &Kernel),
-    (tilings, loaded): (&mut Tilings, Vec<Result<Launch>>),
+    (tilings, loaded): (&mut Tilings, Vec<Result<Vec<Launch>>>),
     fallback: &mut [Launch],
     tuner: &mut Tuner,
 ) -> Result<Vec<Vec<Launch>>> {
     let Action::Call(call) = &step.action else { return Err(Error::Internal("a call that is none".into())) };
     let mut variants = Vec::new();
-    for (variant, launch) in std::mem::take(&mut tilings.variants).into_iter().zip(loaded) {
-        let launch = match launch {
-            Ok(launch) => launch,
+    for (variant, launches) in std::mem::take(&mut tilings.variants).into_iter().zip(loaded) {
+        let launches = match launches {
+            Ok(launches) => launches,
             Err(e) => {
                 tuner.trials_mut().fail(kernel, gpu.name(), format!("cannot be loaded: {e}"));
                 break;
             }
         };
+        let ([(source, _)], [launch]) = (variant.1.as_slice(), launches.as_slice()) else {
+            return Err(Error::Internal("a template of several launches".into()));
+        };
         let trials = tuner.trials_mut();
-        if trial::passes(gpu, plan, (step, call, kernel), (&variant.1, &launch), fallback, trials)? {
-            variants.push(vec![launch]);
+        if trial::passes(gpu, plan, (step, call, kernel), (source, launch), fallback, trials)? {
+            variants.push(launches);
             tilings.variants.push(variant);
         }
     }

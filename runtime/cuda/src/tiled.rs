@@ -1,13 +1,14 @@
 //! Measured choice among the launches of a kernel that is timed, and its fallback steps.
 //!
-//! In: a step with such a kernel. Out: its fastest launch, or the launches of the fallback if these
-//! are faster. The tuner keeps the result like the choice of an algorithm. Invariant: without a
-//! measurement the fallback runs.
+//! In: a step with such a kernel. Out: its fastest launches, or the launches of the fallback if
+//! these are faster. The tuner keeps the result like the choice of an algorithm. Invariant: without
+//! a measurement the fallback runs.
 
 use hypatia_cache::KeyMaker;
 use hypatia_dsl::ir::{Backend, Kernel};
 use hypatia_dsl::kernel::StoredTiling;
 use hypatia_templates::cuda::{CudaSource, EmitError};
+use hypatia_templates::instances::Body;
 
 use super::cubin;
 use super::device::Gpu;
@@ -31,8 +32,8 @@ const MOST: usize = 24;
 pub(super) struct Tilings {
     /// The problem's name in tuning files.
     pub problem: String,
-    /// Each with its source and arguments.
-    pub variants: Vec<(StoredTiling, CudaSource, Work)>,
+    /// Each with the sources of its launches and their arguments.
+    pub variants: Vec<(StoredTiling, Vec<(CudaSource, Work)>)>,
 }
 
 /// Whether a kernel is from a user's template.
@@ -71,8 +72,7 @@ impl Tilings {
         tuner: &Tuner,
     ) -> Result<Option<Tilings>> {
         let all = work.plausible(kernel, gpu.multiprocessors());
-        let source = |words: &StoredTiling| -> Result<Option<(StoredTiling, CudaSource, Work)>> {
-            let Some((body, work)) = work.launch(words) else { return Ok(None) };
+        let source = |(body, work): (Body, Work)| -> Result<(CudaSource, Work)> {
             let source = match body.emit(&plan.program) {
                 Ok(source) => source,
                 Err(EmitError::Template(why)) => return Err(Error::Input(why)),
@@ -84,10 +84,14 @@ impl Tilings {
                 let of_user = matches!(e, NvrtcError::Compile { .. });
                 return Err(if of_user { Error::Input(e.to_string()) } else { e.into() });
             }
-            Ok(Some((*words, source, work)))
+            Ok((source, work))
         };
-        let Some(first) = all.first().map(source).transpose()?.flatten() else { return Ok(None) };
-        let problem = problem(plan, step, call, &work.name(kernel), &first.1.text);
+        let sources = |words: &StoredTiling| -> Result<Vec<(CudaSource, Work)>> {
+            work.launches(words).into_iter().map(source).collect()
+        };
+        let first = all.first().map(sources).transpose()?.unwrap_or_default();
+        let Some((first, _)) = first.first() else { return Ok(None) };
+        let problem = problem(plan, step, call, &work.name(kernel), &first.text);
         let known = tuner.known(&machine(gpu), &problem).filter(|c| accepted(&all, c));
         let chosen = |c: &Choice| if c.algorithm == FALLBACK { Vec::new() } else { vec![c.algorithm] };
         let wanted: Vec<StoredTiling> = match (known, tuner.effort()) {
@@ -97,7 +101,13 @@ impl Tilings {
             (_, Effort::Guessed) => all.iter().copied().take(MORE).collect(),
             (_, Effort::Everything) => all.iter().copied().take(MOST).collect(),
         };
-        let variants = wanted.iter().map(source).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        let mut variants = Vec::new();
+        for words in wanted {
+            let launches = sources(&words)?;
+            if !launches.is_empty() {
+                variants.push((words, launches));
+            }
+        }
         Ok(Some(Tilings { problem, variants }))
     }
 

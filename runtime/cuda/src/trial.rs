@@ -180,7 +180,9 @@ fn describe(
         }
         Argument::Size(v) => Ok(Given::Integers(vec![*v])),
         Argument::Sizes(list) => Ok(Given::Integers(list.clone())),
-        Argument::Own(_) | Argument::Map { .. } => Err(Error::Internal("an argument that no template has".into())),
+        Argument::Own(_) | Argument::Workspace(_) | Argument::Map { .. } => {
+            Err(Error::Internal("an argument that no template has".into()))
+        }
     };
     let bytes = |v: &View| plan.buffers[v.buffer.index()].len * v.dtype.size();
     let request = Request {

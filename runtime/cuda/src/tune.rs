@@ -19,10 +19,11 @@ use hypatia_dsl::parallel::side_by_side;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
+use super::address::WORKSPACE;
 use super::capture::Graph;
 use super::device::Gpu;
 use super::driver::failed;
-use super::lt::{Algorithm, Matmul, Pointers, Product, WORKSPACE};
+use super::lt::{Algorithm, Matmul, Pointers, Product};
 use super::memory::DeviceMemory;
 pub use crate::tuner::Tuner;
 use crate::tuner::{Effort, Measured, Source};

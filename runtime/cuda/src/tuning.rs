@@ -90,6 +90,12 @@ impl Choice {
         if self.problem.starts_with(PACKED) { "as stored" } else { "first guess" }
     }
 
+    /// The tiling that was chosen, by its tuning parameters; `None` if it is none of ours.
+    pub fn tiling(&self) -> Option<String> {
+        let values = hypatia_dsl::kernel::parameters(&self.algorithm)?;
+        Some(values.iter().map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", "))
+    }
+
     /// Its cache key.
     pub fn key(machine: &Machine, problem: &str) -> Key {
         KeyMaker::default().part("choice 1").part(machine.to_string()).part(plain(problem)).key()
@@ -376,6 +382,14 @@ mod tests {
     fn choices_say_what_they_were_measured_against() {
         let first = |problem: &str| choice(machine("GPU", 1), problem, 1.0).first();
         assert_eq!(["64x64x64 batch 1", "packed, 64x64x64 batch 1"].map(first), ["first guess", "as stored"]);
+    }
+
+    #[test]
+    fn choices_say_which_tiling_they_are() {
+        let of = |algorithm| Choice { algorithm, ..choice(machine("GPU", 1), "attention", 1.0) }.tiling();
+        let split = hypatia_dsl::kernel::attention::AttentionTiling { keys: 64, consumers: 1, chunk: 256 };
+        assert_eq!(of(split.words()).as_deref(), Some("tile_n 64, consumers 1, chunk 256"));
+        assert_eq!([[2; 8], [4, 63, 1, 0, 0, 0, 0, 0], [4, 64, 1, 0, 1, 0, 0, 0]].map(of), [None, None, None]);
     }
 
     #[test]

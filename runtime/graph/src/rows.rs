@@ -254,10 +254,11 @@ impl Grower<'_, '_> {
                 return false;
             }
         }
-        // Results lie row after row, and so do operands, as far as rows go.
+        // Results lie row after row, and so do operands, as far as rows go. What has one element a
+        // group varies along the first axes of a row.
         let along = |axes: &Vec<Vec<usize>>| {
             let of_row: Vec<usize> = axes.iter().flatten().copied().skip_while(|a| *a < space.outer).collect();
-            of_row.is_empty() || of_row.iter().copied().eq(space.outer..space.sizes.len())
+            of_row.iter().copied().eq(space.outer..space.outer + of_row.len())
         };
         let wide = |access: RowAccess| matches!(access, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
         let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();

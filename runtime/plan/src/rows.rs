@@ -50,8 +50,8 @@ pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseSt
         *access = layout.access(i);
     }
     for (i, (_, access, _)) in kernel.outputs.iter_mut().enumerate() {
-        // One element a row stays so.
-        if *access != RowAccess::PerRow {
+        // One element a row, or a group, stays so.
+        if !matches!(access, RowAccess::PerRow | RowAccess::PerGroup) {
             let full = layout.access(inputs + i) == RowAccess::Full;
             *access = if full { RowAccess::Full } else { RowAccess::Strided };
         }

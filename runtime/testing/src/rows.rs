@@ -30,14 +30,16 @@ pub struct RowCase {
 
 impl RowCase {
     /// Compares a result with the reference. An integer that was rounded from numbers within their
-    /// tolerance may be the next one.
+    /// tolerance may be the next one; a number and its scale, both rounded to a narrow type, may
+    /// each be off by half a unit of it.
     pub fn compare(&self, got: &Tensor, want: &Tensor, what: &str) {
         if got.dtype().is_float() || got.dtype() == DType::Bool {
             return compare(got, want, want.dtype(), coarsest(&self.graph), what);
         }
         assert_eq!((got.dtype(), got.shape()), (want.dtype(), want.shape()), "{what}");
+        let bound = 1.0 + (127.0 * 2.0 * coarsest(&self.graph)).round();
         for (i, (g, w)) in got.to_f64().iter().zip(want.to_f64()).enumerate() {
-            assert!((g - w).abs() <= 1.0, "{what} element {i}: {g} instead of {w}");
+            assert!((g - w).abs() <= bound, "{what} element {i}: {g} instead of {w}");
         }
     }
 }
@@ -164,7 +166,8 @@ impl Rows {
 
 /// The cases for elements of that type.
 pub fn row_cases(dtype: DType) -> Vec<RowCase> {
-    [before_and_behind(dtype), results(dtype), backward(dtype), apart(dtype)].into_iter().flatten().collect()
+    let all = [before_and_behind(dtype), results(dtype), in_groups(dtype), backward(dtype), apart(dtype)];
+    all.into_iter().flatten().collect()
 }
 
 /// Pointwise work before, between and behind the reductions.
@@ -254,6 +257,48 @@ fn results(dtype: DType) -> Vec<RowCase> {
         r.case("rows of a table, their sum and norm", &[n, s], 1)
     };
     vec![residual, quantised, extremes, cross_entropy, embedding]
+}
+
+/// A sum, its norm, and the norm rounded to 8 bits with a scale for each group.
+pub fn quantised_groups(dtype: DType, [rows, groups, size]: [usize; 3]) -> RowCase {
+    let mut r = Rows::new(dtype);
+    let n = groups * size;
+    let (x, y, w) = (r.x(&[rows, n]), r.x(&[rows, n]), r.x(&[n]));
+    let s = r.f(Add, &[x, y]);
+    let normed = r.rms_norm(s, w);
+    let apart = r.reshape(normed, &[rows, groups, size]);
+    let (q, scale) = r.quantised(apart);
+    let q = r.reshape(q, &[rows, n]);
+    r.case(&format!("norm and quantise {groups} groups of {size}"), &[q, scale, s], 1)
+}
+
+/// Reductions over groups of a row, behind those over the row.
+fn in_groups(dtype: DType) -> Vec<RowCase> {
+    let mut out = Vec::new();
+    for sizes in [[7, 3, 128], [9, 5, 32], [5, 4, 12], [3, 16, 128], [33, 2, 2], [4, 3, 7], [2, 2, 1024]] {
+        out.push(quantised_groups(dtype, sizes));
+    }
+    let twice = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[2, 6, 96]);
+        let (normed, factor) = r.layer_norm(x);
+        let apart = r.reshape(normed, &[2, 6, 3, 32]);
+        let centred = r.reduce(BuiltinOp::Mean, apart);
+        let d = r.f(Sub, &[apart, centred]);
+        let p = r.softmax(d);
+        r.case("softmax of centred groups of a norm", &[p, centred, factor], 1)
+    };
+    let scaled = {
+        let mut r = Rows::new(dtype);
+        let (q, scale, w) = (r.input(DType::I8, &[6, 4, 32], -99.0..99.0), r.x(&[6, 4, 1]), r.x(&[128]));
+        let x = r.cast(q, dtype);
+        let x = r.f(Mul, &[x, scale]);
+        let x = r.reshape(x, &[6, 128]);
+        let y = r.rms_norm(x, w);
+        r.case("norm of what a scale of each group multiplies", &[y], 1)
+    };
+    out.extend([twice, scaled]);
+    out
 }
 
 /// Reductions of integers, and of truth values as integers.

@@ -1,6 +1,7 @@
 //! Attention in tiles that stores no scores, for Hopper.
 //!
-//! In: an [`AttentionKernel`] whose tiling fits. Out: its source. Invariant: the score is one
+//! In: an [`AttentionKernel`] whose tiling fits. Out: its source, and that of the kernel that joins
+//! the chunks of keys if the tiling has some. Invariant: the score is one
 //! inlined function of the product and of what the term reads; a positive factor of the whole score
 //! becomes a factor of the exponent, and nothing else of the term is changed.
 
@@ -23,7 +24,9 @@ const FACTORS: usize = 3;
 /// Axes of the tensors that the copy engine moves: elements of a head, rows, the batch.
 const AXES: usize = 2 + BATCH;
 /// Columns that the copy engine moves at a time.
-const CHUNK: usize = 64;
+const COLUMNS: usize = 64;
+/// Threads of a block that joins chunks, at most.
+const JOIN_BLOCK: usize = 128;
 
 pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("attention {}: {what}", kernel.name));
@@ -52,7 +55,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
             block: t.threads() as u32,
             cluster: 1,
             rows: t.rows() as u32,
-            columns: kernel.padded_value().next_multiple_of(CHUNK) as u32,
+            columns: kernel.padded_value().next_multiple_of(COLUMNS) as u32,
             shared: kernel.shared() as u32,
         },
         bodies: vec![score],
@@ -61,7 +64,6 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
     let flag = |b: bool| if b { "true" } else { "false" };
     let uses = |i: usize| kernel.varies[i].iter().map(|v| u8::from(*v)).collect::<Value>();
     let own = context! {
-        half => kernel.dtype.name(),
         axes => AXES,
         tile_n => t.keys,
         consumers => t.consumers,
@@ -69,16 +71,54 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         stages => stages,
         head => kernel.padded_head(),
         value => kernel.padded_value(),
-        own_staging => flag(kernel.has_staging()),
-        safe => flag(kernel.safe),
-        exponent => format!("{:?}f", (factor * std::f64::consts::LOG2_E) as f32),
+        own_staging => flag(kernel.has_staging() || t.chunk > 0),
+        split => t.chunk > 0,
+        chunk => t.chunk / t.keys,
         intervals => kernel.intervals,
-        apart => !kernel.inputs.is_empty(),
         k_uses => uses(0),
         v_uses => uses(1),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
+        ..softmax(kernel, factor)
     };
     tiles.render(&functions, own)
+}
+
+/// The kernel that joins the chunks of an attention whose keys are split.
+pub(super) fn join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
+    if let Some(why) = kernel.refusal() {
+        return Err(EmitError::Malformed(format!("attention {}: {why}", kernel.name)));
+    }
+    let (factor, _) = factored(program, &kernel.term);
+    let block = kernel.padded_value().next_multiple_of(32).min(JOIN_BLOCK);
+    let mut functions = Functions::new(program);
+    functions.need("axes");
+    let tiles = Tiles {
+        name: &kernel.name,
+        doc: &kernel.doc,
+        kind: "attention's chunks of keys, joined",
+        formula: "out0 = sums of weights and values over all chunks, divided by the sum of the weights".into(),
+        args: join_arguments(kernel),
+        geometry: Geometry::Rows { block: block as u32, threads: block as u32, up_to: None },
+        bodies: Vec::new(),
+        template: "attention_join.cu.j2",
+    };
+    let own = context! {
+        width => kernel.value,
+        sums => kernel.padded_value(),
+        block => block,
+        ..softmax(kernel, factor)
+    };
+    tiles.render(&functions, own)
+}
+
+/// What both kernels know of the softmax.
+fn softmax(kernel: &AttentionKernel, factor: f64) -> Value {
+    context! {
+        half => kernel.dtype.name(),
+        safe => if kernel.safe { "true" } else { "false" },
+        exponent => format!("{:?}f", (factor * std::f64::consts::LOG2_E) as f32),
+        apart => !kernel.inputs.is_empty(),
+    }
 }
 
 /// A positive factor of a whole term, and the rest of the term.
@@ -123,17 +163,46 @@ fn input(kernel: &AttentionKernel, i: usize, o: &Operand) -> Value {
     }
 }
 
+/// The sums of the chunks, which one kernel writes and the other one reads.
+fn sums(kernel: &AttentionKernel, kind: ArgKind) -> [Arg; 2] {
+    let width = kernel.padded_value();
+    [
+        Arg::named("sums", kind, format!("batch x queries x chunks x {width}: weights times values, summed")),
+        Arg::named("tops", kind, "batch x queries x chunks x 2: the largest score, and the sum of the weights"),
+    ]
+}
+
+fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
+    let mut out = sums(kernel, ArgKind::Input(DType::F32)).to_vec();
+    out.push(Arg::written(0, kernel.dtype, "batch x queries x value, with its strides"));
+    let about = "elements of out0 between neighbours along the batch's axes, queries and values";
+    out.push(Arg::named("out0_strides", ArgKind::Sizes(AXES), about));
+    out.push(Arg::rows("queries of all heads"));
+    let sizes = [
+        ("queries", "queries of each head"),
+        ("batch1", "second axis of the batch"),
+        ("batch2", "third axis of the batch"),
+        ("chunks", "chunks of keys"),
+    ];
+    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out
+}
+
 fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     let t = &kernel.tiling;
     let map = |name: &str, role: ArgRole, rows: usize, about: &str| {
-        Arg::map(name.to_string(), role, kernel.dtype, [CHUNK, rows], about)
+        Arg::map(name.to_string(), role, kernel.dtype, [COLUMNS, rows], about)
     };
     let mut out = vec![
         map("q_map", ArgRole::Read(0), t.rows(), "batch x queries x head"),
         map("k_map", ArgRole::Read(1), t.keys, "batch x keys x head"),
         map("v_map", ArgRole::Read(2), t.keys, "batch x keys x value"),
-        map("out_map", ArgRole::Written(0), QUERY_ROWS, "batch x queries x value"),
     ];
+    if t.chunk == 0 {
+        out.push(map("out_map", ArgRole::Written(0), QUERY_ROWS, "batch x queries x value"));
+    } else {
+        out.extend(sums(kernel, ArgKind::Output(DType::F32)));
+    }
     for (i, o) in kernel.inputs.iter().enumerate() {
         let at = i + FACTORS;
         if o.access == Access::Splat {
@@ -153,6 +222,9 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
         ("section", "heads whose keys and values stay in the L2 cache together"),
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    if t.chunk > 0 {
+        out.push(Arg::named("chunks", ArgKind::Size, format!("chunks of {} keys, ceil(keys / {0})", t.chunk)));
+    }
     if kernel.intervals {
         let about = format!(
             "for each {} queries the tiles of {} keys that they attend to, [first, end), and those that hide nothing",

@@ -61,7 +61,7 @@ fn replaced(kernel: &RowwiseKernel, step: usize) -> Option<RowwiseKernel> {
     let mut out = kernel.clone();
     let mut found = false;
     for (_, access, term) in &mut out.outputs {
-        if *access == RowAccess::PerRow {
+        if matches!(access, RowAccess::PerRow | RowAccess::PerGroup) {
             continue;
         }
         let input = operand(kernel, step) as u32;

@@ -170,7 +170,10 @@ impl Needs {
 
     fn integer(&mut self, e: &Expr, to: DType) -> Expr {
         self.helpers.insert(format!("to_{}_{}", to.name(), tag(e.ty)));
-        self.helpers.insert(format!("to_i64_{}", tag(e.ty)));
+        // Narrower integers are converted from f32 in 32 bits.
+        if to == DType::I64 || e.ty == DType::F64 {
+            self.helpers.insert(format!("to_i64_{}", tag(e.ty)));
+        }
         Expr::primary(format!("to_{}({})", to.name(), e.text), DType::I64)
     }
 

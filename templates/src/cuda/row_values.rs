@@ -91,8 +91,9 @@ impl<'p, 'k> Values<'p, 'k> {
     /// Lets the outputs read elements of steps that a pass carries, where a thread keeps that many
     /// elements. Returns those steps.
     pub fn carry(&mut self, elements: usize) -> Result<Vec<usize>, EmitError> {
-        // The compiler keeps wider values in registers itself.
-        let worth = |i: usize| self.steps[i].ty == DType::F32 && self.steps[i].size >= WORTH_KEEPING;
+        // The compiler keeps wider values in registers itself, and those of groups.
+        let over_row = |i: usize| i < self.kernel.row_steps();
+        let worth = |i: usize| over_row(i) && self.steps[i].ty == DType::F32 && self.steps[i].size >= WORTH_KEEPING;
         let (with, carried) = carry::carry(self.kernel, worth, KEPT_BYTES / elements);
         self.print_outputs(&with.outputs)?;
         Ok(carried)
@@ -104,22 +105,23 @@ impl<'p, 'k> Values<'p, 'k> {
         (0..self.kernel.inputs.len()).filter(reads).collect()
     }
 
-    /// The operands that outputs along the row read, or steps that are carried to them.
+    /// The operands that outputs along the row read, those of groups among them, or steps that are
+    /// carried to them.
     pub fn read_by_rows(&self, carried: &[usize]) -> Vec<usize> {
         let outputs = self.outputs.iter().zip(&self.kernel.outputs);
         let along = outputs.filter(|(_, o)| o.1 != RowAccess::PerRow).map(|(p, _)| p);
         union(along.chain(carried.iter().map(|s| &self.steps[*s])))
     }
 
-    /// The outputs along the row, or those of one element a row, as the template sees them.
-    pub fn results(&self, along: bool) -> Value {
+    /// The outputs with these access modes, as the template sees them.
+    pub fn results(&self, accesses: &[RowAccess]) -> Value {
         let outputs = self.kernel.outputs.iter().zip(&self.outputs).enumerate();
-        let wanted = outputs.filter(|(_, (o, _))| (o.1 != RowAccess::PerRow) == along);
+        let wanted = outputs.filter(|(_, (o, _))| accesses.contains(&o.1));
         let shown = wanted.map(|(i, (o, p))| {
             context! {
                 name => format!("out{i}"),
                 type => storage(o.0),
-                value => call_on(self.kernel, p, &self.steps, !along),
+                value => call_on(self.kernel, p, &self.steps, o.1 == RowAccess::PerRow),
                 strided => o.1 == RowAccess::Strided,
             }
         });
@@ -235,7 +237,7 @@ pub(super) fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], r
         RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided | RowAccess::Gathered => {
             format!("in{i}_v.v[k]")
         }
-        RowAccess::PerRow | RowAccess::Splat => format!("in{i}"),
+        RowAccess::PerRow | RowAccess::PerGroup | RowAccess::Splat => format!("in{i}"),
     });
     let carried = piece.carried.iter().map(|s| {
         let again = call(kernel, &pieces[*s], pieces);

@@ -4,7 +4,8 @@
 //! and others for longer rows (one block per row); or, if the row length is known, one entry point
 //! for that length alone. Invariant: an entry point of the first kind is correct for rows of any
 //! length, and `Geometry::Rows::up_to` only says where it is the fastest; one of the second kind is
-//! correct for its length.
+//! correct for its length. Steps over groups of a row are computed with the results, by the lanes
+//! that hold a group.
 
 use minijinja::value::merge_maps;
 use minijinja::{Value, context};
@@ -70,8 +71,12 @@ impl Sharing {
         let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
         let wide = |a: RowAccess| !matches!(a, RowAccess::PerRow | RowAccess::Splat);
         let read = used.iter().map(|i| &kernel.inputs[*i]).filter(|i| wide(i.1)).map(|i| i.0);
-        let written = kernel.outputs.iter().filter(|o| o.1 != RowAccess::PerRow).map(|o| o.0);
+        let written = kernel.outputs.iter().filter(|o| is_along(o.1)).map(|o| o.0);
         let mut vector = vector_width(read.chain(written).collect::<Vec<_>>().into_iter());
+        // A pack lies in one group.
+        while !kernel.groups.is_none_or(|g| g.size.is_multiple_of(vector)) {
+            vector /= 2;
+        }
         let fixed = match target {
             Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
             _ => None,
@@ -95,6 +100,12 @@ impl Sharing {
         let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, used, sizes, vector as u64)) {
             Some((stream, team)) => (Some(stream), Some(team)),
             None => (None, team),
+        };
+        // Where the lanes of a group do not hold it at once, elements do not stay where they are.
+        let whole = |t: &Team| kernel.groups.is_none_or(|g| holds_group(g.size / vector, t.threads));
+        let (stream, team) = match team {
+            Some(team) if !whole(&team) => (None, Some(Team { chunks: None, ..team })),
+            team => (stream, team),
         };
         Sharing { vector, pack, per_column, narrow, fixed: fixed.map(|([_, n], _)| n), team, stream }
     }
@@ -162,6 +173,7 @@ pub(super) fn emit(
     };
     let streams = sharing.stream.is_some();
     let passes = passes(&mut values.functions, kernel, &values.steps, &values.step_types, &carried, streams)?;
+    let (row_passes, group_passes) = passes;
     let out_inputs = values.read_by_rows(&carried);
     let in_rows = union(values.steps.iter()).into_iter().chain(out_inputs.iter().copied());
     let in_rows: Vec<usize> = used.iter().copied().filter(|i| in_rows.clone().any(|r| r == *i)).collect();
@@ -177,10 +189,13 @@ pub(super) fn emit(
         inner => kernel.axes[1],
         strided => strided(kernel, &used),
         splats => of_access(kernel, &used, RowAccess::Splat),
-        passes => passes,
+        passes => row_passes,
+        group_passes => group_passes,
+        group => kernel.groups.map(|g| g.size),
         out_loads => loads(kernel, &out_inputs, streams),
-        full_outputs => values.results(true),
-        row_outputs => values.results(false),
+        full_outputs => values.results(&[RowAccess::Full, RowAccess::Strided]),
+        group_outputs => values.results(&[RowAccess::PerGroup]),
+        row_outputs => values.results(&[RowAccess::PerRow]),
         alignment => alignment(kernel, &used),
         entry_points => entry_points,
         ..common(header, &values.functions, dtypes(kernel), &values.bodies)
@@ -202,6 +217,7 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
         match access {
             RowAccess::Full => {}
             RowAccess::Strided => {}
+            RowAccess::PerGroup if kernel.groups.is_some() => {}
             RowAccess::PerRow => {
                 let varies = term.nodes.iter().zip(reachable(term)).any(|(n, r)| match n {
                     TermNode::In { input, .. } => {
@@ -215,8 +231,11 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
                     return bad("an output of one element a row reads a whole row");
                 }
             }
-            _ => return bad("an output is neither full nor one element a row"),
+            _ => return bad("an output is neither full nor one element a row or a group"),
         }
+    }
+    if kernel.groups.is_some_and(|g| g.size == 0 || g.first > kernel.steps.len()) {
+        return bad("groups of nothing");
     }
     if kernel.strided() && (kernel.axes[0] + kernel.axes[1] > 16 || kernel.axes[1] == 0) {
         return bad("more than 16 axes, or a row of none");
@@ -232,7 +251,18 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Groups steps into passes: steps that are independent of each other share one pass over the row.
+/// True for results along the row.
+fn is_along(access: RowAccess) -> bool {
+    !matches!(access, RowAccess::PerRow | RowAccess::PerGroup)
+}
+
+/// Whether lanes of `threads` that share a row hold a group of so many packs, one each.
+fn holds_group(packs: usize, threads: u64) -> bool {
+    packs.is_power_of_two() && packs as u64 <= threads.min(32)
+}
+
+/// Puts steps together to passes, first those over the row, then those over groups: steps that are
+/// independent of each other share one pass.
 fn passes(
     functions: &mut Functions<'_>,
     kernel: &RowwiseKernel,
@@ -240,12 +270,12 @@ fn passes(
     types: &[DType],
     carried: &[usize],
     streamed: bool,
-) -> Result<Value, EmitError> {
-    let mut groups: Vec<Vec<usize>> = Vec::new();
+) -> Result<(Value, Value), EmitError> {
+    let mut together: Vec<Vec<usize>> = Vec::new();
     for (i, piece) in steps.iter().enumerate() {
-        match groups.last_mut() {
-            Some(group) if !piece.steps.iter().any(|s| group.contains(s)) => group.push(i),
-            _ => groups.push(vec![i]),
+        match together.last_mut() {
+            Some(pass) if i != kernel.row_steps() && !piece.steps.iter().any(|s| pass.contains(s)) => pass.push(i),
+            _ => together.push(vec![i]),
         }
     }
     // Integers are computed in 64 bits, but the element type sets the limits of an operand.
@@ -255,10 +285,10 @@ fn passes(
         let term = &kernel.steps[i].1;
         matches!(term.nodes.get(term.root().0 as usize), Some(TermNode::In { .. }))
     };
-    let mut out = Vec::new();
-    for group in groups {
+    let (mut over_rows, mut over_groups) = (Vec::new(), Vec::new());
+    for pass in together {
         let mut values = Vec::new();
-        for &i in &group {
+        for &i in &pass {
             let (kind, ty) = (kernel.steps[i].0, types[i]);
             let combine = |f: &mut Functions<'_>, a: &str, b: &str| combine(f, kind, ty, a, b);
             let name = format!("r{i}");
@@ -271,7 +301,9 @@ fn passes(
                 Reduction::Max => f64::NEG_INFINITY,
                 Reduction::Min => f64::INFINITY,
             };
-            let finish = if kind == Reduction::Mean { format!("{name} = {name} / n;") } else { String::new() };
+            let grouped = i >= kernel.row_steps();
+            let count = kernel.groups.filter(|_| grouped).map_or("n".to_string(), |g| g.size.to_string());
+            let finish = if kind == Reduction::Mean { format!("{name} = {name} / {count};") } else { String::new() };
             values.push(context! {
                 name => name.clone(),
                 type => compute_name(ty),
@@ -283,25 +315,26 @@ fn passes(
                 finish => finish,
             });
         }
-        let about: Vec<String> =
-            group.iter().map(|i| format!("r{i}: {}", reduction_word(kernel.steps[*i].0))).collect();
-        let inputs = union(group.iter().map(|i| &steps[*i]));
+        let about: Vec<String> = pass.iter().map(|i| format!("r{i}: {}", reduction_word(kernel, *i))).collect();
+        let inputs = union(pass.iter().map(|i| &steps[*i]));
+        let out = if pass.iter().any(|i| *i >= kernel.row_steps()) { &mut over_groups } else { &mut over_rows };
         out.push(context! {
             about => about.into_iter().collect::<Value>(),
             steps => values.into_iter().collect::<Value>(),
             loads => loads(kernel, &inputs, streamed),
         });
     }
-    Ok(out.into_iter().collect())
+    Ok((over_rows.into_iter().collect(), over_groups.into_iter().collect()))
 }
 
-fn reduction_word(r: Reduction) -> &'static str {
-    match r {
-        Reduction::Sum => "the sum over the row",
-        Reduction::Mean => "the mean over the row",
-        Reduction::Max => "the largest of the row",
-        Reduction::Min => "the smallest of the row",
-        Reduction::Prod => "the product over the row",
+fn reduction_word(kernel: &RowwiseKernel, step: usize) -> String {
+    let of = if step < kernel.row_steps() { "row" } else { "group" };
+    match kernel.steps[step].0 {
+        Reduction::Sum => format!("the sum over the {of}"),
+        Reduction::Mean => format!("the mean over the {of}"),
+        Reduction::Max => format!("the largest of the {of}"),
+        Reduction::Min => format!("the smallest of the {of}"),
+        Reduction::Prod => format!("the product over the {of}"),
     }
 }
 
@@ -393,7 +426,7 @@ fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
                 format!("const {ty}* __restrict__ const in{i}")
             }
             RowAccess::Strided => format!("const {ty}* __restrict__ const in{i}, const {axes}& in{i}_strides"),
-            RowAccess::PerRow | RowAccess::Splat => format!("const {ty} in{i}"),
+            RowAccess::PerRow | RowAccess::PerGroup | RowAccess::Splat => format!("const {ty} in{i}"),
         }
     });
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| {
@@ -409,7 +442,7 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
     let inputs = used.iter().map(|i| match kernel.inputs[*i].1 {
         RowAccess::Full => format!("in{i} + row * n"),
         RowAccess::PerColumn => format!("in{i}"),
-        RowAccess::PerRow => format!("in{i}[row]"),
+        RowAccess::PerRow | RowAccess::PerGroup => format!("in{i}[row]"),
         RowAccess::Splat => format!("in{i}_all"),
         RowAccess::Strided => format!("in{i}_row, in{i}_strides"),
         RowAccess::Gathered => {
@@ -421,6 +454,7 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| match o.1 {
         RowAccess::Full => format!("out{i} + row * n"),
         RowAccess::Strided => format!("out{i}_row, out{i}_strides"),
+        RowAccess::PerGroup => format!("out{i} + row * (n / {})", kernel.groups.map_or(1, |g| g.size)),
         _ => format!("out{i} + row"),
     });
     let sizes = kernel.strided().then(|| "sizes".to_string());
@@ -442,6 +476,7 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
         RowAccess::Full => "rows x n, row-major",
         RowAccess::PerColumn => "n elements, one a column",
         RowAccess::PerRow => "one element a row",
+        RowAccess::PerGroup => "one element a group of a row",
         RowAccess::Splat => "one element",
         RowAccess::Strided => "one element each, with the strides of that name",
         RowAccess::Gathered => "a table of rows of n elements, row-major",
@@ -568,7 +603,11 @@ fn describe(program: &Program, kernel: &RowwiseKernel) -> Vec<String> {
             Reduction::Min => "min",
             Reduction::Prod => "product",
         };
-        out.push(format!("r{i} = {word} over a row of {}", formula(program, term, term.root(), &named)));
+        let of = match kernel.groups.filter(|g| i >= g.first) {
+            Some(g) => format!("a group of {}", g.size),
+            None => "a row".to_string(),
+        };
+        out.push(format!("r{i} = {word} over {of} of {}", formula(program, term, term.root(), &named)));
     }
     for (i, (_, _, term)) in kernel.outputs.iter().enumerate() {
         out.push(format!("out{i} = {}", formula(program, term, term.root(), &named)));

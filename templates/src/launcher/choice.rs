@@ -64,7 +64,7 @@ pub fn tile_counts(source: &CudaSource) -> (Vec<String>, Vec<(String, u32)>) {
     let Some(Geometry::Tiles { rows, columns, .. }) = source.entries.first().map(|e| e.geometry) else {
         return (Vec::new(), Vec::new());
     };
-    let batches = ["batches", "outer", "inner", "batch0", "batch1", "batch2"];
+    let batches = ["batches", "outer", "inner", "batch0", "batch1", "batch2", "chunks"];
     let tiles = [("rows", rows), ("queries", rows), ("columns", columns)];
     (
         batches.into_iter().filter(|n| has(n)).map(String::from).collect(),

@@ -118,13 +118,19 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
 /// Multiprocessors of the GPU for which a tiling is predicted.
 const MULTIPROCESSORS: usize = 132;
 
-/// The kernel of a call whose kernel is timed: the launch that is predicted to be the fastest.
+/// The kernels of a call whose kernel is timed: the launches that are predicted to be the fastest.
 fn timed(plan: &Plan, step: &Step, call: &CallStep) -> Option<Vec<Part>> {
     let kernel = kernel(plan, step)?;
     let timed = Timed::of(plan, (step, call, kernel))?;
     let first = timed.plausible(kernel, MULTIPROCESSORS).into_iter().next()?;
-    let (body, work) = timed.launch(&first)?;
-    Some(vec![Part::Kernel { kind: kind(&body), body: Box::new(body), work: Box::new(work), runs: "kernel" }])
+    let part = |(body, work): (Body, Work)| Part::Kernel {
+        kind: kind(&body),
+        body: Box::new(body),
+        work: Box::new(work),
+        runs: "kernel",
+    };
+    let parts: Vec<Part> = timed.launches(&first).into_iter().map(part).collect();
+    (!parts.is_empty()).then_some(parts)
 }
 
 /// The purpose of a kernel: the nodes whose steps run it.
@@ -141,7 +147,7 @@ fn kind(body: &Body) -> &'static str {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
         Body::Rowwise(_) => "rowwise",
         Body::Gemm(_) | Body::WarpGemm(_) => "product",
-        Body::Attention(_) => "tiled attention",
+        Body::Attention(_) | Body::AttentionJoin(_) => "tiled attention",
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",
         Body::Product(_) => "product",

@@ -44,6 +44,9 @@ pub struct Work {
     pub views: Vec<(String, View)>,
     /// The shapes of tensors that the copy engine moves, by argument.
     pub maps: Vec<(String, map_shape::MapShape)>,
+    /// Byte offsets into the workspace, by argument: results that the next launch of the step
+    /// reads.
+    pub rooms: Vec<(String, usize)>,
     /// Integers that the kernel reads from memory, by argument.
     pub data: Vec<(String, Vec<i32>)>,
     /// The launch, if the kernel declares it itself.
@@ -272,6 +275,7 @@ fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> 
         outputs: vec![(out.dtype, RowAccess::PerRow, input(1))],
         axes: [1, 1],
         gathers: Vec::new(),
+        groups: None,
     };
     if kernel.strided() {
         kernel.axes = [layout.outer, layout.sizes.len() - layout.outer];

@@ -1,9 +1,9 @@
 //! Kernels that are timed beside their fallback: generated products and attentions, and users'
 //! templates.
 //!
-//! In: a step whose kernel is one of these. Out: the launches that may compute it, in a stored
-//! form, the one with the best prediction first; and for each the kernel and its [`Work`].
-//! Invariant: only launches that the kernel declares are listed.
+//! In: a step whose kernel is one of these. Out: the ways to compute it, in a stored form, the one
+//! with the best prediction first; and for each the kernels and their [`Work`]. Invariant: only
+//! ways that the kernel declares are listed.
 
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::StoredTiling;
@@ -16,7 +16,7 @@ use super::product::GeneratedProduct;
 use super::template;
 use hypatia_plan::{CallStep, Called, Plan, Step};
 
-/// What a step computes in one launch.
+/// What a step computes in one launch, or few.
 #[derive(Clone, Debug)]
 pub enum Timed {
     /// A product, by a template of ours.
@@ -59,13 +59,14 @@ impl Timed {
         }
     }
 
-    /// The kernel of a launch in its stored form, and its arguments; `None` if it does not fit.
-    pub fn launch(&self, words: &StoredTiling) -> Option<(Body, Work)> {
-        match self {
+    /// The kernels of a stored form in launch order, and their arguments; empty if it does not fit.
+    pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
+        let one = match self {
             Timed::Product(p) => p.tiled(words),
-            Timed::Attention(a) => a.tiled(AttentionTiling::of_words(words)?),
-            Timed::Template(variants) => variants.get(usize::try_from(words[1]).ok()?).cloned(),
-        }
+            Timed::Attention(a) => return AttentionTiling::of_words(words).map_or_else(Vec::new, |t| a.tiled(t)),
+            Timed::Template(variants) => usize::try_from(words[1]).ok().and_then(|i| variants.get(i).cloned()),
+        };
+        one.into_iter().collect()
     }
 
     /// What is computed, for people.

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::process::Command;
 
-use hypatia_templates::cuda::{ArgKind, CudaSource, storage};
+use hypatia_templates::cuda::{self, ArgKind, CudaSource, RowTarget, storage};
+use hypatia_templates::instances::Body;
 
 use crate::address::Location;
 use crate::kernel::{Argument, arguments, entry};
@@ -58,8 +59,11 @@ impl Source {
             .replace("extern \"C\" ", "")
             .replace("asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_max(a, b);")
             .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);")
+            .replace("asm(\"\" : \"+f\"(x));", "")
             .replace("__expf(", "emu_expf(")
             .replace("asm(\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(a));", "r = exp2f(a);")
+            .replace("asm(\"cvt.rn.bf16.f32 %0, %1;\" : \"=h\"(r) : \"f\"(x));", "r = __float2bfloat16_rn(x).bits;")
+            .replace("asm(\"cvt.rn.f16.f32 %0, %1;\" : \"=h\"(r) : \"f\"(x));", "r = __float2half_rn(x).bits;")
             .replace("asm(\"rcp.approx.ftz.f32 %0, %1;\" : \"=f\"(r) : \"f\"(y));", "r = 1 / y;")
             .replace("asm(\"tanh.approx.f32 %0, %1;\" : \"=f\"(r) : \"f\"(x));", "r = tanhf(x);");
         let lines: Vec<&str> = host.lines().filter(|l| !l.starts_with("#include") && !l.starts_with("#line")).collect();
@@ -111,9 +115,17 @@ impl Source {
         }
         for step in steps {
             for (body, work) in step_kernels(step) {
-                // Alternates between a device that few elements fill and one that they do not.
-                let threads = [4, 1 << 20][self.known.len() % 2];
-                let source = elementwise(&plan.program, &body, &work, threads).unwrap();
+                // Alternates between a device that few elements fill and one that they do not, and
+                // between rows of any length and of this one.
+                let odd = self.known.len() % 2;
+                let source = match &body {
+                    Body::Rowwise(kernel) if odd == 1 => {
+                        let (rows, n) = (work.rows as u64, work.n as u64);
+                        let target = RowTarget::Length { rows, n, clusters: false };
+                        cuda::rowwise_for(&plan.program, kernel, target).unwrap()
+                    }
+                    body => elementwise(&plan.program, body, &work, [4, 1 << 20][odd]).unwrap(),
+                };
                 self.launch(plan, step, &source, &work);
             }
         }
@@ -127,6 +139,45 @@ impl Source {
     }
 }
 
+/// Runs a kernel alone, over these contents of the memory that it reads; returns the result of its
+/// single output, which has that many bytes. An error with the reason if there is no compiler.
+pub fn alone(source: &CudaSource, work: &Work, reads: &[(&str, &[u8])], bytes: usize) -> Result<Vec<u8>, String> {
+    has_compiler()?;
+    let mut program = Source::default();
+    let number = program.kernel(&source.text);
+    let (at, grid, block) = entry(source, work).unwrap();
+    let nowhere = Location { storage: Storage::Arena(0), outside: None, bytes: 0 };
+    let values = arguments(source, work, &[], &|_| Some(nowhere)).unwrap();
+    writeln!(program.main, "  void* made_here = buffer({bytes}, false);").unwrap();
+    let mut given = Vec::new();
+    for (arg, value) in source.args.iter().zip(&values) {
+        let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
+        given.push(match (arg.kind, value) {
+            (ArgKind::Output(_), _) => "(unsigned short*)made_here".to_string(),
+            (ArgKind::Input(dtype), _) => {
+                let (_, contents) = reads.iter().find(|(name, _)| *name == arg.name).unwrap();
+                program.given.extend_from_slice(contents);
+                writeln!(program.main, "  void* {} = buffer({}, true);", arg.name, contents.len()).unwrap();
+                format!("({}*){}", storage(dtype), arg.name)
+            }
+            (_, Argument::Sizes(v)) => format!("k{number}::Axes<{}>{{{{{}}}}}", v.len(), list(v)),
+            (_, Argument::Size(v)) => format!("{v}LL"),
+            _ => panic!("{arg:?}"),
+        });
+    }
+    let [grid, block] = [grid, block].map(|v| format!("Dim{{{}, {}, {}}}", v[0], v[1], v[2]));
+    let call = format!("k{number}::{}({})", source.entries[at].name, given.join(", "));
+    writeln!(program.main, "  launch({grid}, {block}, [&] {{ {call}; }});").unwrap();
+    writeln!(program.main, "  std::fwrite(made_here, 1, {bytes}, made);").unwrap();
+    Ok(execute(&program))
+}
+
+/// An error if the host has no compiler.
+fn has_compiler() -> Result<(), String> {
+    let found = Command::new("c++").arg("--version").output().is_ok_and(|o| o.status.success());
+    if found { Ok(()) } else { Err("no C++ compiler".into()) }
+}
+
 /// Runs the cases in one program. `None` for a case with a step that has no generated kernel; an
 /// error with the reason if there is no compiler.
 pub fn run(cases: &[Case]) -> Result<Vec<Option<Ran>>, String> {
@@ -135,9 +186,7 @@ pub fn run(cases: &[Case]) -> Result<Vec<Option<Ran>>, String> {
 
 /// As [`run`], planned with these options.
 pub fn run_with(cases: &[Case], options: &Options) -> Result<Vec<Option<Ran>>, String> {
-    if !Command::new("c++").arg("--version").output().is_ok_and(|o| o.status.success()) {
-        return Err("no C++ compiler".into());
-    }
+    has_compiler()?;
     let mut source = Source::default();
     let plans = cases.iter().map(|case| {
         let plan = pipeline::plan(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));

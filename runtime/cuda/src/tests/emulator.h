@@ -20,7 +20,7 @@ using std::min;
 #define __global__ static
 #define __forceinline__ inline
 #define __noinline__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static __attribute__((section("emu_shared")))
 __attribute__((used)) static int emu_first[1] __attribute__((section("emu_shared")));
 extern char __start_emu_shared, __stop_emu_shared;
@@ -66,6 +66,10 @@ static T exchange(const T x, const int from) {
 template <typename T>
 static T __shfl_up_sync(unsigned, const T x, const unsigned d) {
   return exchange(x, current % 32 >= (int)d ? current - (int)d : current);
+}
+template <typename T>
+static T __shfl_sync(unsigned, const T x, const int from) {
+  return exchange(x, current / 32 * 32 + from);
 }
 template <typename T>
 static T __shfl_xor_sync(unsigned, const T x, const int d) {
@@ -141,6 +145,10 @@ static void launch(const Dim grid, const Dim block, const F kernel) {
   }
 }
 
+struct float2 {
+  float x, y;
+};
+
 // Narrow floats.
 struct __half {
   uint16_t bits;
@@ -199,9 +207,14 @@ static long long __double_as_longlong(const double x) {
   std::memcpy(&bits, &x, 8);
   return bits;
 }
+static float __fmaf_rn(const float a, const float b, const float c) { return std::fma(a, b, c); }
 static float emu_max(const float a, const float b) {
   if (std::isnan(a) || std::isnan(b)) return NAN;
   return a > b ? a : b > a ? b : std::signbit(a) ? b : a;
+}
+static int __float2int_rz(const float x) {
+  if (std::isnan(x)) return 0;
+  return x >= 2147483648.0f ? 0x7fffffff : x <= -2147483648.0f ? -0x7fffffff - 1 : (int)x;
 }
 static float emu_expf(const float x) { return exp2f(x * 1.44269504f); }
 static float emu_min(const float a, const float b) { return -emu_max(-a, -b); }

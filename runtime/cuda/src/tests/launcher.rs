@@ -45,7 +45,7 @@ fn kernels(plan: &Plan, step: &Step) -> Vec<(Body, Work)> {
     let timed = kernel(plan, step).and_then(|k| Some((k, Timed::of(plan, (step, call, k))?)));
     let Some((kernel, timed)) = timed else { return Vec::new() };
     // One with clusters, if there is one.
-    let all: Vec<_> = timed.plausible(kernel, 132).iter().filter_map(|w| timed.launch(w)).collect();
+    let all: Vec<_> = timed.plausible(kernel, 132).iter().flat_map(|w| timed.launches(w)).collect();
     let clustered = all.iter().find(|(body, _)| matches!(body, Body::Gemm(k) if k.tiling.blocks() > 1)).cloned();
     all.into_iter().next().into_iter().chain(clustered).collect()
 }
@@ -76,6 +76,13 @@ fn plans() -> Vec<Plan> {
         g.output("y", y[0]);
         out.push(planned(&g, "h200"));
     }
+    // Few queries, whose keys are split: two launches.
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
+    let q = g.input("q", ty(DType::BF16, &[1, 2, 4, 1, 64]));
+    let [k, v] = ["k", "v"].map(|name| g.input(name, ty(DType::BF16, &[1, 2, 1, 2000, 64])));
+    let y = g.call("attention", &[q, k, v], &[]).unwrap()[0];
+    g.output("y", y);
+    out.push(planned(&g, "h200"));
     // Many rows that lie side by side.
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let x = g.input("x", ty(DType::F32, &[40, 5000]));

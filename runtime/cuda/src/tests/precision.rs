@@ -10,7 +10,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{cases, gpu};
 use crate::Gpu;
-use crate::lt::{Epilogue, Layout, Matmul, Pointers, Product, WORKSPACE};
+use crate::address::WORKSPACE;
+use crate::lt::{Epilogue, Layout, Matmul, Pointers, Product};
 use crate::memory::DeviceMemory;
 
 /// Row-major and column-major operands.

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use hypatia_dsl::dtype::DType;
+use hypatia_templates::cuda::{self, RowTarget};
+use hypatia_templates::instances::Body;
 
 use super::emulated::{self, Case};
 use super::{executor, gpu};
@@ -52,4 +54,49 @@ fn emulated_rows_are_one_launch_and_agree_with_the_reference() {
         check(case, &got, &plan);
     }
     println!("{} emulated cases of rows agree", list.len());
+}
+
+/// Rows of groups compile for each way to share a row: lanes, warps, blocks, clusters, groups that
+/// lanes hold at once and not.
+#[test]
+fn rows_of_groups_compile() {
+    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
+        Ok(compiler) => compiler,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    let device = hypatia_target::device::Device::named("h200").unwrap();
+    for sizes in [[4096, 2, 32], [4096, 8, 128], [4096, 32, 128], [200, 128, 128], [64, 512, 128], [99, 40, 96]] {
+        let case = hypatia_testing::rows::quantised_groups(DType::BF16, sizes);
+        let plan = super::planned(&device, &case.graph);
+        assert_eq!(plan.launches(), 1, "{sizes:?}\n{plan}");
+        let (body, work) = crate::lowering::step_kernels(&plan.steps[0]).remove(0);
+        let Body::Rowwise(kernel) = &body else { panic!("{body:?}") };
+        let target = RowTarget::Length { rows: work.rows as u64, n: work.n as u64, clusters: true };
+        for source in [cuda::rowwise_for(&plan.program, kernel, target).unwrap(), body.emit(&plan.program).unwrap()] {
+            if let Ok(folder) = std::env::var("HYPATIA_SOURCES") {
+                std::fs::write(format!("{folder}/rows_{}_{}.cu", work.n, source.entries.len()), &source.text).unwrap();
+            }
+            compiler.compile(&source.text, "k.cu", "sm_90").unwrap();
+        }
+    }
+}
+
+/// Times of a residual, a norm and the quantisation of its groups: a measurement, not a test.
+#[test]
+#[ignore = "a measurement"]
+fn groups_of_rows_are_timed_on_a_gpu() {
+    let Some(gpu) = gpu(1) else { return };
+    for [rows, groups, size] in [[16384, 8, 128], [4096, 32, 128], [2048, 128, 128], [4096, 64, 64], [4096, 40, 96]] {
+        let case = hypatia_testing::rows::quantised_groups(DType::BF16, [rows, groups, size]);
+        let device = hypatia_target::device::Device::named("h200").unwrap();
+        let plan = super::planned(&device, &case.graph);
+        let mut tuner = crate::tuner::Tuner::without_cache(std::time::Duration::ZERO);
+        let (launches, _) = crate::steps::prepare(&gpu, &plan, &mut tuner).unwrap();
+        let mut variants = [launches.into_iter().map(|(_, launch)| launch).collect()];
+        let times = crate::fallback::time(&gpu, &plan, &plan.steps[0], &mut variants).unwrap();
+        let n = groups * size;
+        let bytes = rows * n * (2 + 2 + 2 + 1) + rows * groups * 2;
+        println!("{rows} rows of {groups} groups of {size}: {} launches, {bytes} bytes, {times:?} us", plan.launches());
+    }
 }
