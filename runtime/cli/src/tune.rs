@@ -76,7 +76,8 @@ impl Tune {
         let output = self.output.clone().unwrap_or_else(|| self.model.with_file_name(BESIDE));
         // The existing file is read before hours are spent: it may be damaged, or not a tuning
         // file.
-        let read: Vec<&Path> = [&self.model].into_iter().chain(&self.inputs).chain(&self.rules).map(PathBuf::as_path).collect();
+        let read: Vec<&Path> =
+            [&self.model].into_iter().chain(&self.inputs).chain(&self.rules).map(PathBuf::as_path).collect();
         let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
         let number = self.device.gpu().ok_or_else(|| Error::Input("--device: only a GPU is tuned".into()))?;
         let gpu = Gpu::open(number).map_err(|e| {

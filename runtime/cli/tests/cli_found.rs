@@ -34,9 +34,7 @@ fn json(model: &str, more: &[&str]) -> Value {
 /// a batch size that the exporter left in a declared output.
 #[test]
 fn results_are_those_of_the_reference_of_onnx() {
-    for model in
-        ["acosh", "conv_nan_pad", "conv_transpose_inf_stride", "autoencoder_static_output", "non_finite"]
-    {
+    for model in ["acosh", "conv_nan_pad", "conv_transpose_inf_stride", "autoencoder_static_output", "non_finite"] {
         let v = json(model, &["--check", &format!("{model}.out.npz")]);
         let warned = v["warnings"].as_array().unwrap().iter().any(|w| w.as_str().unwrap().contains("declared sizes"));
         assert_eq!(warned, model == "autoencoder_static_output", "{v:#}");
