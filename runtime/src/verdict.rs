@@ -24,15 +24,16 @@ use hypatia_tensor::tensor::Tensor;
 pub enum Verdict {
     /// Their results agree: the fused plan is used.
     Agree,
-    /// They differ: the description, and what may be wrong.
-    Differ(String),
+    /// They differ: why, and the rules without which the plan agrees; none if it is not known to
+    /// agree without some alone.
+    Differ(String, Vec<String>),
 }
 
 impl Verdict {
     fn to_bytes(&self) -> Vec<u8> {
         match self {
             Verdict::Agree => b"agree\n".to_vec(),
-            Verdict::Differ(why) => format!("differ\n{why}").into_bytes(),
+            Verdict::Differ(why, without) => format!("differ {}\n{why}", without.join(" ")).into_bytes(),
         }
     }
 
@@ -41,7 +42,10 @@ impl Verdict {
         let text = std::str::from_utf8(bytes).ok()?;
         match text.split_once('\n')? {
             ("agree", "") => Some(Verdict::Agree),
-            ("differ", why) if !why.is_empty() => Some(Verdict::Differ(why.to_string())),
+            (head, why) if !why.is_empty() => {
+                let without = head.strip_prefix("differ ")?.split_whitespace().map(String::from).collect();
+                Some(Verdict::Differ(why.to_string(), without))
+            }
             _ => None,
         }
     }
@@ -64,7 +68,7 @@ impl Subject<'_> {
     pub fn key(&self) -> Option<Key> {
         let p = &self.given.program;
         let templates = hypatia_templates::TEMPLATES.iter().flat_map(|(name, text)| [name, text]);
-        let key = KeyMaker::default().part("verdict 2").part(build()?).part(&self.machine).part(&self.settings);
+        let key = KeyMaker::default().part("verdict 3").part(build()?).part(&self.machine).part(&self.settings);
         let key = templates.fold(key, |key, part| key.part(part));
         let key = key.debug(&(&p.scalars, &p.ops, &p.rulesets, &p.rules, &p.kernels, &p.families));
         let weights = WeightHashes::of(&[self.given, self.fused]);
@@ -257,10 +261,13 @@ mod tests {
 
     #[test]
     fn verdicts_round_trip_and_other_bytes_are_rejected() {
-        for v in [Verdict::Agree, Verdict::Differ("output `y` differs\nby much".into())] {
+        let differ = |without: &[&str]| {
+            Verdict::Differ("output `y` differs\nby much".into(), without.iter().map(ToString::to_string).collect())
+        };
+        for v in [Verdict::Agree, differ(&[]), differ(&["a::b[relu]", "c::d"])] {
             assert_eq!(Verdict::from_bytes(&v.to_bytes()), Some(v));
         }
-        for bad in [&b""[..], b"agree", b"agree\nmore", b"differ\n", b"\xff\n", b"yes\n"] {
+        for bad in [&b""[..], b"agree", b"agree\nmore", b"differ \n", b"differ\nwhy", b"\xff\n", b"yes\n"] {
             assert_eq!(Verdict::from_bytes(bad), None);
         }
     }

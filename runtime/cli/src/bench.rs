@@ -16,7 +16,7 @@ use hypatia_dsl::ir::Program;
 use hypatia_plan::note;
 use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
-use hypatia_tensor::npz;
+use hypatia_tensor::{file, npz};
 use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, MemoryOptions, notes_after_run};
@@ -215,6 +215,7 @@ fn refuse(options: &[(&str, bool)], why: &str) -> Result<()> {
 impl Bench {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
+        self.check_outputs()?;
         if let (Some(from), Some(to)) = (&self.from, &self.plot) {
             let text = std::fs::read_to_string(from).map_err(|e| Error::Io { path: from.clone(), source: e })?;
             let report = serde_json::from_str(&text).map_err(|e| Error::Input(format!("{}: {e}", from.display())))?;
@@ -247,10 +248,17 @@ impl Bench {
         }
     }
 
+    /// Fails if what is to be written cannot be, or would overwrite what is read.
+    fn check_outputs(&self) -> Result<()> {
+        let read = [&self.model, &self.inputs, &self.from].into_iter().flatten().chain(&self.rules);
+        let read: Vec<&Path> = read.map(PathBuf::as_path).collect();
+        [&self.trace, &self.plot].into_iter().flatten().try_for_each(|path| file::check(path, &read))
+    }
+
     /// Plots a report of cases, limited to those whose names contain the text of --rows.
     fn draw(&self, report: &Value, to: &Path, global: &Global) -> Result<()> {
         let svg = plot::svg(report, &self.rows)?;
-        std::fs::write(to, svg).map_err(|source| Error::Io { path: to.to_path_buf(), source })?;
+        file::write(to, |out| std::io::Write::write_all(out, svg.as_bytes()))?;
         if !global.quiet {
             eprintln!("wrote {}", to.display());
         }
@@ -308,7 +316,7 @@ impl Bench {
         if let Some(path) = &self.trace {
             let text =
                 serde_json::to_string(&trace(measured, &ordered)?).map_err(|e| Error::Internal(e.to_string()))?;
-            std::fs::write(path, text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
+            file::write(path, |out| std::io::Write::write_all(out, text.as_bytes()))?;
         }
         let case = Timed { compiled: &compiled, inputs: &inputs, source: &source, first, variants: &variants };
         let text = if self.json {

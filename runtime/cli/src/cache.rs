@@ -102,7 +102,9 @@ impl Entry {
             Meaning::None => {}
             Meaning::Choice(c) => value["choice"] = tune::to_json(c),
             Meaning::Verdict(Verdict::Agree) => value["verdict"] = json!({"agree": true}),
-            Meaning::Verdict(Verdict::Differ(why)) => value["verdict"] = json!({"agree": false, "why": why}),
+            Meaning::Verdict(Verdict::Differ(why, without)) => {
+                value["verdict"] = json!({"agree": false, "why": why, "without": without});
+            }
         }
         value
     }
@@ -161,7 +163,7 @@ impl Cache {
             text.push_str(&tune::line(c));
         }
         for e in &entries {
-            if let Meaning::Verdict(Verdict::Differ(why)) = &e.meaning {
+            if let Meaning::Verdict(Verdict::Differ(why, _)) = &e.meaning {
                 let _ = writeln!(text, "refused plan   {why}");
             }
         }

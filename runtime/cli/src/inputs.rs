@@ -70,15 +70,24 @@ fn wrong(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quie
     }
 }
 
+/// The rules that change what a model computes, as far as they are known.
+fn these(without: &[String]) -> String {
+    match without {
+        [] => "the rules".to_string(),
+        some => format!("the rules {}", some.join(", ")),
+    }
+}
+
 /// For a command that writes the optimised graph: fails if the rules are wrong on this graph.
 pub fn must_be_right(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quiet: bool) -> Result<()> {
-    let Some(Refusal { reason }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
+    let Some(Refusal { reason, without }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
     let f16 = match has_f16(graph) {
         true => "; a constant that a rule computes may also be too large or too small for f16",
         false => "",
     };
+    let rules = these(&without);
     Err(Error::Input(format!(
-        "nothing was written: the rules change what the model computes: {reason}{f16}. `--disable RULE` leaves a \
+        "nothing was written: {rules} change what the model computes: {reason}{f16}. `--disable RULE` leaves a \
          rule out"
     )))
 }
@@ -89,9 +98,10 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, memory: MemoryO
 /// # Errors
 /// If the contract demands rules: those of a graph that is not used have no site.
 pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quiet: bool) -> Result<()> {
-    let Some(Refusal { reason }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
+    let Some(Refusal { reason, without }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
+    let rules = these(&without);
     let text = format!(
-        "the rules change what the model computes, and `run` would not use this: {reason}. `--disable RULE` leaves a \
+        "{rules} change what the model computes, and `run` would not use this: {reason}. `--disable RULE` leaves a \
          rule out"
     );
     if let Some(clause) = options.contract.iter().find(|c| matches!(c.demand, Demand::Must { .. })) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, loosened};
+use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, Refusal, loosened};
 use hypatia_cuda::nvtx;
 use hypatia_cuda::tuner::Effort;
 use hypatia_graph::NodeKind;
@@ -125,7 +125,7 @@ struct Outcome {
 impl Outcome {
     /// True if the rules' plan was wrong, and the unfused one runs instead.
     fn discarded(&self) -> bool {
-        self.compiled.refusal.is_some()
+        self.compiled.refusal.as_ref().is_some_and(Refusal::is_whole)
     }
 }
 

@@ -2,7 +2,7 @@
 //! can be committed.
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -76,13 +76,15 @@ impl Tune {
         let output = self.output.clone().unwrap_or_else(|| self.model.with_file_name(BESIDE));
         // The existing file is read before hours are spent: it may be damaged, or not a tuning
         // file.
+        let read: Vec<&Path> =
+            [&self.model].into_iter().chain(&self.inputs).chain(&self.rules).map(PathBuf::as_path).collect();
         let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
         let number = self.device.gpu().ok_or_else(|| Error::Input("--device: only a GPU is tuned".into()))?;
         let gpu = Gpu::open(number).map_err(|e| {
             let why = e.to_string().replace(", or use --device cpu", "");
             Error::Device(format!("`hypatia tune` needs an NVIDIA GPU, its driver and cuBLASLt: {why}"))
         })?;
-        TuningFile::writable(&output)?;
+        TuningFile::writable(&output, &read)?;
         let here = machine(&gpu);
         let mut options =
             Options { tf32: self.precision == Precision::Tf32, memory: self.memory.bytes(), ..Options::default() };

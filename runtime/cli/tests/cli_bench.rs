@@ -97,6 +97,26 @@ fn a_trace_has_an_event_for_each_kernel() {
     }
 }
 
+/// Neither the model nor its inputs are overwritten; a link to another file is followed and stays.
+#[test]
+fn a_trace_goes_where_it_harms_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::copy(model("digits").join("model.onnx"), at("m.onnx")).unwrap();
+    let before = std::fs::read(at("m.onnx")).unwrap();
+    std::os::unix::fs::symlink("real.json", at("link.json")).unwrap();
+    let trace = |to: &str| {
+        let args = ["--device", "cpu", "--runs", "1", "--duration", "0.01", "--trace"];
+        command().arg(at("m.onnx")).args(args).arg(at(to)).output().unwrap()
+    };
+    let refused = trace("m.onnx");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("would overwrite the input"), "{message}");
+    assert_eq!(std::fs::read(at("m.onnx")).unwrap(), before);
+    assert!(trace("link.json").status.success());
+    assert!(at("link.json").is_symlink() && at("real.json").is_file());
+}
+
 #[test]
 fn wrong_use_is_told() {
     for (args, code, words) in [

@@ -21,6 +21,7 @@ use sha2::{Digest, Sha256};
 
 use hypatia_cache::{Key, KeyMaker};
 use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::file;
 
 /// Prefix of the choice for a transposed weight. It also marks a product that reads one.
 pub const PACKED: &str = "packed";
@@ -152,12 +153,6 @@ impl Choice {
     }
 }
 
-/// The path of the temporary file for a file that is being written.
-fn part(path: &Path) -> PathBuf {
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    path.with_file_name(format!(".{name}.{}.part", std::process::id()))
-}
-
 /// An eight-digit checksum of the text.
 fn sum(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().take(4).map(|b| format!("{b:02x}")).collect()
@@ -259,22 +254,15 @@ impl TuningFile {
         lines.fold(format!("{TITLE}\n{ABOUT}"), |text, line| text + &line + "\n")
     }
 
-    /// Fails if the file cannot be written, so that hours of measurement are not wasted.
-    pub fn writable(path: &Path) -> Result<()> {
-        let beside = part(path);
-        let done = std::fs::write(&beside, "").and_then(|()| std::fs::remove_file(&beside));
-        done.map_err(|source| Error::Io { path: path.to_path_buf(), source })
+    /// Fails if the file cannot be written, so that hours of measurement are not wasted, or if it is
+    /// one of the inputs.
+    pub fn writable(path: &Path, inputs: &[&Path]) -> Result<()> {
+        file::check(path, inputs)
     }
 
-    /// Writes a temporary file and renames it.
+    /// Writes the file whole, or not at all.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let beside = part(path);
-        let done = std::fs::write(&beside, self.to_text()).and_then(|()| std::fs::rename(&beside, path));
-        if done.is_err() {
-            // A partial file is useless.
-            let _ = std::fs::remove_file(&beside);
-        }
-        done.map_err(|source| Error::Io { path: path.to_path_buf(), source })
+        file::write(path, |out| out.write_all(self.to_text().as_bytes()))
     }
 
     /// The choice for a product on a machine.
@@ -369,8 +357,8 @@ mod tests {
         assert_eq!(more.lines().filter(|l| !text.lines().any(|t| t == *l)).count(), 1);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(BESIDE);
-        TuningFile::writable(&path).unwrap();
-        assert!(TuningFile::writable(&folder.path().join("nowhere/hypatia.tune")).is_err());
+        TuningFile::writable(&path, &[]).unwrap();
+        assert!(TuningFile::writable(&folder.path().join("nowhere/hypatia.tune"), &[]).is_err());
         file.write(&path).unwrap();
         assert_eq!(TuningFile::read(&path).unwrap().to_text(), text);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);

@@ -12,6 +12,7 @@
 //! [`Mode::Rounded`] is how a careful device computes: each scalar function in the compute type of
 //! its operands (f32 for f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its
 //! compute type, and one rounding to the result's type at the end of each node.
+//! [`Mode::Accumulated`] adds the roundings of the sums: two orders of a sum are then judged alike.
 
 mod double;
 mod matmul;
@@ -44,8 +45,26 @@ pub use value::{Data, RefTensor, Val, convert, wrap};
 pub enum Mode {
     /// Not at all: floats are real numbers, as well as their kind can represent them.
     Exact,
-    /// As the element types say.
+    /// As the element types say; sums are rounded once.
     Rounded,
+    /// The same, but sums are rounded after each summand, to the type that they are computed in: as
+    /// a device does that adds them one by one.
+    Accumulated,
+}
+
+impl Mode {
+    /// True if results are rounded to their element types.
+    pub fn rounds(self) -> bool {
+        self != Mode::Exact
+    }
+
+    /// A partial sum of elements of this type.
+    fn partial<R: Number>(self, dtype: DType, sum: R) -> R {
+        match self {
+            Mode::Accumulated if dtype.is_float() => value::rounded(dtype.compute(), sum),
+            _ => sum,
+        }
+    }
 }
 
 /// Evaluates a graph on these inputs, which may stand in any order.
@@ -181,13 +200,13 @@ impl Evaluator<'_> {
         let (dtype, shape) = first(types)?;
         let one = match prim {
             Prim::Matmul => {
-                let mut out = rounded(matmul::matmul(arg(0)?, arg(1)?, *dtype, shape)?, *dtype, mode)?;
+                let mut out = rounded(matmul::matmul(arg(0)?, arg(1)?, *dtype, shape, mode)?, *dtype, mode)?;
                 out.dtype = *dtype;
                 out
             }
             Prim::Gemm => {
                 let acc = accumulator_dtype(arg(0)?.dtype);
-                let acc = matmul::matmul(arg(0)?, arg(1)?, acc, shape)?;
+                let acc = matmul::matmul(arg(0)?, arg(1)?, acc, shape, mode)?;
                 self.epilogue(acc, term, &args[2..], *dtype)?
             }
             Prim::Gemm2 => {
@@ -201,11 +220,11 @@ impl Evaluator<'_> {
             }
             Prim::Conv { axes, groups } if term.is_some() => {
                 let acc = accumulator_dtype(arg(0)?.dtype);
-                let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, acc, shape)?;
+                let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, acc, shape, mode)?;
                 self.epilogue(acc, term, &args[2..], *dtype)?
             }
             Prim::Conv { axes, groups } => {
-                rounded(window::conv(arg(0)?, arg(1)?, axes, *groups, *dtype, shape)?, *dtype, mode)?
+                rounded(window::conv(arg(0)?, arg(1)?, axes, *groups, *dtype, shape, mode)?, *dtype, mode)?
             }
             Prim::Windows(axes) => window::windows(arg(0)?, axes, shape)?,
             Prim::Cast(to) => ops::cast(arg(0)?, *to, mode)?,
@@ -262,7 +281,7 @@ fn accumulator_dtype(dtype: DType) -> DType {
 
 /// Every element rounded once to the type, in Rounded mode.
 fn rounded<R: Number>(mut t: RefTensor<R>, dtype: DType, mode: Mode) -> Result<RefTensor<R>> {
-    if let (Data::F(v), Mode::Rounded) = (&mut t.data, mode) {
+    if let (Data::F(v), true) = (&mut t.data, mode.rounds()) {
         v.iter_mut().for_each(|x| *x = value::rounded(dtype, *x));
     }
     Ok(t)

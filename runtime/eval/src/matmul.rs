@@ -2,6 +2,7 @@
 
 use hypatia_dsl::dtype::DType;
 
+use super::Mode;
 use super::number::Number;
 use super::ops::Walk;
 use super::value::{Data, RefTensor, wrap};
@@ -20,13 +21,14 @@ fn product<T: Copy>((m, k, n): (usize, usize, usize), a: &[T], b: &[T], out: &mu
     }
 }
 
-/// The product without any rounding of its elements; the leading axes broadcast to those of
+/// The product, its elements not rounded to their type; the leading axes broadcast to those of
 /// `shape`.
 pub(super) fn matmul<R: Number>(
     a: &RefTensor<R>,
     b: &RefTensor<R>,
     dtype: DType,
     shape: &[usize],
+    mode: Mode,
 ) -> Result<RefTensor<R>> {
     let split = |s: &[usize]| match s {
         [.., r, c] => Ok((*r, *c, s.len() - 2)),
@@ -44,7 +46,7 @@ pub(super) fn matmul<R: Number>(
         let (ra, rb, ro) = (ra..ra + m * k, rb..rb + k * n, batch * m * n..(batch + 1) * m * n);
         match (&a.data, &b.data, &mut out.data) {
             (Data::F(a), Data::F(b), Data::F(o)) => {
-                product((m, k, n), &a[ra], &b[rb], &mut o[ro], |s, x, y| s + x * y);
+                product((m, k, n), &a[ra], &b[rb], &mut o[ro], |s, x, y| mode.partial(dtype, s + x * y));
             }
             (Data::I(a), Data::I(b), Data::I(o)) => {
                 let add = |s: i64, x: i64, y: i64| wrap(dtype, s.wrapping_add(x.wrapping_mul(y)));

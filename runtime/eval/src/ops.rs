@@ -85,7 +85,7 @@ pub(super) fn pointwise<R: Number>(
             Source::Acc => acc.map_or(Val::F(R::of(f64::NAN)), |t| t.at(i)),
             Source::In(k) => operands[k as usize].at(walk.offsets[k as usize]),
         });
-        out.set(i, convert(values[root], dtype, mode == Mode::Rounded));
+        out.set(i, convert(values[root], dtype, mode.rounds()));
         walk.step();
     }
     Ok(out)
@@ -95,7 +95,7 @@ pub(super) fn pointwise<R: Number>(
 pub(super) fn cast<R: Number>(x: &RefTensor<R>, to: DType, mode: Mode) -> Result<RefTensor<R>> {
     let mut out = RefTensor::zeros(to, &x.shape)?;
     for i in 0..x.len() {
-        out.set(i, convert(x.at(i), to, mode == Mode::Rounded));
+        out.set(i, convert(x.at(i), to, mode.rounds()));
     }
     Ok(out)
 }
@@ -106,7 +106,7 @@ pub(super) fn iota<R: Number>(dtype: DType, shape: &[usize], axis: usize, mode: 
     let inner: usize = shape[axis + 1..].iter().product();
     for i in 0..out.len() {
         let at = (i / inner.max(1)) % shape[axis];
-        out.set(i, convert(Val::I(at as i64), dtype, mode == Mode::Rounded));
+        out.set(i, convert(Val::I(at as i64), dtype, mode.rounds()));
     }
     Ok(out)
 }

@@ -56,6 +56,14 @@ fn join<R: Number>(kind: Reduction, dtype: DType, a: Val<R>, b: Val<R>) -> Val<R
     }
 }
 
+/// What a reduction holds after some elements.
+fn partial<R: Number>(v: Val<R>, dtype: DType, mode: Mode) -> Val<R> {
+    match v {
+        Val::F(x) => Val::F(mode.partial(dtype, x)),
+        v => v,
+    }
+}
+
 /// Reduction over `axes`; `shape` is the result's, with or without the reduced axes.
 pub(super) fn reduce<R: Number>(
     x: &RefTensor<R>,
@@ -78,7 +86,7 @@ pub(super) fn reduce<R: Number>(
     let mut walk = Walk::new(&x.shape, vec![strides]);
     for i in 0..x.len() {
         let at = walk.offsets[0];
-        sums[at] = join(kind, x.dtype, sums[at], x.at(i));
+        sums[at] = partial(join(kind, x.dtype, sums[at], x.at(i)), x.dtype, mode);
         walk.step();
     }
     let count: usize = axes.iter().map(|a| x.shape[*a]).product();
@@ -87,7 +95,7 @@ pub(super) fn reduce<R: Number>(
             Reduction::Mean => Val::F(sum.f() / R::of_int(count as i64)),
             _ => sum,
         };
-        out.set(i, convert(v, x.dtype, mode == Mode::Rounded));
+        out.set(i, convert(v, x.dtype, mode.rounds()));
     }
     Ok(out)
 }
@@ -102,8 +110,8 @@ pub(super) fn cumsum<R: Number>(x: &RefTensor<R>, how: Cumsum, mode: Mode) -> Re
         for i in 0..size {
             let i = if how.reverse { size - 1 - i } else { i };
             let at = (line / inner * size + i) * inner + line % inner;
-            let next = join(Reduction::Sum, x.dtype, sum, x.at(at));
-            out.set(at, convert(if how.exclusive { sum } else { next }, x.dtype, mode == Mode::Rounded));
+            let next = partial(join(Reduction::Sum, x.dtype, sum, x.at(at)), x.dtype, mode);
+            out.set(at, convert(if how.exclusive { sum } else { next }, x.dtype, mode.rounds()));
             sum = next;
         }
     }

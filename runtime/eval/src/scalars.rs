@@ -46,7 +46,7 @@ pub fn apply<R: Number>(f: BuiltinScalar, lane: DType, args: [Val<R>; 3], mode: 
         (IsInf, _) => Val::B(matches!(a, Val::F(x) if x.near().is_infinite())),
         (_, Val::F(x)) => {
             let v = R::builtin(f, x, b.f());
-            Val::F(if mode == Mode::Rounded { rounded(lane, v) } else { v })
+            Val::F(if mode.rounds() { rounded(lane, v) } else { v })
         }
         (_, a) => Val::I(int(f, lane, a.i(), b.i())),
     }
@@ -56,7 +56,7 @@ pub fn apply<R: Number>(f: BuiltinScalar, lane: DType, args: [Val<R>; 3], mode: 
 /// it holds one value for each step.
 pub fn eval<R: Number>(typed: &Typed, mode: Mode, values: &mut Vec<Val<R>>, load: impl Fn(Source) -> Val<R>) {
     values.clear();
-    let round = mode == Mode::Rounded;
+    let round = mode.rounds();
     for step in typed.nodes.iter().copied() {
         let v = match step.op {
             TypedOp::Load(source) => load(source),

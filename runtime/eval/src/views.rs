@@ -214,7 +214,7 @@ pub(super) fn scatter<R: Number>(
             let joined = match reduction {
                 ScatterReduction::Replace => new,
                 ScatterReduction::Combine(f) => {
-                    convert(scalars::join(f, x.dtype, out.at(to), new), x.dtype, mode == Mode::Rounded)
+                    convert(scalars::join(f, x.dtype, out.at(to), new), x.dtype, mode.rounds())
                 }
             };
             out.set(to, joined);

@@ -5,6 +5,7 @@
 
 use hypatia_dsl::dtype::DType;
 
+use super::Mode;
 use super::number::Number;
 use super::value::{Data, RefTensor};
 use hypatia_graph::prim::{Window, elements};
@@ -29,7 +30,7 @@ fn position(shape: &[usize], axes: &[Window], place: &[usize], tap: &[usize]) ->
     Some(at)
 }
 
-/// The convolution without any rounding of its elements.
+/// The convolution, its elements not rounded to their type.
 pub(super) fn conv<R: Number>(
     x: &RefTensor<R>,
     w: &RefTensor<R>,
@@ -37,6 +38,7 @@ pub(super) fn conv<R: Number>(
     groups: usize,
     dtype: DType,
     shape: &[usize],
+    mode: Mode,
 ) -> Result<RefTensor<R>> {
     let ([batch, channels, d @ ..], [filters, depth, k @ ..]) = (&x.shape[..], &w.shape[..]) else {
         return Err(Error::Internal(format!("a convolution of {:?} and {:?}", x.shape, w.shape)));
@@ -60,7 +62,7 @@ pub(super) fn conv<R: Number>(
                     for (t, tap) in taps.iter().enumerate() {
                         // The zeros around are factors like all others: times a NaN they are NaN.
                         let x = position(d, axes, place, tap).map_or(R::of(0.0), |at| xs[channel + at]);
-                        sum = sum + x * ws[(o * depth + c) * taps.len() + t];
+                        sum = mode.partial(dtype, sum + x * ws[(o * depth + c) * taps.len() + t]);
                     }
                 }
                 if let Some(result) = results.next() {

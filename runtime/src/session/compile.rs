@@ -1,23 +1,33 @@
 //! Makes the plan for some input shapes, and compares it with the unfused plan.
 //!
 //! In: a model and its inputs. Out: a [`Compiled`]. Invariant: in CHECK mode, a plan without a
-//! valid cached verdict is compared once on these inputs; if the results differ, the unfused plan
-//! runs, and the refusal names the rules that fired.
+//! valid cached verdict is compared once on these inputs; if the results differ, a plan without some
+//! rules is made that agrees, or else the unfused plan runs. The refusal names the rules.
 
 use std::collections::BTreeSet;
 use std::sync::{OnceLock, PoisonError};
 
+use hypatia_dsl::numerics::Allowed;
 use hypatia_graph::Graph;
+use hypatia_optimize as optimize;
 use hypatia_optimize::Report;
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 use super::compiled::{Checked, Compiled, Planner, Precise, Refusal, Unfused};
-use super::{CheckMode, Model, shapes};
+use super::{CheckMode, Model, part, shapes};
 use crate::device::Device;
+use crate::executor::Executor;
 use crate::gpu::OnGpu;
 use crate::verdict::{self, Subject, Verdict, VerdictEntry};
 use hypatia_tensor::compare::{Comparison, no_less_precise};
+
+/// Plans that are tried without some rules where the first one differs.
+const TRIES: usize = 12;
+/// The same on a GPU, where each may compile kernels.
+const TRIES_ON_A_GPU: usize = 4;
 
 impl Model {
     /// Optimises, plans and compares.
@@ -28,7 +38,7 @@ impl Model {
         let early = early.filter(|a| {
             a.shapes == shapes(ordered) && a.optimize == self.options.optimize && a.plan == planner.options
         });
-        let (graph, optimized, fused) = match early {
+        let (graph, mut optimized, fused) = match early {
             Some(a) => (a.graph, a.optimized, Some(a.fused)),
             None => {
                 let (graph, optimized) = self.optimized(inputs, &self.options.optimize)?;
@@ -52,9 +62,16 @@ impl Model {
             let others = [Some(&graph).filter(|_| compares), widened.as_ref()];
             let others = others.map(|g| g.filter(|_| gpu.is_some()).map(|g| scope.spawn(|| planner.compile_ahead(g))));
             let made = match kept {
-                Some(Verdict::Differ(why)) => self.may_run_unfused(&why).and_then(|()| {
-                    let refusal = Some(Refusal { reason: why });
-                    planner.plan(&graph, false, gpu).map(|e| (e, Checked::Before, refusal))
+                Some(Verdict::Differ(reason, without)) => self.may_run_unfused(&reason).and_then(|()| {
+                    let made = match without.is_empty() {
+                        true => planner.plan(&graph, false, gpu)?,
+                        false => {
+                            let (executor, report) = self.plan_without(&graph, &planner, &without)?;
+                            optimized.report = report;
+                            executor
+                        }
+                    };
+                    Ok((made, Checked::Before, Some(Refusal { reason, without })))
                 }),
                 kept => {
                     let checked = if kept.is_some() { Checked::Before } else { Checked::Never };
@@ -84,7 +101,12 @@ impl Model {
         memory: Option<&VerdictEntry>,
     ) -> Result<Compiled> {
         let gpu = self.options.gpu.as_ref();
-        let why = self.difference(&compiled, inputs, || {
+        let want = compiled.unfused()?.run(inputs)?;
+        let mut truth = None;
+        let mut precise = || -> Result<Option<Vec<Tensor>>> {
+            if let Some(known) = &truth {
+                return Ok(Option::clone(known));
+            }
             let once = gpu.map(OnGpu::untuned);
             let made = precise.and_then(|p| p.plan.clone());
             let plan = match (made, precise) {
@@ -93,21 +115,54 @@ impl Model {
                 (None, None) if compiled.unfused.graph.computes_narrow() => {
                     planner.build(&compiled.unfused.graph.widened()?, false)?
                 }
-                (None, None) => return self.in_f64(&compiled.unfused.graph, inputs),
+                (None, None) => {
+                    return Ok(truth.insert(self.in_f64(&compiled.unfused.graph, inputs)?).clone());
+                }
             };
-            planner.executor(plan, once.as_ref())?.run(inputs).map(Some)
-        })?;
-        let verdict = why.map_or(Verdict::Agree, |why| Verdict::Differ(describe(&why, &compiled.report)));
-        if let Some(memory) = memory {
-            memory.keep(&verdict);
-        }
+            let known = planner.executor(plan, once.as_ref())?.run(inputs).map(Some)?;
+            Ok(truth.insert(known).clone())
+        };
         compiled.checked = Checked::Now;
-        if let Verdict::Differ(why) = verdict {
-            self.may_run_unfused(&why)?;
-            compiled.refusal = Some(Refusal { reason: why });
-            compiled.executor = planner.plan(&compiled.unfused.graph, false, gpu)?;
-        }
+        let Some(why) = self.difference(&compiled.executor.run(inputs)?, &want, &mut precise)? else {
+            memory.iter().for_each(|m| m.keep(&Verdict::Agree));
+            return Ok(compiled);
+        };
+        self.may_run_unfused(why.what())?;
+        let graph = &compiled.unfused.graph;
+        let fired: BTreeSet<&String> = compiled.report.firings.iter().map(|f| &f.rule).collect();
+        let fired: Vec<String> = fired.into_iter().cloned().collect();
+        let tries = if gpu.is_some() { TRIES_ON_A_GPU } else { TRIES };
+        let part = part::without(&fired, tries, |out| {
+            // What cannot be planned or run is no better.
+            let Ok((executor, report)) = self.plan_without(graph, planner, out) else { return Ok(None) };
+            let Ok(got) = executor.run(inputs) else { return Ok(None) };
+            Ok(self.difference(&got, &want, &mut precise)?.is_none().then_some((executor, report)))
+        })?;
+        let (reason, without) = match part {
+            Some((without, (executor, report))) => {
+                (compiled.executor, compiled.report) = (executor, report);
+                (describe_part(&why, &without), without)
+            }
+            None => {
+                compiled.executor = planner.plan(graph, false, gpu)?;
+                (describe(&why, &compiled.report), Vec::new())
+            }
+        };
+        memory.iter().for_each(|m| m.keep(&Verdict::Differ(reason.clone(), without.clone())));
+        compiled.refusal = Some(Refusal { reason, without });
         Ok(compiled)
+    }
+
+    /// The plan without these rules, and what the optimiser did. What the contract demands is not
+    /// the question here.
+    fn plan_without(&self, graph: &Graph, planner: &Planner, without: &[String]) -> Result<(Executor, Report)> {
+        let mut disabled = self.options.optimize.allowed().disabled;
+        disabled.extend(without.iter().cloned());
+        let options = optimize::Options { disabled, contract: Vec::new(), ..self.options.optimize.clone() };
+        let optimized = pipeline::optimize(graph, &options)?;
+        let allowed = Allowed { disabled: options.disabled, ..planner.options.allowed.clone() };
+        let planner = Planner { options: plan::Options { allowed, ..planner.options.clone() }, ..planner.clone() };
+        Ok((planner.plan(&optimized.graph, true, planner.gpu.as_ref())?, optimized.report))
     }
 
     /// Fails if the unfused plan must not run in place of the fused one: the plans of other numbers
@@ -157,15 +212,13 @@ impl Model {
     /// the other.
     fn difference(
         &self,
-        compiled: &Compiled,
-        inputs: &[Tensor],
-        precise: impl Fn() -> Result<Option<Vec<Tensor>>>,
+        got: &[Tensor],
+        want: &[Tensor],
+        precise: &mut impl FnMut() -> Result<Option<Vec<Tensor>>>,
     ) -> Result<Option<Apart>> {
-        let got = compiled.executor.run(inputs)?;
-        let want = compiled.unfused()?.run(inputs)?;
         let mut reference = None;
         let outputs = self.graph.outputs.iter().zip(self.tolerances());
-        for (i, (((name, _), tolerance), (g, w))) in outputs.zip(got.iter().zip(&want)).enumerate() {
+        for (i, (((name, _), tolerance), (g, w))) in outputs.zip(got.iter().zip(want)).enumerate() {
             let c = Comparison::of(g, w, tolerance)?;
             if c.ok {
                 continue;
@@ -191,6 +244,32 @@ enum Apart {
     Numbers(String),
     /// Only where one of them is NaN or infinite.
     NotFinite(String),
+}
+
+impl Apart {
+    fn what(&self) -> &str {
+        let (Apart::Numbers(what) | Apart::NotFinite(what)) = self;
+        what
+    }
+}
+
+/// Describes a difference that the plan without these rules does not have.
+fn describe_part(why: &Apart, without: &[String]) -> String {
+    match why {
+        Apart::NotFinite(what) => {
+            format!(
+                "with {}, {what}. All elements agree that are finite in both plans. Rules that round differently \
+                 promise nothing about NaN and infinities, so none is blamed",
+                if without.len() == 1 { "it" } else { "them" }
+            )
+        }
+        Apart::Numbers(what) if without.len() == 1 => {
+            format!("with it, {what}. It is probably wrong: `hypatia verify` tells")
+        }
+        Apart::Numbers(what) => {
+            format!("with them, {what}. One of them is probably wrong: `hypatia verify` tells which")
+        }
+    }
 }
 
 /// Describes the difference and names the rules that may be wrong. A rule whose right side is a

@@ -24,7 +24,8 @@ pub struct Compiled {
     pub(super) unfused: Unfused,
     /// What the optimiser did.
     pub report: Report,
-    /// In CHECK mode, why the fused plan was wrong: then the unfused one runs.
+    /// In CHECK mode, why the fused plan was wrong: then one without some rules runs, or the unfused
+    /// one.
     pub refusal: Option<Refusal>,
     /// How the plan came to be trusted.
     pub checked: Checked,
@@ -42,16 +43,36 @@ impl Compiled {
     }
 }
 
-/// Why a fused plan is not used.
+/// Why a fused plan, or a part of it, is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// What differs, and which rules may be wrong.
     pub reason: String,
+    /// The rules without which the plan agrees and runs; none if the unfused plan runs.
+    pub without: Vec<String>,
+}
+
+impl Refusal {
+    /// True if no rule takes part in what runs.
+    pub fn is_whole(&self) -> bool {
+        self.without.is_empty()
+    }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the fused plan is not used: {}", self.reason)
+        match self.is_whole() {
+            true => write!(f, "the fused plan is not used: {}", self.reason),
+            false => write!(f, "{} not used: {}", are(&self.without), self.reason),
+        }
+    }
+}
+
+/// Rules as the subject of a sentence.
+fn are(rules: &[String]) -> String {
+    match rules {
+        [rule] => format!("the rule {rule} is"),
+        rules => format!("the rules {} are", rules.join(", ")),
     }
 }
 

@@ -38,7 +38,7 @@ impl Choice {
         let graph = graph.pruned();
         let found = match mode {
             Mode::Exact => evaluate_exactly(&graph, &more, inputs)?,
-            Mode::Rounded => evaluate(&graph, inputs, mode)?,
+            Mode::Rounded | Mode::Accumulated => evaluate(&graph, inputs, mode)?,
         };
         Ok(found.into_iter().next().map(|values| Choice { values, axis, dropped }))
     }

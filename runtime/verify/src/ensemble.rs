@@ -150,7 +150,7 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
 /// Both sides as a device computes them.
 fn rounded(graph: &Graph, made: &Instance) -> Option<Vec<RefTensor>> {
     let kernels = as_kernels(graph).ok();
-    evaluate(kernels.as_ref().unwrap_or(graph), &made.inputs, Mode::Rounded).ok()
+    evaluate(kernels.as_ref().unwrap_or(graph), &made.inputs, Mode::Accumulated).ok()
 }
 
 /// The typical magnitude of results: the mean.

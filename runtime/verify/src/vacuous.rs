@@ -2,18 +2,20 @@
 //!
 //! In: a verified rule and the instances that it was verified on. Out: a change of its right side
 //! that no instance noticed, and what never varied in them. Invariant: a change that is provably
-//! none (operands of a commutative function swapped, or what the result does not depend on) is not
-//! reported; whether a change is one is decided on the graphs of both right sides, without values.
+//! none (operands of a commutative function swapped, a sign that is squared or taken off, or what
+//! the result does not depend on) is not reported; whether a change is one is decided on the graphs
+//! of both right sides, without values.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::{AExpr, AttrValue, Build, BuildArg, Program, Rule, ScalarBody, VarId};
 use hypatia_dsl::typing::same_value;
 use hypatia_eval::{Data, RefTensor};
-use hypatia_graph::{Graph, NodeKind, show_attr};
+use hypatia_graph::{Graph, NodeKind, Value, show_attr};
 
 use super::generate::Instance;
 use super::mutate::{Mutant, Site, mutants};
@@ -123,7 +125,7 @@ fn differ(a: &RefTensor, b: &RefTensor) -> bool {
 /// Whether both right sides are the same graph on each instance, up to the order of the operands of
 /// commutative functions, though an attribute of theirs differs or operands change places.
 fn same(changed: &Rule, originals: &[(&Instance, Sides, Vec<RefTensor>)]) -> bool {
-    let form = |s: &Sides| -> Option<Vec<u64>> {
+    let form = |s: &Sides| -> Option<Vec<(u64, bool)>> {
         let mut graph = s.graph.clone();
         graph.outputs.drain(..s.left.len());
         Some(canonical(&noisy_graph(&graph.pruned(), &s.numbers, 0.0, 0).ok()?))
@@ -143,28 +145,70 @@ fn written(sides: &Sides) -> String {
     graph.pruned().to_text()
 }
 
-/// A number for each output: a hash of what it computes, so that equal graphs have equal numbers.
-fn canonical(graph: &Graph) -> Vec<u64> {
-    let mut numbers: Vec<u64> = Vec::with_capacity(graph.nodes.len());
+/// A number for each output: a hash of what it computes, so that equal graphs have equal numbers,
+/// and whether that is negated: |x - y| and |y - x| are equal.
+fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
+    let mut numbers: Vec<(u64, bool)> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
-        let mut operands: Vec<Option<(u64, u32)>> =
-            node.operands.iter().map(|v| v.map(|v| (numbers[v.node.index()], v.output))).collect();
+        let mut operands: Vec<Option<(u64, bool)>> = node.operands.iter().map(|v| v.map(|v| of(&numbers, v))).collect();
+        let mut negated = false;
         let name = match &node.kind {
             NodeKind::Const(t) => format!("const {:?} {:?} {:?}", t.dtype(), t.shape(), t.bytes()),
             NodeKind::Input { name } => format!("input {name}"),
             NodeKind::Scalar(s) => {
-                if matches!(graph.program.scalar(*s).body, ScalarBody::Builtin(b) if b.commutes()) {
-                    operands.sort();
+                if let ScalarBody::Builtin(b) = graph.program.scalar(*s).body {
+                    negated = take_signs(b, &mut operands);
+                    if b.commutes() {
+                        operands.sort();
+                    }
                 }
                 format!("scalar {s:?}")
             }
             NodeKind::Op { op, attrs, term } => format!("op {op:?} {attrs:?} {term:?}"),
         };
+        let negation = matches!(&node.kind, NodeKind::Scalar(s)
+            if matches!(graph.program.scalar(*s).body, ScalarBody::Builtin(BuiltinScalar::Neg)));
+        if let ([Some((operand, _))], true) = (&operands[..], negation) {
+            numbers.push((*operand, negated));
+            continue;
+        }
         let mut hasher = DefaultHasher::new();
         (name, operands).hash(&mut hasher);
-        numbers.push(hasher.finish());
+        numbers.push((hasher.finish(), negated));
     }
-    graph.outputs.iter().map(|(_, v)| numbers[v.node.index()].wrapping_add(v.output.into())).collect()
+    graph.outputs.iter().map(|(_, v)| of(&numbers, *v)).collect()
+}
+
+/// The number of a result of a node.
+fn of(numbers: &[(u64, bool)], v: Value) -> (u64, bool) {
+    let (number, negated) = numbers[v.node.index()];
+    (number.wrapping_add(v.output.into()), negated)
+}
+
+/// Takes the signs off the operands of a function whose result only they change the sign of, or not
+/// even that; puts a difference into one order. True if the result is negated.
+fn take_signs(f: BuiltinScalar, operands: &mut [Option<(u64, bool)>]) -> bool {
+    let odd = operands.iter().flatten().filter(|o| o.1).count() % 2 == 1;
+    let mut without = || operands.iter_mut().flatten().for_each(|o| o.1 = false);
+    match f {
+        BuiltinScalar::Abs | BuiltinScalar::Cos => {
+            without();
+            false
+        }
+        BuiltinScalar::Mul | BuiltinScalar::Div => {
+            without();
+            odd
+        }
+        BuiltinScalar::Neg => {
+            without();
+            !odd
+        }
+        BuiltinScalar::Sub if operands.first() > operands.last() => {
+            operands.reverse();
+            true
+        }
+        _ => false,
+    }
 }
 
 /// Attributes that the right side reads and that had one value in all instances.

@@ -1,7 +1,7 @@
 //! The files of `hypatia gen`, and their manifest.
 //!
 //! In: kernel instances and a folder. Out: the files. Invariant: every kernel is printed and
-//! compiled before anything is written; each file is renamed into place; the manifest is written
+//! compiled before anything is written; each file is written whole; the manifest is written
 //! last.
 
 use std::collections::BTreeMap;
@@ -20,6 +20,7 @@ use sha2::{Digest, Sha256};
 use super::{Instance, Skipped};
 use crate::nvrtc::{Nvrtc, NvrtcError};
 use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::file;
 
 /// The contents of `manifest.json`. docs/manifest.md describes each field.
 #[derive(Clone, Debug, Serialize)]
@@ -277,12 +278,7 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     let mut files = Vec::new();
     let mut put = |name: &str, bytes: &[u8]| -> Result<()> {
         let path = folder.join(name);
-        let temporary = folder.join(format!(".{name}.{}.part", std::process::id()));
-        std::fs::write(&temporary, bytes).map_err(io(&temporary))?;
-        if let Err(source) = std::fs::rename(&temporary, &path) {
-            let _ = std::fs::remove_file(&temporary);
-            return Err(Error::Io { path, source });
-        }
+        file::write(&path, |out| out.write_all(bytes))?;
         files.push(path);
         Ok(())
     };
