@@ -211,8 +211,8 @@ impl Evaluator<'_> {
             }
             Prim::Gemm2 => {
                 let dtype_of_sums = accumulator_dtype(arg(0)?.dtype);
-                let acc = matmul::matmul(arg(0)?, arg(1)?, dtype_of_sums, shape)?;
-                let second = matmul::matmul(arg(0)?, arg(2)?, dtype_of_sums, shape)?;
+                let acc = matmul::matmul(arg(0)?, arg(1)?, dtype_of_sums, shape, mode)?;
+                let second = matmul::matmul(arg(0)?, arg(2)?, dtype_of_sums, shape, mode)?;
                 let second = rounded(second, dtype_of_sums, mode)?;
                 let own = &args[3..];
                 let term = term.map(|t| t.reading_second(own.len() as u32));

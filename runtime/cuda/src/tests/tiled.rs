@@ -138,7 +138,7 @@ fn all_tilings(plan: &Plan) -> [Vec<StoredTiling>; 2] {
 pub(super) fn source(plan: &Plan, tiling: &StoredTiling) -> Option<CudaSource> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let timed = Timed::of(plan, (step, e, tiled::kernel(plan, step).unwrap())).unwrap();
-    Some(timed.launch(tiling)?.0.emit(&plan.program).unwrap())
+    Some(timed.launches(tiling).first()?.0.emit(&plan.program).unwrap())
 }
 
 #[test]
