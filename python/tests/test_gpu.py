@@ -17,12 +17,9 @@ DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+def without_gradients(fresh):
     torch.backends.cuda.matmul.allow_tf32 = False
-    hyp.reset_report()
-    with hyp.nn.policy("always"), torch.no_grad():
+    with torch.no_grad():
         yield
 
 

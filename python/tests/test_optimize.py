@@ -45,13 +45,7 @@ class Net(nn.Module):
         return 30 * torch.tanh(self.down(self.norm(y + h)) / 30)
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    hyp.reset_report()
-    with hyp.nn.policy("always"):
-        yield
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def fused(graph):

@@ -12,11 +12,8 @@ from hypatia_core.nn import _runtime  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    _runtime.forget()
-    with hyp.nn.policy("always"), torch.no_grad():
+def without_gradients(fresh):
+    with torch.no_grad():
         yield
 
 

@@ -16,14 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import hypatia_core as hyp  # noqa: E402
 from hypatia_core.backend import backend  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    hyp.reset_report()
-    with hyp.nn.policy("always"):
-        yield
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def compiled(f, **kw):

@@ -1,0 +1,19 @@
+"""What tests of PyTorch share."""
+
+import pytest
+
+
+@pytest.fixture
+def fresh():
+    """Equal random numbers, nothing compiled or reported before, and our side computes every call."""
+    import torch
+
+    import hypatia_core as hyp
+    from hypatia_core.nn import _runtime
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    hyp.reset_report()
+    _runtime.forget()
+    with hyp.nn.policy("always"):
+        yield
