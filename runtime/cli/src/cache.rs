@@ -163,8 +163,9 @@ impl Cache {
             text.push_str(&tune::line(c));
         }
         for e in &entries {
-            if let Meaning::Verdict(Verdict::Differ(why, _)) = &e.meaning {
-                let _ = writeln!(text, "refused plan   {why}");
+            if let Meaning::Verdict(Verdict::Differ(why, without)) = &e.meaning {
+                let rules = if without.is_empty() { String::new() } else { format!("{}: ", without.join(", ")) };
+                let _ = writeln!(text, "refused plan   {rules}{why}");
             }
         }
         write_stdout(&text);
