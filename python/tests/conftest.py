@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def fresh():
-    """Equal random numbers, nothing compiled or reported before, and our side computes every call."""
+    """Equal random numbers, nothing compiled or reported before; our side computes every call."""
     import torch
 
     import hypatia_core as hyp

@@ -3,8 +3,8 @@
 //! In: a model file and a Program. Out: results of runs, and reports of what was done. Invariant:
 //! there is one plan for each combination of input shapes, made when it is first needed. In CHECK
 //! mode, a new plan is compared once with the unfused plan on the given inputs; if they differ, one
-//! without the rules that make the difference runs, or the unfused one. A cached verdict spares a later
-//! start the unfused plan.
+//! without the rules that make the difference runs, or the unfused one. A cached verdict spares a
+//! later start the unfused plan.
 
 mod compile;
 mod compiled;

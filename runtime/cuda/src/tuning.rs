@@ -254,8 +254,8 @@ impl TuningFile {
         lines.fold(format!("{TITLE}\n{ABOUT}"), |text, line| text + &line + "\n")
     }
 
-    /// Fails if the file cannot be written, so that hours of measurement are not wasted, or if it is
-    /// one of the inputs.
+    /// Fails if the file cannot be written, so that hours of measurement are not wasted, or if it
+    /// is one of the inputs.
     pub fn writable(path: &Path, inputs: &[&Path]) -> Result<()> {
         file::check(path, inputs)
     }

@@ -68,8 +68,8 @@ impl Candidate {
         &self.reconsidered
     }
 
-    /// The log of classes that became, or are no longer, something that a sum with a rest is matched
-    /// through: their computation changed, or they got or lost their only use.
+    /// The log of classes that became, or are no longer, something that a sum with a rest is
+    /// matched through: their computation changed, or they got or lost their only use.
     pub fn regrouped(&self) -> &[Id] {
         &self.regrouped
     }

@@ -1,8 +1,8 @@
 //! Makes the plan for some input shapes, and compares it with the unfused plan.
 //!
 //! In: a model and its inputs. Out: a [`Compiled`]. Invariant: in CHECK mode, a plan without a
-//! valid cached verdict is compared once on these inputs; if the results differ, a plan without some
-//! rules is made that agrees, or else the unfused plan runs. The refusal names the rules.
+//! valid cached verdict is compared once on these inputs; if the results differ, a plan without
+//! some rules is made that agrees, or else the unfused plan runs. The refusal names the rules.
 
 use std::collections::BTreeSet;
 use std::sync::{OnceLock, PoisonError};

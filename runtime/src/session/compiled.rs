@@ -24,8 +24,8 @@ pub struct Compiled {
     pub(super) unfused: Unfused,
     /// What the optimiser did.
     pub report: Report,
-    /// In CHECK mode, why the fused plan was wrong: then one without some rules runs, or the unfused
-    /// one.
+    /// In CHECK mode, why the fused plan was wrong: then one without some rules runs, or the
+    /// unfused one.
     pub refusal: Option<Refusal>,
     /// How the plan came to be trusted.
     pub checked: Checked,

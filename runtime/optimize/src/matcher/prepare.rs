@@ -47,8 +47,8 @@ pub struct Prepared {
     pub(super) labels: LabelSet,
     /// The heads that the first root may have; `None` for any.
     pub(super) heads: Option<Vec<Discriminant>>,
-    /// The heads that the operand of pointwise work may have, if the first root is such work and its
-    /// operand restricts them.
+    /// The heads that the operand of pointwise work may have, if the first root is such work and
+    /// its operand restricts them.
     pub(super) below_work: Option<Vec<Discriminant>>,
     /// One of its variables matches arbitrary pointwise work.
     pub any_work: bool,
