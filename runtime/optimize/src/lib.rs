@@ -12,6 +12,7 @@
 mod adapter;
 pub mod analysis;
 pub mod apply;
+mod built_problem;
 pub mod candidate;
 pub mod contract;
 pub mod cost;

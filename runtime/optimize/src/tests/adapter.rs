@@ -13,6 +13,7 @@ use super::laws::{apply, matmul, ty, weight};
 use super::library::{axes, library, with_rules};
 use crate::analysis::Context;
 use crate::analysis::EGraph;
+use crate::built_problem::BuiltProblem;
 use crate::cost::CostModel;
 use crate::extract::extract;
 use crate::language::{Node, Payload};
@@ -20,7 +21,6 @@ use crate::lower::{Inserted, insert_graph};
 use crate::report::Stop;
 use crate::rewrites::{SearchState, compile};
 use crate::saturate::{Budget, Rejections, SearchProgress, run};
-use crate::session::BuiltProblem;
 use crate::{CompiledRule, Options, Rewrite, rewrites};
 use hypatia_graph::Graph;
 
