@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use crate::ast::{self, ItemKind, Name};
-use crate::builtin::SECOND;
+use crate::builtin::{OVER_SECOND, SECOND};
 use crate::code;
 use crate::diag::Diagnostic;
 use crate::loader::Loader;
@@ -378,7 +378,7 @@ pub fn declared(kind: &ItemKind) -> Option<(&Name, Space)> {
 }
 
 /// Reserved names: they have a meaning of their own wherever an expression may occur.
-const RESERVED: &[&str] = &["acc", SECOND, "build", "out"];
+const RESERVED: &[&str] = &["acc", SECOND, OVER_SECOND, "build", "out"];
 
 fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> Scope {
     let mut scope = Scope::default();

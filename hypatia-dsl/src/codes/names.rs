@@ -86,9 +86,9 @@ scalar can use the scalar, because it does not define it.",
     Row::new(
         211,
         "reserved name",
-        "The name is reserved: `acc` and `acc1` are the accumulators of products, `build` computes a constant once,
-`out` is the shape of an op's result, and f32, bf16 and so on are element types. The ruleset `fold` contains
-the rules that the compiler derives. Choose another name.",
+        "The name is reserved: `acc` and `acc1` are the accumulators of products, `second(e)` is a term over the
+second one, `build` computes a constant once, `out` is the shape of an op's result, and f32, bf16 and so on
+are element types. The ruleset `fold` contains the rules that the compiler derives. Choose another name.",
         "scalar acc(x) = x + 1;",
         "scalar add_one(x) = x + 1;",
     ),
