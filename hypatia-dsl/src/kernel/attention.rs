@@ -34,7 +34,7 @@ pub const BATCH: usize = 3;
 /// Slots for keys and values; more hide no more latency.
 const MAX_STAGES: usize = 2;
 /// Keys of a chunk, where keys are split: 0 for all keys. Lengths do not depend on the problem, so
-/// that the order of the sums of a query does not depend on what else is computed with it.
+/// that with one tiling the order of a query's sums does not depend on what else is computed.
 pub const CHUNKS: &[i64] = &[0, 128, 256, 512, 1024, 2048];
 
 /// How an attention is cut into tiles.
