@@ -26,17 +26,30 @@ pub fn side_by_side<T: Sync, R: Send>(
     stack: Option<usize>,
     f: impl Fn(&T) -> R + Sync,
 ) -> Vec<R> {
+    side_by_side_with(items, share, stack, || (), |(), item| f(item))
+}
+
+/// As [`side_by_side`], with a value of each thread that `start` makes. A thread takes items in
+/// their order, so what it keeps there is about earlier items.
+pub fn side_by_side_with<T: Sync, R: Send, S>(
+    items: &[T],
+    share: usize,
+    stack: Option<usize>,
+    start: impl Fn() -> S + Sync,
+    f: impl Fn(&mut S, &T) -> R + Sync,
+) -> Vec<R> {
     let threads = cores().min(items.len() / share.max(1)).clamp(1, MOST);
     if threads == 1 && stack.is_none() {
-        return items.iter().map(f).collect();
+        let mut own = start();
+        return items.iter().map(|item| f(&mut own, item)).collect();
     }
     let next = AtomicUsize::new(0);
     let work = || {
-        let mut out = Vec::new();
+        let (mut out, mut own) = (Vec::new(), start());
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);
             let Some(item) = items.get(i) else { return out };
-            out.push((i, f(item)));
+            out.push((i, f(&mut own, item)));
         }
     };
     let mut done = std::thread::scope(|scope| {

@@ -64,7 +64,9 @@ impl Searcher<Node, Context> for Shared {
         let limits = SearchLimits { matches: limit.clamp(1, SEARCH_LIMITS.matches), ..SEARCH_LIMITS };
         let State { search: SearchState { candidate, labels, progress }, found } = &mut *self.state();
         let progress = progress.entry(self.0.rule.key()).or_default();
-        *found = self.0.rule.find(&View::of(egraph, candidate, labels), progress, limits, None).matches;
+        let result = self.0.rule.find(&View::of(egraph, candidate, labels), progress, limits, None);
+        progress.resume = result.resume;
+        *found = result.matches;
         let numbered = found.iter().enumerate().map(|(i, m)| {
             let mut subst = Subst::with_capacity(1);
             subst.insert(number_var(), Id::from(i));

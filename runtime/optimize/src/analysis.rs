@@ -5,8 +5,7 @@
 //! classes merge), so a guard that was true stays true. Constants are merged only with constants of
 //! the same bits.
 
-use std::cell::Cell;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use egg::{DidMerge, Id};
 use hypatia_dsl::builtin::BuiltinOp;
@@ -130,7 +129,7 @@ pub struct Context {
     /// because `egg` reports changes only to its analysis.
     pub dirty: Vec<(Id, LabelSet)>,
     /// What is new in the class that [`egg::Analysis::modify`] is about to be told of.
-    news: Cell<News>,
+    news: Mutex<News>,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
@@ -150,12 +149,17 @@ impl Context {
             folder,
             leaves: Vec::new(),
             dirty: Vec::new(),
-            news: Cell::new(News::Created),
+            news: Mutex::new(News::Created),
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
             attrs: IndexSet::default(),
         }
+    }
+
+    /// What is new. `egg` announces a union by a shared reference; nothing else holds the lock.
+    fn news(&self) -> MutexGuard<'_, News> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether that operand of an op is a term.
@@ -540,7 +544,7 @@ impl egg::Analysis<Node> for Context {
     type Data = Data;
 
     fn make(egraph: &mut EGraph, node: &Node, _id: Id) -> Data {
-        egraph.analysis.news.set(News::Created);
+        *egraph.analysis.news() = News::Created;
         let data = make_data(egraph, node);
         // A class may have a value although none of its nodes is a splat.
         let value = data.splat.map(|_| Discriminant::Splat);
@@ -558,11 +562,11 @@ impl egg::Analysis<Node> for Context {
             (false, true) => News::Nodes(a.data.labels),
             (false, false) => News::Nodes(LabelSet::default()),
         };
-        egraph.analysis.news.set(news);
+        *egraph.analysis.news() = news;
     }
 
     fn modify(egraph: &mut EGraph, id: Id) {
-        let labels = match egraph.analysis.news.replace(News::Anything) {
+        let labels = match std::mem::replace(&mut *egraph.analysis.news(), News::Anything) {
             News::Created => egraph[id].data.labels,
             News::Nodes(labels) => labels,
             News::Anything => LabelSet::ALL,
@@ -572,9 +576,11 @@ impl egg::Analysis<Node> for Context {
 
     fn merge(&mut self, a: &mut Data, mut b: Data) -> DidMerge {
         // Without a union, the data of a class is found anew.
-        if matches!(self.news.get(), News::Created) {
-            self.news.set(News::Anything);
+        let mut news = self.news();
+        if matches!(*news, News::Created) {
+            *news = News::Anything;
         }
+        drop(news);
         a.labels = a.labels.with(b.labels);
         b.labels = a.labels;
         let joined = Data {

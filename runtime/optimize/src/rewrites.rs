@@ -52,7 +52,7 @@ pub struct Progress {
     /// Fingerprints of matches that need not be checked again.
     done: FxHashSet<u64>,
     /// Where a capped search resumes.
-    resume: usize,
+    pub resume: usize,
 }
 
 /// Limits of one search.
@@ -85,11 +85,12 @@ impl CompiledRule {
         Searchable { rule: self.rule(), terms: self.terms, prepared: &self.prepared }
     }
 
-    /// Matches that were not applied yet; with `changes`, only those near a change.
+    /// Matches that were not applied yet; with `changes`, only those near a change. The caller keeps
+    /// where a search that was cut short resumes.
     pub fn find(
         &self,
         egraph: &View<'_>,
-        progress: &mut Progress,
+        progress: &Progress,
         limits: SearchLimits,
         changes: Option<&Frontiers>,
     ) -> SearchResult {
@@ -97,9 +98,7 @@ impl CompiledRule {
         if self.prepared.needed.iter().any(absent) {
             return SearchResult::default();
         }
-        let found = search(egraph, &self.searchable(), &progress.done, progress.resume, limits, changes, None);
-        progress.resume = found.resume;
-        found
+        search(egraph, &self.searchable(), &progress.done, progress.resume, limits, changes, None)
     }
 
     /// Applies a match, as long as the e-graph has fewer than `limit` nodes. A match that was

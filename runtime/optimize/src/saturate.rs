@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use egg::Id;
 use hypatia_dsl::ir::{RuleId, RuleSetDef};
+use hypatia_dsl::parallel::side_by_side_with;
 
 use super::Options;
 use super::analysis::EGraph;
@@ -18,7 +19,7 @@ use super::apply::Reject;
 use super::language::Node;
 use super::matcher::{Frontiers, LogPosition, Match, SearchLimits, View};
 use super::report::Stop;
-use super::rewrites::{CompiledRule, SEARCH_LIMITS, SearchState};
+use super::rewrites::{CompiledRule, Progress, SEARCH_LIMITS, SearchState};
 
 /// Estimated bytes of an e-node, with its class, its table entries, and the memory of matches.
 const BYTES_PER_NODE: usize = 600;
@@ -318,7 +319,14 @@ struct Searched<'r> {
     steps: usize,
 }
 
-/// Searches every rule on the present e-graph, after so many steps of matching.
+/// Number of classes to search for which it pays to start threads.
+const CLASSES_FOR_THREADS: usize = 500;
+
+/// Minimum number of rules per thread.
+const RULES_A_THREAD: usize = 8;
+
+/// Searches every rule on the present e-graph, after so many steps of matching. All cores search;
+/// the result is the same as on one.
 fn search_all<'r>(
     egraph: &EGraph,
     rules: &[&'r CompiledRule],
@@ -327,22 +335,40 @@ fn search_all<'r>(
     seen: Option<LogPosition>,
     steps: usize,
 ) -> Searched<'r> {
-    let mut out = Searched { found: Vec::new(), capped: false, stop: None, steps: 0 };
     // Each match is held in memory until it is applied.
     let limits = SearchLimits { matches: budget.search.matches.min(budget.node_limit().max(1)), ..budget.search };
     let SearchState { candidate, labels, progress } = search;
-    let view = View::of(egraph, candidate, labels);
-    let changes = seen.map(|from| Frontiers::since(&view, from, rules.iter().map(|r| r.prepared())));
-    for rule in rules {
+    let view = || View::of(egraph, candidate, labels);
+    let changes = seen.map(|from| Frontiers::since(&view(), from, rules.iter().map(|r| r.prepared())));
+    let classes = changes.as_ref().map_or_else(|| egraph.number_of_classes(), Frontiers::near);
+    let share = if classes < CLASSES_FOR_THREADS { usize::MAX } else { RULES_A_THREAD };
+    let (known, nothing) = (&*progress, Progress::default());
+    // A thread counts its own steps, all of earlier rules: what it leaves out is left out below too.
+    let found = side_by_side_with(
+        rules,
+        share,
+        None,
+        || (view(), steps),
+        |(view, steps), rule| {
+            if *steps > budget.steps || Instant::now() >= budget.deadline {
+                return None;
+            }
+            let found = rule.find(view, known.get(&rule.key()).unwrap_or(&nothing), limits, changes.as_ref());
+            *steps += found.steps;
+            Some(found)
+        },
+    );
+    let mut out = Searched { found: Vec::new(), capped: false, stop: None, steps: 0 };
+    for (rule, found) in rules.iter().zip(found) {
         if steps + out.steps > budget.steps {
             out.stop = Some(Stop::Work);
-        } else if Instant::now() >= budget.deadline {
-            out.stop = Some(Stop::Time);
-        }
-        if out.stop.is_some() {
             break;
         }
-        let found = rule.find(&view, progress.entry(rule.key()).or_default(), limits, changes.as_ref());
+        let Some(found) = found else {
+            out.stop = Some(Stop::Time);
+            break;
+        };
+        progress.entry(rule.key()).or_default().resume = found.resume;
         out.capped |= found.capped;
         out.steps += found.steps;
         out.found.extend(found.matches.into_iter().map(|m| (*rule, m)));

@@ -158,7 +158,7 @@ impl<'a> Session<'a> {
         let mut before = 0;
         for compiled in self.rules.iter().filter(|r| r.id.index() == rule) {
             let view = View::of(&self.inserted.egraph, &self.search.candidate, &self.search.labels);
-            let found = compiled.find(&view, &mut Default::default(), limits, None);
+            let found = compiled.find(&view, &Default::default(), limits, None);
             if let Some(m) = found.matches.get(skip - before) {
                 let egraph = &mut self.inserted.egraph;
                 let Ok(applied) = compiled.apply(egraph, &mut self.search, m, usize::MAX) else { return Some(None) };

@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::ops::{Deref, Index};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use egg::EClass;
 use hypatia_dsl::ir::ScalarId;
@@ -124,7 +125,7 @@ impl LogPosition {
 /// them.
 pub struct Frontiers {
     /// By [`DependsOn`]: the changes that concern such rules.
-    changes: [Rc<Frontier>; 3],
+    changes: [Arc<Frontier>; 3],
     /// The classes near a change by the heads they hold ([`Discriminant::index`]), sorted; only for
     /// the heads of the rules' roots.
     by_head: Vec<Vec<Id>>,
@@ -139,8 +140,8 @@ struct Frontier {
     /// The distance of the nearest change below each class, and the labels that are new there or at
     /// other changes below; empty if nothing changed.
     level: Vec<(u16, LabelSet)>,
-    /// The classes that are near a change.
-    near: Vec<Id>,
+    /// Number of classes that are near a change.
+    near: usize,
 }
 
 impl Frontiers {
@@ -157,16 +158,21 @@ impl Frontiers {
         let regrouped = egraph.candidate.regrouped().get(from.regrouped..).unwrap_or_default();
         let sums = regrouped.iter().filter_map(|id| Some((*id, sums_of(egraph, *id)?))).collect();
         let anything = reconsidered.iter().map(|id| (*id, LabelSet::ALL)).collect();
-        let held = Rc::new(Frontier::of(egraph, dirty, &[], depth));
+        let held = Arc::new(Frontier::of(egraph, dirty, &[], depth));
         let with = |on: DependsOn, further: Vec<(Id, LabelSet)>| match further.is_empty()
             || !rules.clone().any(|r| r.depends_on == on)
         {
             true => held.clone(),
-            false => Rc::new(Frontier::of(egraph, dirty, &further, depth)),
+            false => Arc::new(Frontier::of(egraph, dirty, &further, depth)),
         };
         let changes = [held.clone(), with(DependsOn::Sums, sums), with(DependsOn::Candidate, anything)];
         let by_head = by_head(egraph, &changes, rules);
         Frontiers { changes, by_head }
+    }
+
+    /// Number of classes near a change, at most.
+    pub fn near(&self) -> usize {
+        self.changes.iter().map(|c| c.near).max().unwrap_or(0)
     }
 
     fn of_rule(&self, prepared: &Prepared) -> &Frontier {
@@ -189,17 +195,14 @@ fn sums_of(egraph: &View<'_>, class: Id) -> Option<LabelSet> {
 /// The classes near changes by the heads that the roots of some rule have.
 fn by_head<'r>(
     egraph: &View<'_>,
-    changes: &[Rc<Frontier>; 3],
+    changes: &[Arc<Frontier>; 3],
     rules: impl Iterator<Item = &'r Prepared>,
 ) -> Vec<Vec<Id>> {
     let (ops, scalars) = sizes(egraph);
     let mut wanted = vec![false; Discriminant::Call(ScalarId(0)).index(ops, scalars) + scalars];
     rules.flat_map(|r| r.heads.iter().flatten()).for_each(|h| wanted[h.index(ops, scalars)] = true);
-    let mut near: Vec<Id> = changes.iter().flat_map(|c| &c.near).copied().collect();
-    near.sort_unstable();
-    near.dedup();
     let mut by_head: Vec<Vec<Id>> = vec![Vec::new(); wanted.len()];
-    for class in near {
+    for class in (0..egraph.egraph.nodes().len()).map(Id::from).filter(|c| changes.iter().any(|f| f.is_near(*c))) {
         let mut last = None;
         for node in &egraph[class].nodes {
             // Nodes of a class are sorted, so equal heads are adjacent.
@@ -230,7 +233,9 @@ impl Frontier {
             }
             *known = known.with(*labels);
         }
-        let mut near = ring.clone();
+        let mut near = ring.len();
+        // The distance at which a class was last put into the ring.
+        let mut in_ring = vec![0; level.len()];
         for distance in 1..=depth.min(usize::from(FAR) - 1) {
             let mut above = Vec::new();
             for class in ring {
@@ -240,16 +245,16 @@ impl Frontier {
                     let (nearest, known) = &mut level[usize::from(parent)];
                     if *nearest == FAR {
                         *nearest = distance as u16;
-                        near.push(parent);
-                        above.push(parent);
-                    } else if !known.include(labels) {
+                        near += 1;
+                    } else if known.include(labels) {
+                        continue;
+                    }
+                    if std::mem::replace(&mut in_ring[usize::from(parent)], distance) != distance {
                         above.push(parent);
                     }
                     *known = known.with(labels);
                 }
             }
-            above.sort_unstable();
-            above.dedup();
             ring = above;
         }
         Frontier { level, near }
@@ -257,7 +262,12 @@ impl Frontier {
 
     /// Nothing changed.
     fn is_empty(&self) -> bool {
-        self.near.is_empty()
+        self.near == 0
+    }
+
+    /// Whether a canonical class is near a change.
+    fn is_near(&self, class: Id) -> bool {
+        self.level.get(usize::from(class)).is_some_and(|(distance, _)| *distance != FAR)
     }
 
     /// Whether a rule may match anew at a class.

@@ -22,10 +22,10 @@ fn nothing_is_left(graph: &Graph) -> (usize, usize) {
     let mut rejected = 0;
     session.search.labels.refresh(&session.inserted.egraph);
     for rule in &session.rules {
-        let mut progress = session.search.progress.remove(&rule.key()).unwrap_or_default();
+        let progress = session.search.progress.remove(&rule.key()).unwrap_or_default();
         let view =
             crate::matcher::View::of(&session.inserted.egraph, &session.search.candidate, &session.search.labels);
-        let found = rule.find(&view, &mut progress, SEARCH_LIMITS, None);
+        let found = rule.find(&view, &progress, SEARCH_LIMITS, None);
         assert!(!found.capped, "{}", rule.name());
         for m in found.matches {
             let applied = rule.apply(&mut session.inserted.egraph, &mut session.search, &m, usize::MAX);
