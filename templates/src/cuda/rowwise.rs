@@ -28,6 +28,9 @@ use hypatia_dsl::scalar::TermNode;
 const SHAPES: [(&str, u32, u32, usize); 4] =
     [("_lanes", 128, 8, 16), ("_warp", 128, 32, 32), ("_block", 256, 256, 32), ("_wide", 1024, 1024, 32)];
 
+/// The most elements of a pack where rows lie along several axes.
+const MOST_ALONG_AXES: usize = 4;
+
 /// Threads per block of the entry point with one thread per row.
 const COLUMN_BLOCK: u32 = 256;
 
@@ -73,6 +76,11 @@ impl Sharing {
         let read = used.iter().map(|i| &kernel.inputs[*i]).filter(|i| wide(i.1)).map(|i| i.0);
         let written = kernel.outputs.iter().filter(|o| is_along(o.1)).map(|o| o.0);
         let mut vector = vector_width(read.chain(written).collect::<Vec<_>>().into_iter());
+        // Elements along several axes are read one by one, each with a division for every axis: a wider
+        // pack would only make the code longer.
+        if kernel.strided() && kernel.axes[1] > 1 {
+            vector = vector.min(MOST_ALONG_AXES);
+        }
         // A pack lies in one group.
         while !kernel.groups.is_none_or(|g| g.size.is_multiple_of(vector)) {
             vector /= 2;
