@@ -5,7 +5,7 @@
 
 use crate::ast::{self, ExprKind};
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, ParamKind, Pat, Sort, TemplateFile};
+use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, OpBody, OpDef, ParamKind, Pat, Sort, TemplateFile};
 use crate::spell::closest;
 use hypatia_target::cublaslt::{EPILOGUES, Epilogue};
 
@@ -36,53 +36,14 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
             None => good = false,
         }
     }
-    let mut launch = Vec::new();
-    for s in &k.settings {
-        const KNOWN: &[&str] = &["grid", "block", "cluster", "shared", "stages", "workspace"];
-        if !KNOWN.contains(&s.key.node.as_str()) {
-            let mut d = Diagnostic::error(
-                code::KERNEL_SETTING,
-                format!("a kernel has no setting `{}`", s.key.node),
-                s.key.span,
-            )
-            .note(format!("the launch settings are {}", KNOWN.join(", ")));
-            if let Some(n) = closest(&s.key.node, KNOWN.iter().copied()) {
-                d = d.hint(format!("did you mean `{n}`?"));
-            }
-            good = false;
-            cx.report::<()>(d);
-            continue;
-        }
-        match cx.aexpr(&s.value) {
-            Some(e) => launch.push((s.key.node.clone(), e)),
-            None => good = false,
-        }
-    }
+    let launch = launch_settings(cx, k);
     let (backend, claims, tune) = (backend?, claims?, tune?);
     let closed = !has_free_term(cx, &pattern);
     if !good {
         return None;
     }
-    // These kernels are generated from the op's body.
     let def = cx.s.program.op(op);
-    if let Backend::Rowwise | Backend::Composed = backend
-        && matches!(def.body, crate::ir::OpBody::Builtin(_))
-    {
-        let word = if backend == Backend::Rowwise { "rowwise" } else { "composed" };
-        let d = Diagnostic::error(
-            code::BACKEND,
-            format!("`{word}` generates a kernel from the op's body, but `{}` has no body", def.name),
-            k.pattern.span,
-        )
-        .hint("define an op with a body, and write the kernel for that op");
-        return cx.with_declaration(d, def);
-    }
-    if matches!(def.body, crate::ir::OpBody::Builtin(b) if b.is_pair()) && backend != Backend::Tiled {
-        let message = format!("only a tiled kernel computes two products, as `{}` does", def.name);
-        let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
-            .hint("write `kernel name for gemm2(a, b, c, e, to = d) { tiled; ... }`, or a kernel for `gemm`");
-        return cx.report(d);
-    }
+    generated_from(cx, k, def, &backend)?;
     if backend == Backend::Tiled {
         tiled::check(cx, k, (def, closed), &tune)?;
         requires.extend(tiled::limits(cx, def, &mut pattern));
@@ -96,11 +57,55 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         backend,
         requires,
         tune,
-        launch,
+        launch: launch?,
         claims,
         closed,
         not_generated: None,
     })
+}
+
+/// The launch settings of a kernel.
+fn launch_settings<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(String, AExpr)>> {
+    const KNOWN: &[&str] = &["grid", "block", "cluster", "shared", "stages", "workspace"];
+    let mut good = true;
+    let mut launch = Vec::new();
+    for s in &k.settings {
+        if !KNOWN.contains(&s.key.node.as_str()) {
+            let what = format!("a kernel has no setting `{}`", s.key.node);
+            let mut d = Diagnostic::error(code::KERNEL_SETTING, what, s.key.span)
+                .note(format!("the launch settings are {}", KNOWN.join(", ")));
+            if let Some(n) = closest(&s.key.node, KNOWN.iter().copied()) {
+                d = d.hint(format!("did you mean `{n}`?"));
+            }
+            good = false;
+            cx.report::<()>(d);
+            continue;
+        }
+        match cx.aexpr(&s.value) {
+            Some(e) => launch.push((s.key.node.clone(), e)),
+            None => good = false,
+        }
+    }
+    good.then_some(launch)
+}
+
+/// Checks that a kernel of that kind can be generated from the op.
+fn generated_from(cx: &mut Cx<'_>, k: &ast::Kernel, def: &OpDef, backend: &Backend) -> Option<()> {
+    let OpBody::Builtin(builtin) = def.body else { return Some(()) };
+    if let Backend::Rowwise | Backend::Composed = backend {
+        let word = if *backend == Backend::Rowwise { "rowwise" } else { "composed" };
+        let what = format!("`{word}` generates a kernel from the op's body, but `{}` has no body", def.name);
+        let d = Diagnostic::error(code::BACKEND, what, k.pattern.span)
+            .hint("define an op with a body, and write the kernel for that op");
+        return cx.with_declaration(d, def);
+    }
+    if builtin.is_pair() && *backend != Backend::Tiled {
+        let message = format!("only a tiled kernel computes two products, as `{}` does", def.name);
+        let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
+            .hint("write `kernel name for gemm2(a, b, c, e, to = d) { tiled; ... }`, or a kernel for `gemm`");
+        return cx.report(d);
+    }
+    Some(())
 }
 
 fn root(cx: &mut Cx<'_>, p: &Pat, k: &ast::Kernel) -> Option<crate::ir::OpId> {

@@ -39,15 +39,54 @@ const ATTR_TYPES: &[(&str, AttrType)] = &[
 /// The signature of an op. The body is read later, once all signatures are known.
 pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
     cx.context = AttrContext::Type;
+    let bounds = declare(cx, op);
+    let params = params(cx, op);
+    let variadic_result = op.results.iter().any(|r| r.variadic);
+    let results = results(cx, op);
+    cx.context = AttrContext::Requires;
+    let requires: Vec<Option<AExpr>> = op.requires.iter().map(|g| cx.guard(g)).collect();
+    let requires: Option<Vec<AExpr>> = requires.into_iter().collect();
+    let cost = costs(cx, op);
+    let body = match (&op.body, op.builtin) {
+        (None, true) => builtin(cx, op, params.as_deref().unwrap_or_default()),
+        (Some(_), false) => Some(OpBody::Defined(Vec::new())),
+        (Some(b), true) => {
+            let d =
+                Diagnostic::error(code::BUILTIN, format!("`{}` has both a body and `builtin`", op.name.node), b.span);
+            cx.report(d.hint("remove one of the two"))
+        }
+        (None, false) => {
+            let d = Diagnostic::error(code::BUILTIN, format!("`{}` has no definition", op.name.node), op.name.span)
+                .label("neither a body nor `builtin`")
+                .hint("add a body, such as `= matmul(x, w);`");
+            cx.report(d)
+        }
+    };
+    let (bounds, params, results, requires) = (bounds?, params?, results?, requires?);
+    Some(OpDef {
+        name: op.name.node.clone(),
+        doc: String::new(),
+        origin: Default::default(),
+        vars: std::mem::take(&mut cx.vars),
+        params,
+        bounds,
+        results,
+        variadic_result,
+        requires,
+        body: body?,
+        cost: cost?,
+        domain: None,
+    })
+}
+
+/// Declares the parameters and the element types of an op. Returns the bounds of those types.
+fn declare<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<Vec<(VarId, Vec<DType>)>> {
     let mut good = true;
     let mut seen = HashMap::new();
     for p in &op.params {
         if let Some(first) = seen.insert(p.name.node.as_str(), p.name.span) {
-            let d = Diagnostic::error(
-                code::DUPLICATE,
-                format!("parameter `{}` is declared twice", p.name.node),
-                p.name.span,
-            );
+            let what = format!("parameter `{}` is declared twice", p.name.node);
+            let d = Diagnostic::error(code::DUPLICATE, what, p.name.span);
             cx.report::<()>(d.also(first, "first declared here"));
             good = false;
         }
@@ -71,15 +110,18 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
             }
         }
     }
+    good.then_some(bounds)
+}
+
+/// The parameters of an op.
+fn params<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<Vec<Param>> {
+    let mut good = true;
     let mut params = Vec::new();
     let last_tensor = op.params.iter().rposition(|p| matches!(p.ty, ParamType::Tensor(_)));
     for (i, p) in op.params.iter().enumerate() {
         if p.variadic && last_tensor != Some(i) {
-            let d = Diagnostic::error(
-                code::BAD_TYPE,
-                format!("variadic operand `{}` must be last", p.name.node),
-                p.name.span,
-            );
+            let what = format!("variadic operand `{}` must be last", p.name.node);
+            let d = Diagnostic::error(code::BAD_TYPE, what, p.name.span);
             good &= cx.report::<()>(d.hint("move it after the other operands")).is_some();
         }
         match param(cx, p) {
@@ -87,11 +129,15 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
             None => good = false,
         }
     }
-    let variadic_result = op.results.iter().any(|r| r.variadic);
-    if variadic_result && op.results.len() > 1 {
-        good &= cx
-            .error::<()>(code::BAD_TYPE, "a variadic result must be the only result", op.results[0].ty.span)
-            .is_some();
+    good.then_some(params)
+}
+
+/// The types of an op's results.
+fn results<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<Vec<TypePat>> {
+    let mut good = true;
+    if op.results.len() > 1 && op.results.iter().any(|r| r.variadic) {
+        let what = "a variadic result must be the only result";
+        good &= cx.error::<()>(code::BAD_TYPE, what, op.results[0].ty.span).is_some();
     }
     let mut results = Vec::new();
     for r in &op.results {
@@ -103,42 +149,7 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
             None => good = false,
         }
     }
-    let requires: Vec<Option<AExpr>> = {
-        cx.context = AttrContext::Requires;
-        op.requires.iter().map(|g| cx.guard(g)).collect()
-    };
-    let requires: Option<Vec<AExpr>> = requires.into_iter().collect();
-    let cost = costs(cx, op);
-    let body = match (&op.body, op.builtin) {
-        (None, true) => builtin(cx, op, &params),
-        (Some(_), false) => Some(OpBody::Defined(Vec::new())),
-        (Some(b), true) => {
-            let d =
-                Diagnostic::error(code::BUILTIN, format!("`{}` has both a body and `builtin`", op.name.node), b.span);
-            cx.report(d.hint("remove one of the two"))
-        }
-        (None, false) => {
-            let d = Diagnostic::error(code::BUILTIN, format!("`{}` has no definition", op.name.node), op.name.span)
-                .label("neither a body nor `builtin`")
-                .hint("add a body, such as `= matmul(x, w);`");
-            cx.report(d)
-        }
-    };
-    let (requires, cost, body) = (requires?, cost?, body?);
-    good.then(|| OpDef {
-        name: op.name.node.clone(),
-        doc: String::new(),
-        origin: Default::default(),
-        vars: std::mem::take(&mut cx.vars),
-        params,
-        bounds,
-        results,
-        variadic_result,
-        requires,
-        body,
-        cost,
-        domain: None,
-    })
+    good.then_some(results)
 }
 
 fn param_sort(p: &ast::OpParam) -> Sort {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anstream::eprintln;
 use clap::{Args, ValueEnum};
-use hypatia_cuda::generate::{ChoiceEntry, PlanKernels, Request, Scope, of_plan, of_program, write};
+use hypatia_cuda::generate::{ChoiceEntry, PlanKernels, Request, Scope, Written, of_plan, of_program, write};
 use hypatia_cuda::nvrtc::Nvrtc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -126,6 +126,30 @@ fn distinct<T: Clone + PartialEq>(list: &[T]) -> Vec<T> {
     out
 }
 
+/// What the user should know of what was written, and of what was not.
+fn notes(written: &Written, kernels: bool) -> Vec<String> {
+    let manifest = &written.manifest;
+    let mut notes = Vec::new();
+    for s in &manifest.skipped {
+        let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
+        notes.push(format!("cannot generate `{}`{dtype}: {}", s.kernel, s.reason));
+    }
+    for c in &manifest.choices {
+        let kernels = c.kernels.join("; ");
+        notes.push(format!("sizes that are not known decide the kernel of {}: {kernels}", c.node));
+    }
+    let removed = written.removed.iter();
+    notes.extend(removed.map(|f| format!("removed {}: it is no longer generated", f.display())));
+    if kernels && manifest.kernels.is_empty() && manifest.skipped.is_empty() {
+        notes.push(
+            "nothing here asks for a kernel by itself: declare a `kernel` or a `scalar`. What rules fuse has its \
+             kernels where it is found: `hypatia gen --model MODEL.onnx FILE.hyp`"
+                .into(),
+        );
+    }
+    notes
+}
+
 impl Gen {
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
@@ -193,23 +217,7 @@ impl Gen {
             tell_assumed(self.target.as_deref(), device, global.quiet);
         }
         if say {
-            for s in &written.manifest.skipped {
-                let dtype = s.dtype.as_deref().map_or(String::new(), |d| format!(" for {d}"));
-                eprintln!("note: cannot generate `{}`{dtype}: {}", s.kernel, s.reason);
-            }
-            for c in &written.manifest.choices {
-                eprintln!("note: sizes that are not known decide the kernel of {}: {}", c.node, c.kernels.join("; "));
-            }
-            for f in &written.removed {
-                eprintln!("note: removed {}: it is no longer generated", f.display());
-            }
-            if kernels && written.manifest.kernels.is_empty() && written.manifest.skipped.is_empty() {
-                eprintln!(
-                    "note: nothing here asks for a kernel by itself: declare a `kernel` or a `scalar`. What rules \
-                     fuse has its kernels \
-                     where it is found: `hypatia gen --model MODEL.onnx FILE.hyp`"
-                );
-            }
+            notes(&written, kernels).iter().for_each(|note| eprintln!("note: {note}"));
         }
         Ok(Exit::Ok)
     }

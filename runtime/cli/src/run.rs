@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anstream::eprintln;
@@ -11,6 +12,7 @@ use clap::Args;
 use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, Refusal, loosened};
 use hypatia_cuda::nvtx;
 use hypatia_cuda::tuner::Effort;
+use hypatia_dsl::ir::Program;
 use hypatia_graph::NodeKind;
 use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
@@ -143,26 +145,8 @@ impl Run {
         }
         let opening = self.on.open_ahead();
         let program = self.domains.program(&self.rules)?;
-        let memory = self.memory.bytes();
-        let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
-        options.optimize.no_rules = self.no_rules;
-        self.firing.apply(&program, &mut options.optimize)?;
-        options.optimize.contract = self.contract.clauses(&program, &self.rules)?;
-        if self.no_rules {
-            options.check = CheckMode::Off;
-        }
-        let (model, inputs, source) = match &self.inputs {
-            Some(path) => {
-                let inputs = npz::read(path)?;
-                let graph = self.sizes.load_for(&self.model, program, &inputs)?;
-                (Model::new(graph, Options::default()), inputs, format!("from {}", path.display()))
-            }
-            None => {
-                let (model, inputs, dims) =
-                    load_random(&self.model, program, Options::default(), &self.sizes, self.seed)?;
-                (model, inputs, format!("random, seed {}{dims}", self.seed))
-            }
-        };
+        let options = self.options(&program)?;
+        let (model, inputs, source) = self.load(program)?;
         let measuring = Measuring { time: TUNING, effort: Effort::Unknown, model: Some(&self.model) };
         let model = match opening.as_ref().filter(|_| !self.on.precision.narrows()).and_then(Opening::profile) {
             Some(device) => {
@@ -198,7 +182,41 @@ impl Run {
         if let Some(path) = &self.outputs {
             npz::write(path, &outcome.outputs)?;
         }
-        let text = if self.json { format!("{:#}\n", self.to_json(&outcome)) } else { self.to_text(&outcome) };
+        Ok(self.tell(&outcome, hint))
+    }
+
+    /// The options, before the device is known.
+    fn options(&self, program: &Arc<Program>) -> Result<Options> {
+        let memory = self.memory.bytes();
+        let mut options = Options { threads: self.threads.unwrap_or(0).into(), memory, ..Options::default() };
+        options.optimize.no_rules = self.no_rules;
+        self.firing.apply(program, &mut options.optimize)?;
+        options.optimize.contract = self.contract.clauses(program, &self.rules)?;
+        if self.no_rules {
+            options.check = CheckMode::Off;
+        }
+        Ok(options)
+    }
+
+    /// The model, its inputs, and where they come from.
+    fn load(&self, program: Arc<Program>) -> Result<(Model, Vec<(String, Tensor)>, String)> {
+        Ok(match &self.inputs {
+            Some(path) => {
+                let inputs = npz::read(path)?;
+                let graph = self.sizes.load_for(&self.model, program, &inputs)?;
+                (Model::new(graph, Options::default()), inputs, format!("from {}", path.display()))
+            }
+            None => {
+                let (model, inputs, dims) =
+                    load_random(&self.model, program, Options::default(), &self.sizes, self.seed)?;
+                (model, inputs, format!("random, seed {}{dims}", self.seed))
+            }
+        })
+    }
+
+    /// Prints what a run gave. `hint` is for outputs that do not agree.
+    fn tell(&self, outcome: &Outcome, hint: Option<String>) -> Exit {
+        let text = if self.json { format!("{:#}\n", self.to_json(outcome)) } else { self.to_text(outcome) };
         write_stdout(&text);
         let differs = outcome.checks.iter().flatten().any(|c| !c.ok);
         if let (Some(file), false) = (&self.check, outcome.unchecked.is_empty()) {
@@ -208,7 +226,7 @@ impl Run {
         if let Some(hint) = hint.filter(|_| differs) {
             eprintln!("{hint}");
         }
-        Ok(if differs || !outcome.unchecked.is_empty() { Exit::Failed } else { Exit::Ok })
+        if differs || !outcome.unchecked.is_empty() { Exit::Failed } else { Exit::Ok }
     }
 
     /// A hint for outputs that do not agree: the inputs were random.

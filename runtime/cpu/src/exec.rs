@@ -289,60 +289,66 @@ impl Executor {
             let in_place = step.in_place.contains(&Some(i));
             reads.push(if in_place { &[] } else { self.bytes(v, &arena, &outside, inputs)? });
         }
-        let source = |i: usize| Operand { bytes: reads[i], view: &step.reads[i] };
         let pool = self.pool.as_deref().filter(|_| self.shared);
-        let workers = Workers { pool, locals: &instance.locals };
-        match (&step.action, ready) {
-            (Action::Gemm(_), PreparedStep::Gemm(g)) => {
-                g.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
-            }
-            (Action::Conv(c), PreparedStep::Gemm(g)) if c.channels_last => {
-                g.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
-            }
-            // The filters are the left operand.
-            (Action::Conv(_), PreparedStep::Gemm(g)) => {
-                g.run(&workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
-            }
-            (_, PreparedStep::Depthwise(c)) => c.run(&workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
-            (_, PreparedStep::Direct(c)) => {
-                c.run(&workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?
-            }
-            (Action::Pointwise(p), PreparedStep::Pointwise(code)) => {
-                pointwise(p, code, step, &reads, &workers, &mut outs)
-            }
-            (Action::Rowwise(r), PreparedStep::Rowwise(code)) => {
-                for (read, count) in &r.lookups {
-                    copies::check(source(*read), *count)?;
-                }
-                let mut own: SmallVec<[&[u8]; 8]> = SmallVec::new();
-                for (bytes, v) in reads.iter().zip(&step.reads) {
-                    own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });
-                }
-                code.run(&workers, &own, &mut outs, r.rows);
-            }
-            (Action::Scatter(reduction), PreparedStep::Copies(copies)) => {
-                copies.iter().for_each(|w| w.run(&workers, reads[0], outs[0]));
-                let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
-                copies::scatter(source(1), source(2), *reduction, shape, outs[0])?;
-            }
-            (Action::Argsort(axis, descending), _) => reduce::argsort(source(0), *axis, *descending, outs[0]),
-            (_, PreparedStep::Copies(copies)) => {
-                for (window, i) in copies.iter().zip(window_reads(&step.action, reads.len())) {
-                    window.run(&workers, reads[i], outs[0]);
-                }
-            }
-            (_, PreparedStep::Reduce(r)) => r.run(&workers, source(0), outs[0]),
-            (Action::Gather(axis), _) => copies::gather(&workers, source(0), source(1), *axis, outs[0])?,
-            (Action::GatherElements(axis), _) => {
-                copies::gather_elements(&workers, source(0), source(1), *axis, outs[0])?;
-            }
-            (Action::GatherNd(batch), _) => copies::gather_nd(&workers, source(0), source(1), *batch, outs[0])?,
-            (Action::Cumsum(how), _) => cumsum::cumsum(&workers, source(0), *how, outs[0]),
-            (Action::Argmax(axis, last), _) => reduce::argmax(&workers, source(0), *axis, *last, outs[0]),
-            _ => return Err(Error::Internal("a step that was not prepared".into())),
-        }
-        Ok(())
+        perform(step, ready, &Workers { pool, locals: &instance.locals }, &reads, &mut outs)
     }
+}
+
+/// Does the work of a step on its memory.
+fn perform(
+    step: &Step,
+    ready: &PreparedStep,
+    workers: &Workers<'_>,
+    reads: &[&[u8]],
+    outs: &mut [&mut [u8]],
+) -> Result<()> {
+    let source = |i: usize| Operand { bytes: reads[i], view: &step.reads[i] };
+    match (&step.action, ready) {
+        (Action::Gemm(_), PreparedStep::Gemm(g)) => {
+            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
+        }
+        (Action::Conv(c), PreparedStep::Gemm(g)) if c.channels_last => {
+            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
+        }
+        // The filters are the left operand.
+        (Action::Conv(_), PreparedStep::Gemm(g)) => {
+            g.run(workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
+        }
+        (_, PreparedStep::Depthwise(c)) => c.run(workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
+        (_, PreparedStep::Direct(c)) => c.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
+        (Action::Pointwise(p), PreparedStep::Pointwise(code)) => pointwise(p, code, step, reads, workers, outs),
+        (Action::Rowwise(r), PreparedStep::Rowwise(code)) => {
+            for (read, count) in &r.lookups {
+                copies::check(source(*read), *count)?;
+            }
+            let mut own: SmallVec<[&[u8]; 8]> = SmallVec::new();
+            for (bytes, v) in reads.iter().zip(&step.reads) {
+                own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });
+            }
+            code.run(workers, &own, outs, r.rows);
+        }
+        (Action::Scatter(reduction), PreparedStep::Copies(copies)) => {
+            copies.iter().for_each(|w| w.run(workers, reads[0], outs[0]));
+            let shape = step.writes.first().map_or(&[] as &[usize], |v| &v.shape);
+            copies::scatter(source(1), source(2), *reduction, shape, outs[0])?;
+        }
+        (Action::Argsort(axis, descending), _) => reduce::argsort(source(0), *axis, *descending, outs[0]),
+        (_, PreparedStep::Copies(copies)) => {
+            for (window, i) in copies.iter().zip(window_reads(&step.action, reads.len())) {
+                window.run(workers, reads[i], outs[0]);
+            }
+        }
+        (_, PreparedStep::Reduce(r)) => r.run(workers, source(0), outs[0]),
+        (Action::Gather(axis), _) => copies::gather(workers, source(0), source(1), *axis, outs[0])?,
+        (Action::GatherElements(axis), _) => {
+            copies::gather_elements(workers, source(0), source(1), *axis, outs[0])?;
+        }
+        (Action::GatherNd(batch), _) => copies::gather_nd(workers, source(0), source(1), *batch, outs[0])?,
+        (Action::Cumsum(how), _) => cumsum::cumsum(workers, source(0), *how, outs[0]),
+        (Action::Argmax(axis, last), _) => reduce::argmax(workers, source(0), *axis, *last, outs[0]),
+        _ => return Err(Error::Internal("a step that was not prepared".into())),
+    }
+    Ok(())
 }
 
 /// The read of each copy of a step: a pad writes its fill first.

@@ -25,63 +25,28 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
     if def.grads.is_empty() || def.result == Kind::Bool {
         return Vec::new();
     }
-    let body = call(id, def.params.len());
-    let derived = match &def.body {
-        ScalarBody::Term(t) => derived_gradients(program, t, def.params.len() as u32).ok(),
-        ScalarBody::Builtin(_) => None,
-    };
+    let gradients = Gradients::of(program, id);
     let mut rng = ChaCha8Rng::seed_from_u64(seed_of(options, &def.name));
     let literals = literals_of(program, id);
     let (mut cases, mut status) = (0, Status::Verified);
-    let tries = options.cases * 4;
-    'tries: for _ in 0..tries {
+    for _ in 0..options.cases * 4 {
         if cases >= options.cases {
             break;
         }
-        let point: Vec<f64> = def
-            .params
-            .iter()
-            .map(|(_, kind)| match kind {
-                Kind::Bool => rng.random_range(0..2) as f64,
-                Kind::Number => coordinate(&mut rng, &literals),
-            })
-            .collect();
-        let mut useful = false;
-        for (i, (name, kind)) in def.params.iter().enumerate() {
-            if *kind == Kind::Bool {
-                continue;
-            }
-            let Some(slope) = slope(program, &body, &point, i) else { continue };
-            useful = true;
-            let at = |t: &Term| eval_f64(program, t, &point).ok();
-            let written = def.grads.get(i).and_then(at);
-            let other = derived.as_ref().and_then(|d| d.get(i)).and_then(at);
-            let wrong = |g: Option<f64>, exact: f64, tolerance: f64| {
-                !g.is_some_and(|g| (g - exact).abs() <= tolerance * (1.0 + exact.abs()))
-            };
-            let against_derived = other.is_some_and(|d| wrong(written, d, 1e-9) && d.is_finite());
-            if wrong(written, slope, 1e-4) || (against_derived && wrong(written, slope, 1e-6)) {
-                let show = |v: Option<f64>| v.map_or("nothing".to_string(), show_number);
-                let place: Vec<String> =
-                    def.params.iter().zip(&point).map(|((n, _), v)| format!("{n} = {}", show_number(*v))).collect();
-                let by_body = other.map_or(String::new(), |d| format!(", the body's derivative is {}", show_number(d)));
-                let message = format!(
-                    "`grad` by `{name}` gives {} at {}, finite differences give {}{by_body}",
-                    show(written),
-                    place.join(", "),
-                    show_number(slope)
-                );
-                let test = match (def.grads.get(i), derived.as_ref().and_then(|d| d.get(i))) {
-                    (Some(written), Some(derived)) => block(program, def, name, &point, written, derived),
-                    _ => String::new(),
-                };
-                let counterexample = Counterexample { message, kind: "gradient", test };
-                status = Status::False(Box::new(counterexample));
+        let kinds = def.params.iter().map(|(_, kind)| match kind {
+            Kind::Bool => rng.random_range(0..2) as f64,
+            Kind::Number => coordinate(&mut rng, &literals),
+        });
+        let point: Vec<f64> = kinds.collect();
+        match gradients.at(&point) {
+            AtPoint::Rough => {}
+            AtPoint::Right => cases += 1,
+            AtPoint::Wrong(counterexample) => {
+                status = Status::False(counterexample);
                 cases += 1;
-                break 'tries;
+                break;
             }
         }
-        cases += useful as usize;
     }
     if cases == 0 {
         let reason = "no point was found where the function is finite and smooth".to_string();
@@ -100,6 +65,78 @@ pub(super) fn verify_scalar(program: &Arc<Program>, index: usize, options: &Opti
         proved: None,
         derived: false,
     }]
+}
+
+/// The derivatives of a scalar: as declared, as they follow from its body, and by finite
+/// differences.
+struct Gradients<'p> {
+    program: &'p Program,
+    def: &'p ScalarDef,
+    /// A call of the scalar.
+    call: Term,
+    /// The derivative by each parameter that follows from the body, if it has one.
+    derived: Option<Vec<Term>>,
+}
+
+/// What a point shows of the derivatives.
+enum AtPoint {
+    /// The function is not finite and smooth there.
+    Rough,
+    Right,
+    Wrong(Box<Counterexample>),
+}
+
+impl<'p> Gradients<'p> {
+    fn of(program: &'p Program, id: ScalarId) -> Gradients<'p> {
+        let def = program.scalar(id);
+        let derived = match &def.body {
+            ScalarBody::Term(t) => derived_gradients(program, t, def.params.len() as u32).ok(),
+            ScalarBody::Builtin(_) => None,
+        };
+        Gradients { program, def, call: call(id, def.params.len()), derived }
+    }
+
+    /// Compares all derivatives at a point.
+    fn at(&self, point: &[f64]) -> AtPoint {
+        let mut smooth = false;
+        for (i, (_, kind)) in self.def.params.iter().enumerate() {
+            let slope = if *kind == Kind::Bool { None } else { slope(self.program, &self.call, point, i) };
+            let Some(slope) = slope else { continue };
+            smooth = true;
+            if let Some(wrong) = self.wrong(i, point, slope) {
+                return AtPoint::Wrong(Box::new(wrong));
+            }
+        }
+        if smooth { AtPoint::Right } else { AtPoint::Rough }
+    }
+
+    /// How the declared derivative by parameter `i` differs from the slope there.
+    fn wrong(&self, i: usize, point: &[f64], slope: f64) -> Option<Counterexample> {
+        let at = |t: &Term| eval_f64(self.program, t, point).ok();
+        let derived = self.derived.as_ref().and_then(|d| d.get(i));
+        let (written, other) = (self.def.grads.get(i).and_then(at), derived.and_then(at));
+        let wrong = |g: Option<f64>, exact: f64, tolerance: f64| {
+            !g.is_some_and(|g| (g - exact).abs() <= tolerance * (1.0 + exact.abs()))
+        };
+        let against_derived = other.is_some_and(|d| wrong(written, d, 1e-9) && d.is_finite());
+        if !wrong(written, slope, 1e-4) && !(against_derived && wrong(written, slope, 1e-6)) {
+            return None;
+        }
+        let name = &self.def.params[i].0;
+        let coordinates = self.def.params.iter().zip(point).map(|((n, _), v)| format!("{n} = {}", show_number(*v)));
+        let message = format!(
+            "`grad` by `{name}` gives {} at {}, finite differences give {}{}",
+            written.map_or("nothing".to_string(), show_number),
+            coordinates.collect::<Vec<_>>().join(", "),
+            show_number(slope),
+            other.map_or(String::new(), |d| format!(", the body's derivative is {}", show_number(d))),
+        );
+        let test = match (self.def.grads.get(i), derived) {
+            (Some(written), Some(derived)) => block(self.program, self.def, name, point, written, derived),
+            _ => String::new(),
+        };
+        Some(Counterexample { message, kind: "gradient", test })
+    }
 }
 
 /// A coordinate of a point: usually moderate; sometimes of any magnitude, or on either side of a

@@ -89,93 +89,105 @@ fn of_scalar(def: &ScalarDef, id: ScalarId, name: &str, dtype: DType) -> Instanc
     }
 }
 
+/// What is generated for a declared kernel, and what is not.
 fn declared(program: &Program, kernel: &Kernel, name: &str, dtypes: &[DType], out: &mut (Vec<Instance>, Vec<Skipped>)) {
-    let from = doc(&format!("kernel `{}`", kernel.name), &kernel.doc, &kernel.origin);
-    let instance = |dtype: DType, kind: &'static str, body: Body| Instance {
-        kernel: name.into(),
-        kind,
-        origin: place(&kernel.origin),
-        dtype,
-        body,
-    };
     let skipped = |dtype: Option<DType>, reason: String| Skipped { kernel: name.into(), dtype, reason };
-    let dtypes: Vec<DType> = dtypes
-        .iter()
-        .copied()
-        .filter(|dtype| {
-            let refused = template::refused(kernel, *dtype);
-            if let Some(reason) = refused {
-                out.1.push(skipped(Some(*dtype), reason));
-                return false;
-            }
-            true
-        })
-        .collect();
-    if let Backend::Template(file) = &kernel.backend {
-        if file.text.is_empty() {
-            out.1.push(skipped(None, format!("the template {:?} is not on disk", file.file)));
-            return;
+    let mut admitted = Vec::new();
+    for dtype in dtypes {
+        match template::refused(kernel, *dtype) {
+            Some(reason) => out.1.push(skipped(Some(*dtype), reason)),
+            None => admitted.push(*dtype),
         }
-        for dtype in dtypes {
-            for tune in template::choices(kernel) {
-                let label = template::label(name, &tune);
-                match template::sample(program, kernel, &label, dtype, &tune) {
+    }
+    let declared = Declared { program, kernel, name, dtypes: admitted };
+    let why = match &kernel.backend {
+        Backend::Template(file) if file.text.is_empty() => format!("the template {:?} is not on disk", file.file),
+        Backend::Template(_) => return declared.templates(out),
+        _ if gemm_epilogue(program, kernel).is_some() => return declared.epilogues(out),
+        Backend::Rowwise | Backend::Pointwise => return declared.derived(out),
+        Backend::Composed => "its body is several launches, with kernels of their own".into(),
+        Backend::Tiled => "`gen` writes no tiled kernels yet: plans compile them".into(),
+        Backend::Cublaslt(_) => "a library call".into(),
+    };
+    out.1.push(skipped(None, why));
+}
+
+/// A declared kernel, and the element types that it admits.
+struct Declared<'p> {
+    program: &'p Program,
+    kernel: &'p Kernel,
+    name: &'p str,
+    dtypes: Vec<DType>,
+}
+
+impl Declared<'_> {
+    fn instance(&self, kernel: String, dtype: DType, kind: &'static str, body: Body) -> Instance {
+        Instance { kernel, kind, origin: place(&self.kernel.origin), dtype, body }
+    }
+
+    /// Where the kernel stands, and its doc comment.
+    fn about(&self) -> String {
+        doc(&format!("kernel `{}`", self.kernel.name), &self.kernel.doc, &self.kernel.origin)
+    }
+
+    /// A user's template, with each of its tunings.
+    fn templates(&self, out: &mut (Vec<Instance>, Vec<Skipped>)) {
+        for &dtype in &self.dtypes {
+            for tune in template::choices(self.kernel) {
+                let label = template::label(self.name, &tune);
+                match template::sample(self.program, self.kernel, &label, dtype, &tune) {
                     Ok(filled) => {
                         let body = Body::Template(Box::new(filled));
-                        out.0.push(Instance { kernel: label, ..instance(dtype, "template", body) });
+                        out.0.push(self.instance(label, dtype, "template", body));
                     }
                     Err(reason) => out.1.push(Skipped { kernel: label, dtype: Some(dtype), reason }),
                 }
             }
         }
-        return;
     }
-    if let Some(e) = gemm_epilogue(program, kernel) {
-        match epilogue_term(kernel, e) {
-            Ok(Some((term, inputs))) => {
-                for dtype in dtypes {
-                    let description = PointwiseKernel {
-                        name: format!("{name}_{dtype}"),
-                        doc: from.clone(),
-                        inputs: inputs.iter().map(|a| Operand { dtype, access: a.clone() }).collect(),
-                        outputs: vec![dtype],
-                        rank: 2,
-                        term: term.clone(),
-                        acc: Some(if dtype.is_float() { dtype.compute() } else { dtype }),
-                    };
-                    out.0.push(instance(dtype, "epilogue", Body::Pointwise(description)));
-                }
+
+    /// The pass behind a product that computes the kernel's epilogue.
+    fn epilogues(&self, out: &mut (Vec<Instance>, Vec<Skipped>)) {
+        let Some(e) = gemm_epilogue(self.program, self.kernel) else { return };
+        let (term, inputs) = match epilogue_term(self.kernel, e) {
+            Ok(Some(found)) => found,
+            other => {
+                let stored = "the accumulator is stored as it is: no pass is needed".to_string();
+                out.1.push(Skipped { kernel: self.name.into(), dtype: None, reason: other.err().unwrap_or(stored) });
+                return;
             }
-            Ok(None) => out.1.push(skipped(None, "the accumulator is stored as it is: no pass is needed".into())),
-            Err(reason) => out.1.push(skipped(None, reason)),
+        };
+        for &dtype in &self.dtypes {
+            let description = PointwiseKernel {
+                name: format!("{}_{dtype}", self.name),
+                doc: self.about(),
+                inputs: inputs.iter().map(|a| Operand { dtype, access: a.clone() }).collect(),
+                outputs: vec![dtype],
+                rank: 2,
+                term: term.clone(),
+                acc: Some(if dtype.is_float() { dtype.compute() } else { dtype }),
+            };
+            out.0.push(self.instance(self.name.into(), dtype, "epilogue", Body::Pointwise(description)));
         }
-        return;
     }
-    match &kernel.backend {
-        Backend::Rowwise | Backend::Pointwise => {
-            let rowwise = kernel.backend == Backend::Rowwise;
-            for variant in op::variants(program, kernel) {
-                for &dtype in &dtypes {
-                    let label = format!("{name}{}", variant.suffix);
-                    match variant.derive(program, dtype, rowwise) {
-                        Ok(mut body) => {
-                            let (of_body, about) = body.labels();
-                            *of_body = format!("{label}_{dtype}");
-                            *about = format!("{from}{}", variant.note);
-                            let kind = if rowwise { "rowwise" } else { "pointwise" };
-                            out.0.push(Instance { kernel: label, ..instance(dtype, kind, body) });
-                        }
-                        Err(reason) => out.1.push(Skipped { kernel: label, dtype: Some(dtype), reason }),
+
+    /// A row-wise or pointwise kernel that is derived from the op's body, in all its variants.
+    fn derived(&self, out: &mut (Vec<Instance>, Vec<Skipped>)) {
+        let rowwise = self.kernel.backend == Backend::Rowwise;
+        let kind = if rowwise { "rowwise" } else { "pointwise" };
+        for variant in op::variants(self.program, self.kernel) {
+            for &dtype in &self.dtypes {
+                let label = format!("{}{}", self.name, variant.suffix);
+                match variant.derive(self.program, dtype, rowwise) {
+                    Ok(mut body) => {
+                        let (of_body, about) = body.labels();
+                        *of_body = format!("{label}_{dtype}");
+                        *about = format!("{}{}", self.about(), variant.note);
+                        out.0.push(self.instance(label, dtype, kind, body));
                     }
+                    Err(reason) => out.1.push(Skipped { kernel: label, dtype: Some(dtype), reason }),
                 }
             }
         }
-        Backend::Composed => {
-            out.1.push(skipped(None, "its body is several launches, with kernels of their own".into()))
-        }
-        Backend::Tiled => out.1.push(skipped(None, "`gen` writes no tiled kernels yet: plans compile them".into())),
-        Backend::Cublaslt(_) => out.1.push(skipped(None, "a library call".into())),
-        // Filled in above.
-        Backend::Template(_) => {}
     }
 }

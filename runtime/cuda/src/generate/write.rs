@@ -235,18 +235,44 @@ const LARGEST_MANIFEST: u64 = 256 << 20;
 /// Prints, compiles and writes everything. Removes kernels of an earlier run that are not generated
 /// again.
 pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
-    let io = |path: &Path| {
-        let path = path.to_path_buf();
-        move |source| Error::Io { path, source }
-    };
     if folder.exists() && !folder.is_dir() {
-        return Err(Error::Input(format!(
-            "{}: is a file; -o names a folder for the generated files",
-            folder.display()
-        )));
+        let what = "is a file; -o names a folder for the generated files";
+        return Err(Error::Input(format!("{}: {what}", folder.display())));
     }
-    let mut skipped = request.skipped;
-    let mut sources: Vec<(&Instance, CudaSource)> = Vec::new();
+    let (sources, refused) = sources(&request)?;
+    let cubins = match request.cubins {
+        Some((nvrtc, archs)) => compile(nvrtc, &sources, archs, request.progress)?,
+        None => Vec::new(),
+    };
+    let wanted = sources.iter().filter(|_| request.launchers);
+    let launchers = wanted.map(|(instance, source)| launcher(&instance.body, source, &stem(instance)));
+    let launchers: Vec<Launcher> =
+        launchers.collect::<Result<_, EmitError>>().map_err(|e| Error::Internal(format!("a launcher: {e}")))?;
+
+    std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_path_buf(), source })?;
+    let earlier = earlier(folder);
+    let mut out = Files { folder, written: Vec::new() };
+    let mut kernels = Vec::new();
+    for (i, (instance, source)) in sources.iter().enumerate() {
+        let cubins = cubins.iter().filter(|(k, ..)| *k == i).map(|(_, arch, bytes)| (arch, bytes));
+        kernels.push(out.kernel(&request, instance, source, cubins, launchers.get(i))?);
+    }
+    for (name, text) in &request.more {
+        out.put(name, bare(text, request.folders).as_bytes())?;
+    }
+    let manifest = manifest(request, kernels, refused);
+    let mut json = serde_json::to_string_pretty(&manifest).map_err(|e| Error::Internal(e.to_string()))?;
+    json.push('\n');
+    out.put(MANIFEST, json.as_bytes())?;
+    let files = out.written;
+    let stale = earlier.into_iter().map(|f| folder.join(f)).filter(|f| !files.contains(f));
+    let removed = stale.filter(|f| std::fs::remove_file(f).is_ok()).collect();
+    Ok(Written { files, manifest, removed })
+}
+
+/// The source of each kernel, and what has none.
+fn sources<'r>(request: &Request<'r>) -> Result<(Vec<(&'r Instance, CudaSource)>, Vec<Skipped>)> {
+    let (mut sources, mut refused) = (Vec::new(), Vec::new());
     for instance in request.instances {
         match instance.emit(request.program) {
             Ok(mut source) => {
@@ -257,65 +283,73 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
             Err(EmitError::Template(why)) if instance.kind == "template" => {
                 return Err(Error::Input(format!("kernel `{}`, {why}", instance.kernel)));
             }
-            Err(e) => skipped.push(Skipped {
+            Err(e) => refused.push(Skipped {
                 kernel: instance.kernel.clone(),
                 dtype: Some(instance.dtype),
                 reason: e.to_string(),
             }),
         }
     }
-    let cubins = match request.cubins {
-        Some((nvrtc, archs)) => compile(nvrtc, &sources, archs, request.progress)?,
-        None => Vec::new(),
-    };
-    let wanted = sources.iter().filter(|_| request.launchers);
-    let launchers = wanted.map(|(instance, source)| launcher(&instance.body, source, &stem(instance)));
-    let launchers: Vec<Launcher> =
-        launchers.collect::<Result<_, EmitError>>().map_err(|e| Error::Internal(format!("a launcher: {e}")))?;
+    Ok((sources, refused))
+}
 
-    std::fs::create_dir_all(folder).map_err(io(folder))?;
-    let earlier = earlier(folder);
-    let mut files = Vec::new();
-    let mut put = |name: &str, bytes: &[u8]| -> Result<()> {
-        let path = folder.join(name);
+/// The files of a folder that this run writes.
+struct Files<'f> {
+    folder: &'f Path,
+    written: Vec<PathBuf>,
+}
+
+impl Files<'_> {
+    fn put(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.folder.join(name);
         file::write(&path, |out| out.write_all(bytes))?;
-        files.push(path);
+        self.written.push(path);
         Ok(())
-    };
-    let mut kernels = Vec::new();
-    for (i, (instance, source)) in sources.iter().enumerate() {
+    }
+
+    /// Writes the files of a kernel. Returns its entry in the manifest.
+    fn kernel<'c>(
+        &mut self,
+        request: &Request<'_>,
+        instance: &Instance,
+        source: &CudaSource,
+        cubins: impl Iterator<Item = (&'c String, &'c Vec<u8>)>,
+        launcher: Option<&Launcher>,
+    ) -> Result<KernelEntry> {
         let stem = stem(instance);
         let file = format!("{stem}.cu");
         if request.cuda {
-            put(&file, source.text.as_bytes())?;
+            self.put(&file, source.text.as_bytes())?;
         }
         let mut of_kernel = Vec::new();
-        for (_, arch, bytes) in cubins.iter().filter(|(k, ..)| *k == i) {
+        for (arch, bytes) in cubins {
             let file = format!("{stem}.{arch}.cubin");
-            put(&file, bytes)?;
+            self.put(&file, bytes)?;
             of_kernel.push(CubinEntry { arch: arch.clone(), file, sha256: hex(bytes) });
         }
         let mut entry = entry(instance, source, request.cuda.then_some(file), of_kernel);
         entry.origin = bare(&entry.origin, request.folders);
         entry.formula = bare(&entry.formula, request.folders);
-        if let Some(launcher) = launchers.get(i) {
+        if let Some(launcher) = launcher {
             let (header, module) = (format!("{}.h", launcher.name), format!("{}.py", launcher.name));
-            put(&header, bare(&launcher.header, request.folders).as_bytes())?;
-            put(&module, bare(&launcher.module, request.folders).as_bytes())?;
+            self.put(&header, bare(&launcher.header, request.folders).as_bytes())?;
+            self.put(&module, bare(&launcher.module, request.folders).as_bytes())?;
             (entry.header, entry.module) = (Some(header), Some(module));
         }
-        kernels.push(entry);
+        Ok(entry)
     }
-    for (name, text) in &request.more {
-        put(name, bare(text, request.folders).as_bytes())?;
-    }
+}
+
+/// What a run wrote.
+fn manifest(request: Request<'_>, kernels: Vec<KernelEntry>, refused: Vec<Skipped>) -> Manifest {
     // A step knows sizes and strides that its kernel does not ask for.
     let mut steps = request.steps;
     for step in &mut steps {
         let kernel = kernels.iter().find(|k: &&KernelEntry| Some(&k.kernel) == step.kernel.as_ref());
         step.sizes.retain(|name, _| kernel.is_some_and(|k| k.args.iter().any(|a| a.name == *name)));
     }
-    let manifest = Manifest {
+    let entry = |s: Skipped| SkippedEntry { kernel: s.kernel, dtype: s.dtype.map(|d| d.to_string()), reason: s.reason };
+    Manifest {
         schema: 1,
         generator: format!("hypatia {}", env!("CARGO_PKG_VERSION")),
         compile_options: NVRTC_OPTIONS.iter().map(|o| o.to_string()).collect(),
@@ -323,17 +357,8 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
         kernels,
         steps,
         choices: request.choices,
-        skipped: skipped
-            .into_iter()
-            .map(|s| SkippedEntry { kernel: s.kernel, dtype: s.dtype.map(|d| d.to_string()), reason: s.reason })
-            .collect(),
-    };
-    let mut json = serde_json::to_string_pretty(&manifest).map_err(|e| Error::Internal(e.to_string()))?;
-    json.push('\n');
-    put(MANIFEST, json.as_bytes())?;
-    let stale = earlier.into_iter().map(|f| folder.join(f)).filter(|f| !files.contains(f));
-    let removed = stale.filter(|f| std::fs::remove_file(f).is_ok()).collect();
-    Ok(Written { files, manifest, removed })
+        skipped: request.skipped.into_iter().chain(refused).map(entry).collect(),
+    }
 }
 
 /// The text with machine-specific folders replaced.
