@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ._rules import Scalar, library
-
 Tensor = torch.Tensor
 
 #: Functions that PyTorch has itself, by their names in the library.
@@ -88,20 +86,8 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def function(scalar: Scalar) -> Callable[[Tensor], Tensor]:
-    """The scalar as a function of tensors: PyTorch's own if it has it, else its body op by op."""
-    if scalar.rules == library() and scalar.name in NATIVE:
-        return NATIVE[scalar.name]
-    body = tuple(scalar.body)
-    return lambda x: _evaluate(body, x)
-
-
-def evaluate(scalar: Scalar, x: Tensor) -> Tensor:
-    """Apply a scalar to each element."""
-    return function(scalar)(x)
-
-
-def _evaluate(body: tuple[tuple[Any, ...], ...], x: Tensor) -> Tensor:
+def evaluate(body: tuple[tuple[Any, ...], ...], x: Tensor) -> Tensor:
+    """Apply a scalar, given as its nodes in order (`Scalar.body`), to each element."""
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     start = x.to(wide)
     values: list[Tensor] = []

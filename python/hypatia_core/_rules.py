@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -140,9 +140,16 @@ class Scalar:
 
     def __call__(self, x: Any) -> Any:
         """Apply it to a tensor of PyTorch, op by op."""
-        from ._eager import evaluate
+        return self.function()(x)
 
-        return evaluate(self, x)
+    def function(self) -> Callable[[Any], Any]:
+        """The scalar on tensors: PyTorch's own function if it has it, else its body op by op."""
+        from ._eager import NATIVE, evaluate  # PyTorch may be absent
+
+        if self.rules == library() and self.name in NATIVE:
+            return NATIVE[self.name]
+        body = tuple(self.body)
+        return lambda x: evaluate(body, x)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name and the rules."""

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import _native
-from .._eager import NAMES, function
+from .._eager import NAMES
 from .._rules import Rules, Scalar, library
 
 Tensor = torch.Tensor
@@ -78,7 +78,7 @@ class Op:
 
     def activation(self, name: str | None) -> Callable[[Tensor], Tensor]:
         """A scalar as a function of tensors."""
-        return (lambda x: x) if name is None else function(Scalar(name, self.rules))
+        return (lambda x: x) if name is None else Scalar(name, self.rules).function()
 
     #: How it is called in reports.
     label: str
