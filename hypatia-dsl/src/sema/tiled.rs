@@ -124,8 +124,8 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
     };
     if !possible {
         let message = format!("the tuning parameters of kernel `{}` allow no tiling", k.name.node);
-        let limits = "on Hopper, a tile of a group has at most 128 x 128 or 64 x 256 elements, and `pingpong` takes two \
-                      consumers";
+        let limits = "on Hopper, a tile of a group has at most 128 x 128 or 64 x 256 elements, and `pingpong` \
+                      takes two consumers";
         let d = Diagnostic::error(code::TUNE, message, k.name.span);
         let d = match kind {
             Kind::Pair => d
@@ -133,8 +133,8 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
                 .hint("add 128 or 256 to the values of `tile_n`"),
             _ => d
                 .note(format!(
-                    "{limits}; elsewhere, a warp's part has at least 16 x 16 and at most 4096 elements, and `tile_k` is \
-                     a multiple of 32 `split_k`"
+                    "{limits}; elsewhere, a warp's part has at least 16 x 16 and at most 4096 elements, and \
+                     `tile_k` is a multiple of 32 `split_k`"
                 ))
                 .hint("add smaller values of `tile_m` or `tile_n`"),
         };

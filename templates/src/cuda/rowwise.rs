@@ -407,10 +407,12 @@ fn per_element(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     let own = used.iter().filter(|i| is_own(kernel.inputs[**i].1));
     own.map(|i| {
         let (dtype, access) = kernel.inputs[*i];
-        context! {
-            name => format!("in{i}"), type => storage(dtype), strided => access == RowAccess::Strided,
-            picked => access == RowAccess::Gathered,
-        }
+        let read = match access {
+            RowAccess::Strided => format!("gather<V>(in{i}, sizes, in{i}_strides, col)"),
+            RowAccess::Gathered => format!("picked<V>(in{i}, col)"),
+            _ => format!("load<V>(in{i} + col)"),
+        };
+        context! { name => format!("in{i}"), type => storage(dtype), read => read }
     })
     .collect()
 }

@@ -196,7 +196,7 @@ fn templates_are_chosen_by_device_and_alignment() {
 }
 
 /// A file that says that a tiling is the fastest, and the step's problem.
-pub(super) fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
+fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;
@@ -238,6 +238,19 @@ fn every_tiling_agrees_with_the_reference_on_a_gpu() {
     agree(&gpu, warps.iter().step_by(7).take(cases(1000) as usize), &shapes);
 }
 
+/// Runs a graph of one tiled step by that tiling, twice over poisoned memory: both results are the
+/// reference's, with the same bits. False if it is not one such step, or the tiling does not fit.
+pub(super) fn agrees_by(gpu: &Arc<Gpu>, (graph, inputs): &(Graph, Inputs), tiling: &StoredTiling, what: &str) -> bool {
+    let plan = planned(&gpu.profile(), graph);
+    let Some(file) = tiled_step(&plan).and_then(|_| forced(gpu, &plan, tiling)) else { return false };
+    let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
+    let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+    assert_eq!((executor.launches(), tuner.counts().file), (1, 1), "{what}\n{plan}");
+    let [first, second] = [0, 1].map(|_| check(&executor, graph, inputs, what));
+    assert_eq!(first[0].bytes(), second[0].bytes(), "{what}: runs differ");
+    true
+}
+
 /// Runs products with these tilings.
 fn agree<'t>(gpu: &Arc<Gpu>, tilings: impl Iterator<Item = &'t StoredTiling>, shapes: &[[usize; 4]]) {
     let orders = [[false, true], [false, false], [true, false], [true, true]];
@@ -248,16 +261,8 @@ fn agree<'t>(gpu: &Arc<Gpu>, tilings: impl Iterator<Item = &'t StoredTiling>, sh
             let dtype = if at % 4 == 0 { DType::F16 } else { DType::BF16 };
             let (shape, order, epilogue) =
                 (shapes[at % shapes.len()], orders[at % 5 % 4], EPILOGUES[at % EPILOGUES.len()]);
-            let (graph, inputs) = case(dtype, shape, order, epilogue);
-            let plan = planned(&gpu.profile(), &graph);
-            let Some(file) = tiled_step(&plan).and_then(|_| forced(gpu, &plan, tiling)) else { continue };
-            let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
-            let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
-            assert_eq!((executor.launches(), tuner.counts().file), (1, 1), "{tiling:?}\n{plan}");
             let what = format!("{tiling:?} {dtype} {shape:?} {order:?} {epilogue}");
-            let first = check(&executor, &graph, &inputs, &what);
-            assert_eq!(check(&executor, &graph, &inputs, &what)[0].bytes(), first[0].bytes(), "{what}: runs differ");
-            ran += 1;
+            ran += usize::from(agrees_by(gpu, &case(dtype, shape, order, epilogue), tiling, &what));
         }
     }
     println!("{ran} tiled products agree");
