@@ -18,10 +18,11 @@ const PADDING: usize = 16;
 const WARP: usize = 32;
 /// Rows of queries that one multiplication takes.
 const ROWS: usize = 16;
-/// Registers of a thread for scores, sums and queries; it needs others for addresses.
-const REGISTERS: usize = 208;
-/// Registers in which a thread may keep its queries; more are read again for each tile of keys.
-const QUERY_REGISTERS: usize = 32;
+/// Registers of a multiprocessor, those that a thread may have, and those that it needs beside its
+/// scores, sums and queries.
+const REGISTERS: usize = 65_536;
+const MOST: usize = 255;
+const OTHERS: usize = 48;
 
 /// How an attention is cut into tiles for warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,20 +94,28 @@ impl WarpAttention {
         self.tiling.rows / self.tiling.warps / ROWS
     }
 
-    /// Registers that a thread needs for its queries.
-    fn of_queries(&self) -> usize {
-        self.parts() * self.problem.padded_head() / 4
+    /// Blocks that the registers of a multiprocessor suffice for, if a thread has so many for its
+    /// queries; 0 if it would have too few.
+    fn blocks_with(&self, queries: usize) -> usize {
+        let own = self.parts() * (self.tiling.keys / 2 + self.problem.padded_value() / 2) + queries + OTHERS;
+        if own > MOST { 0 } else { REGISTERS / (own.next_multiple_of(8) * self.tiling.threads()) }
     }
 
-    /// True if a thread keeps its queries in registers.
+    /// Blocks for threads that keep their queries, and for those that read them for each tile.
+    fn both(&self) -> [usize; 2] {
+        [self.blocks_with(self.parts() * self.problem.padded_head() / 4), self.blocks_with(4 * self.parts())]
+    }
+
+    /// True if a thread keeps its queries in registers: where that costs no block.
     pub fn keeps_queries(&self) -> bool {
-        self.of_queries() <= QUERY_REGISTERS
+        let [kept, read] = self.both();
+        kept == read
     }
 
-    /// Registers of a thread for the scores of a tile, its sums and its queries.
-    pub fn registers(&self) -> usize {
-        let queries = if self.keeps_queries() { self.of_queries() } else { 4 * self.parts() };
-        self.parts() * (self.tiling.keys / 2 + self.problem.padded_value() / 2) + queries
+    /// Blocks that run beside each other on a multiprocessor, as far as registers go; 0 if a thread
+    /// has too few.
+    pub fn blocks(&self) -> usize {
+        self.both()[1]
     }
 
     /// Bytes of a row of queries, of keys and of values in shared memory. Results take the place of
@@ -124,7 +133,7 @@ impl WarpAttention {
 
     /// Whether the tiling fits into shared memory and registers.
     pub fn fits(&self) -> bool {
-        self.shared() <= SHARED && self.registers() <= REGISTERS
+        self.shared() <= SHARED && self.blocks() > 0
     }
 }
 
@@ -165,14 +174,16 @@ mod tests {
     fn every_head_has_a_tiling_that_fits() {
         for head in [1, 16, 63, 64, 80, 128, 200, 256] {
             let small = of(head, head, &[]);
-            assert!(small.fits(), "{head}: {} bytes, {} registers", small.shared(), small.registers());
+            assert!(small.fits(), "{head}: {} bytes", small.shared());
         }
         assert!(!of(256, 256, &[("stages", 2)]).fits());
         assert!(!of(256, 256, &[("tile_m", 128), ("tile_n", 32)]).fits());
         assert!(of(128, 128, &[("tile_m", 128)]).fits());
         assert!(!of(128, 128, &[("tile_m", 128), ("tile_n", 128)]).fits());
-        // 16 rows of 128 elements, or 32 of 64, stay in registers.
-        assert!(of(128, 128, &[]).keeps_queries() && of(64, 64, &[("tile_m", 128)]).keeps_queries());
-        assert!(!of(128, 128, &[("tile_m", 128)]).keeps_queries());
+        // Queries of 64 elements stay in registers; those of 128 would cost a block.
+        let (small, large) = (of(64, 64, &[]), of(128, 128, &[]));
+        assert_eq!((small.keeps_queries(), small.blocks()), (true, 4));
+        assert_eq!((large.keeps_queries(), large.blocks()), (false, 3));
+        assert!(of(64, 64, &[("tile_m", 128)]).keeps_queries());
     }
 }

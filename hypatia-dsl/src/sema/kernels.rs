@@ -85,7 +85,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     }
     if backend == Backend::Tiled {
         tiled::check(cx, k, (def, closed), &tune)?;
-        requires.extend(tiled::limits(cx, def, &mut pattern));
+        requires.extend(tiled::limits(cx, def, &mut pattern, &tune));
     }
     Some(Kernel {
         name: k.name.node.clone(),

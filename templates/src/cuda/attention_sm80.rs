@@ -48,6 +48,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpAttention) -> Result<CudaSour
         rows => kernel.row_bytes(),
         units => kernel.units,
         vector => out / of.dtype.size(),
+        blocks => kernel.blocks(),
         keeps_queries => flag(kernel.keeps_queries()),
         split => false,
         ..scores.values

@@ -71,8 +71,7 @@ impl WarpedAttention {
         const RATE: f64 = 1024.0;
         const SHARED: f64 = 128.0;
         const LATENCY: f64 = 800.0;
-        /// Registers and bytes of shared memory of a multiprocessor, for all blocks on it.
-        const REGISTERS: f64 = 65_536.0;
+        /// Bytes of shared memory of a multiprocessor, for all blocks on it.
         const MEMORY: usize = 163_840;
         let kernel = self.kernel(*t);
         let problem = &kernel.problem;
@@ -91,8 +90,7 @@ impl WarpedAttention {
         let busy = product.max(soft).max(fragments) + copies;
         let alone = product + soft + fragments * 0.5 + copies + LATENCY / t.stages as f64;
         // Blocks that run beside each other on a multiprocessor.
-        let by_registers = (REGISTERS / ((kernel.registers() as f64 + 50.0).min(255.0) * t.threads() as f64)).floor();
-        let beside = by_registers.min((MEMORY / (kernel.shared() + 1024)) as f64).max(1.0);
+        let beside = kernel.blocks().min(MEMORY / (kernel.shared() + 1024)).max(1) as f64;
         let blocks = heads * queries.div_ceil(t.rows) as f64;
         let tiles = heads * self.attended.tiles([t.rows, t.keys]);
         let share = (blocks / multiprocessors as f64).ceil();

@@ -92,7 +92,7 @@ fn every_tiling_of_warps_agrees_with_the_reference_on_a_host() {
         let mut inputs = Vec::new();
         let mut cases = Vec::new();
         let mut graphs = Vec::new();
-        for _ in 0..2 {
+        while cases.len() < 2 {
             at += 1;
             let (shape, scores) = (shapes[at * 5 % shapes.len()], SCORES[at * 3 % SCORES.len()]);
             let f16 = at % 3 == 0 && !scores.contains("lowest");
@@ -106,7 +106,6 @@ fn every_tiling_of_warps_agrees_with_the_reference_on_a_host() {
                 graphs.push(graph);
             }
         }
-        assert!(!cases.is_empty(), "{tiling:?}");
         let ran = match emulated::run_tiled(&cases, &Options::new(ampere()), Some(tiling.words())) {
             Ok(ran) => ran,
             Err(why) => return eprintln!("SKIPPED: {why}"),
@@ -146,7 +145,7 @@ fn attention_of_warps_compiles() {
         let plan = planned(&ampere(), &graph);
         let launches = |t: &WarpAttentionTiling| generated(&plan).unwrap().launches(&t.words());
         let fitting: Vec<_> = tilings.iter().map(launches).filter(|all| !all.is_empty()).collect();
-        for (body, _) in fitting.into_iter().skip(i % 2).step_by(3).flatten() {
+        for (body, _) in fitting.into_iter().skip(i % 2).step_by(6).flatten() {
             assert!(matches!(body, Body::WarpAttention(_)) && body.only_arch().is_none());
             let source = body.emit(&plan.program).unwrap();
             compiler.compile(&source.text, "k.cu", "sm_80").unwrap();
