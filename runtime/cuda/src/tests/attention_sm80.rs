@@ -83,6 +83,17 @@ fn every_score_is_one_launch_from_ampere_on() {
     }
 }
 
+/// `hypatia gen --model` writes the kernel that a plan launches: Hopper's there, else that of warps.
+#[test]
+fn what_runs_is_what_gen_writes() {
+    for (target, arch) in [("h200", Some("sm_90a")), ("a100", None), ("b200", None)] {
+        let plan = planned(&Device::named(target).unwrap(), &case(DType::BF16, SHAPES[0], false, "causal").0);
+        let written = crate::generate::of_plan(&plan);
+        let [instance] = written.instances.as_slice() else { panic!("{written:?}\n{plan}") };
+        assert_eq!((instance.kind, instance.body.only_arch()), ("tiled attention", arch), "{target}");
+    }
+}
+
 /// Every tiling, on a host: index maps, what is copied when, scores, masks, the store.
 #[test]
 fn every_tiling_of_warps_agrees_with_the_reference_on_a_host() {
