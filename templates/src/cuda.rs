@@ -10,6 +10,7 @@
 //! scalar functions and the value of one element.
 
 mod attention;
+mod attention_sm80;
 mod carry;
 mod expr;
 mod gemm;
@@ -38,6 +39,7 @@ use minijinja::{Environment, UndefinedBehavior, Value, context};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::attention::AttentionKernel;
+use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
     SortKernel, WarpGemm,
@@ -415,6 +417,11 @@ pub fn warp_gemm(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, Emi
 /// them.
 pub fn attention(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
     attention::emit(program, kernel)
+}
+
+/// Prints attention in tiles of warps, for sm_80 and later.
+pub fn warp_attention(program: &Program, kernel: &WarpAttention) -> Result<CudaSource, EmitError> {
+    attention_sm80::emit(program, kernel)
 }
 
 /// Prints the kernel that joins the chunks of an attention whose keys are split.

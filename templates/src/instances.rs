@@ -14,6 +14,7 @@ use super::cuda::{self, CudaSource, EmitError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, Kernel, Origin, Program, RuleId};
 use hypatia_dsl::kernel::attention::AttentionKernel;
+use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel,
@@ -73,6 +74,8 @@ pub enum Body {
     WarpGemm(WarpGemm),
     /// Attention; the sums of each chunk of keys, if its tiling splits them.
     Attention(AttentionKernel),
+    /// Attention, computed by warps.
+    WarpAttention(WarpAttention),
     /// The result of an attention whose keys are split, from these sums.
     AttentionJoin(AttentionKernel),
     /// Elements moved.
@@ -101,6 +104,7 @@ impl Body {
             Body::Gemm(k) => cuda::gemm(program, k),
             Body::WarpGemm(k) => cuda::warp_gemm(program, k),
             Body::Attention(k) => cuda::attention(program, k),
+            Body::WarpAttention(k) => cuda::warp_attention(program, k),
             Body::AttentionJoin(k) => cuda::attention_join(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
@@ -143,7 +147,8 @@ impl Body {
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
             Body::WarpGemm(k) => (&mut k.name, &mut k.doc),
-            Body::Attention(k) | Body::AttentionJoin(k) => (&mut k.name, &mut k.doc),
+            Body::Attention(k) | Body::AttentionJoin(k) => (&mut k.problem.name, &mut k.problem.doc),
+            Body::WarpAttention(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),

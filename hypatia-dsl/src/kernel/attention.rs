@@ -1,8 +1,8 @@
 //! Attention without stored scores: softmax(score(q k^T)) v, and how it is cut into tiles.
 //!
 //! In: an attention of a plan, with the layout of its operands; a row-wise kernel that may be a
-//! softmax. Out: an [`AttentionKernel`] that `hypatia-templates` prints, for each
-//! [`AttentionTiling`] that fits; the term whose softmax a kernel is. Invariant: every tiling sums
+//! softmax. Out: an [`AttentionProblem`], and for each [`AttentionTiling`] that fits
+//! an [`AttentionKernel`] that `hypatia-templates` prints; the term whose softmax a kernel is. Invariant: every tiling sums
 //! the same weights and values in f32; the tiling decides the order of the sums and the speed.
 //!
 //! Source: Dao et al., FlashAttention (arXiv 2205.14135) and FlashAttention-3 (arXiv 2407.08608).
@@ -116,9 +116,9 @@ pub enum Along {
     Strided,
 }
 
-/// softmax(score(q k^T)) v for a batch of heads, in tiles. Sums and scores are f32.
+/// softmax(score(q k^T)) v for a batch of heads. Sums and scores are f32.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AttentionKernel {
+pub struct AttentionProblem {
     /// An identifier.
     pub name: String,
     /// A description.
@@ -141,11 +141,9 @@ pub struct AttentionKernel {
     pub safe: bool,
     /// True if each row attends to the keys of an interval, which the kernel is given.
     pub intervals: bool,
-    /// The tiles.
-    pub tiling: AttentionTiling,
 }
 
-impl AttentionKernel {
+impl AttentionProblem {
     /// Why no tiling computes this attention, if none does.
     pub fn refusal(&self) -> Option<&'static str> {
         let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
@@ -169,10 +167,21 @@ impl AttentionKernel {
     pub fn padded_value(&self) -> usize {
         self.value.next_multiple_of(16)
     }
+}
 
+/// An attention in tiles of Hopper's template.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionKernel {
+    /// What is computed.
+    pub problem: AttentionProblem,
+    /// The tiles.
+    pub tiling: AttentionTiling,
+}
+
+impl AttentionKernel {
     /// Bytes of a tile of queries, of keys, of values and of results.
     fn tile_bytes(&self) -> [usize; 4] {
-        let (head, value) = (self.padded_head().div_ceil(CHUNK), self.padded_value().div_ceil(CHUNK));
+        let (head, value) = (self.problem.padded_head().div_ceil(CHUNK), self.problem.padded_value().div_ceil(CHUNK));
         let (rows, keys) = (self.tiling.rows() * ROW, self.tiling.keys * ROW);
         [head * rows, head * keys, value * keys, value * rows]
     }
@@ -181,11 +190,12 @@ impl AttentionKernel {
     pub fn stages(&self) -> Option<usize> {
         let [queries, keys, values, _] = self.tile_bytes();
         // A thread keeps the scores and the weights of a tile, and the sums, in registers.
-        let registers = self.tiling.keys / 2 + self.tiling.keys / 4 + self.padded_value() / 2;
+        let registers = self.tiling.keys / 2 + self.tiling.keys / 4 + self.problem.padded_value() / 2;
         let most = if self.tiling.consumers == 3 { 136 } else { 208 };
         let fits = self.overhead() + queries + MAX_STAGES * (keys + values) <= SHARED;
         // Results take the place of queries if they have no memory of their own.
-        let placed = self.has_staging() || self.tiling.chunk > 0 || self.padded_value() <= self.padded_head();
+        let placed =
+            self.has_staging() || self.tiling.chunk > 0 || self.problem.padded_value() <= self.problem.padded_head();
         (fits && registers <= most && placed && self.tiling.is_whole()).then_some(MAX_STAGES)
     }
 

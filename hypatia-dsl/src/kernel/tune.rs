@@ -5,6 +5,7 @@
 //! is no value, whether it was written by hand or read from a file.
 
 use super::attention::{self, ATTENTION_TUNE};
+use super::attention_sm80::{self, WARP_ATTENTION_TUNE};
 use super::{TUNE, WARP_TUNE, gemm, gemm_sm80};
 
 /// The parameters of a template, each with the values that the hardware has, in their stored order.
@@ -45,8 +46,12 @@ pub(super) fn store(template: u64, values: &[usize]) -> StoredTiling {
 
 /// The parameters of a stored tiling, by name; `None` if it is of no template of ours.
 pub fn parameters(words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
-    let tables: [(u64, &Table); 3] =
-        [(gemm::STORED, TUNE), (gemm_sm80::STORED, WARP_TUNE), (attention::STORED, ATTENTION_TUNE)];
+    let tables: [(u64, &Table); 4] = [
+        (gemm::STORED, TUNE),
+        (gemm_sm80::STORED, WARP_TUNE),
+        (attention::STORED, ATTENTION_TUNE),
+        (attention_sm80::STORED, WARP_ATTENTION_TUNE),
+    ];
     tables.into_iter().find_map(|(template, table)| {
         let values = stored(template, table, words)?;
         values.iter().all(|(name, v)| value(table, &values, name, *v).is_some()).then_some(values)

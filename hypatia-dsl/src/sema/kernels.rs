@@ -46,7 +46,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     generated_from(cx, k, def, &backend)?;
     if backend == Backend::Tiled {
         tiled::check(cx, k, (def, closed), &tune)?;
-        requires.extend(tiled::limits(cx, def, &mut pattern));
+        requires.extend(tiled::limits(cx, def, &mut pattern, &tune));
     }
     Some(Kernel {
         name: k.name.node.clone(),

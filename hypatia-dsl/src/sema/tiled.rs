@@ -11,6 +11,7 @@ use crate::builtin::BuiltinOp;
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrPat, AttrValue, DeviceFact, Fact, NodePat, OpBody, OpDef, Pat, Sort, VarId};
 use crate::kernel::attention::ATTENTION_TUNE;
+use crate::kernel::attention_sm80::{WARP_ATTENTION_TUNE, WarpAttentionTiling};
 use crate::kernel::{TUNE, Tiling, WARP_TUNE, WarpTiling};
 use crate::shape::Dim;
 use crate::spell::closest;
@@ -18,10 +19,11 @@ use crate::spell::closest;
 use super::code;
 use super::context::Cx;
 
-/// The compute capability from which on a product is generated: Ampere, whose instructions the
-/// template of warps uses.
-const PRODUCT_SM: i64 = 80;
-/// The compute capability from which on attention and two products at once are generated: Hopper.
+/// The compute capability from which on products and attention are generated: Ampere, whose
+/// instructions the templates of warps use.
+const AMPERE_SM: i64 = 80;
+/// The compute capability from which on the rest is generated: Hopper. Two products at once are, and
+/// attention whose tuning parameters name no tiling for warps.
 const HOPPER_SM: i64 = 90;
 
 /// What a tiled kernel computes.
@@ -38,7 +40,7 @@ impl Kind {
         let tables: &[_] = match self {
             Kind::Product => &[TUNE, WARP_TUNE],
             Kind::Pair => &[TUNE],
-            Kind::Attention => &[ATTENTION_TUNE],
+            Kind::Attention => &[ATTENTION_TUNE, WARP_ATTENTION_TUNE],
         };
         let mut out: Vec<(&str, Vec<i64>)> = Vec::new();
         for (name, values) in tables.iter().copied().flatten() {
@@ -143,15 +145,17 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
     Some(())
 }
 
-/// The guards of a tiled kernel. Operands of its pattern that have no variable get one.
-pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat) -> Vec<AExpr> {
+/// The guards of a tiled kernel with these choices of tuning parameters. Operands of its pattern that have no variable get one.
+pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &[(String, Vec<i64>)]) -> Vec<AExpr> {
     let Some(gemm) = application(pattern) else { return Vec::new() };
     let kind = kind(def);
     if kind == Some(Kind::Attention) {
         // Which operands are multiplied is known only once the body is built.
         let first = gemm.args.first_mut().map(|a| variable(cx, a));
         let types = first.map(|a| op(BinaryOp::In, AExpr::Fact(Fact::DType, a), half()));
-        return [at_least(HOPPER_SM)].into_iter().chain(types).collect();
+        let for_warps = !WarpAttentionTiling::all(choices).is_empty();
+        let sm = if for_warps { AMPERE_SM } else { HOPPER_SM };
+        return [at_least(sm)].into_iter().chain(types).collect();
     }
     let pair = kind == Some(Kind::Pair);
     let Some((factors, _)) = gemm.args.split_at_mut_checked(if pair { 3 } else { 2 }) else { return Vec::new() };
@@ -168,7 +172,7 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat) -> Vec<AEx
     };
     let fact = AExpr::Fact;
     let mut guards =
-        vec![at_least(if pair { HOPPER_SM } else { PRODUCT_SM }), op(BinaryOp::In, fact(Fact::DType, a), half())];
+        vec![at_least(if pair { HOPPER_SM } else { AMPERE_SM }), op(BinaryOp::In, fact(Fact::DType, a), half())];
     let others = &factors[1..];
     guards.extend(others.iter().map(|b| op(BinaryOp::Eq, fact(Fact::DType, *b), fact(Fact::DType, a))));
     guards.push(op(BinaryOp::Eq, to, fact(Fact::DType, a)));

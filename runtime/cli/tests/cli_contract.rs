@@ -65,8 +65,13 @@ fn what_it_lacks_is_told_with_the_reason() {
         (&digits, "cpu", "fuse::unary[relu] count = 1", &["1 wanted, but 3 sites, at `"]),
         // A node that the model lacks, and one where the rule does not match.
         (&digits, "cpu", "fuse::start at nowhere", &["the graph has no node `nowhere`"]),
-        // The device has no kernel for the whole.
-        (&bert, "a100", "norm::safe_attention", &["on a100 its result takes several launches", "requires sm >= 90"]),
+        // No kernel of the device computes the whole in f32.
+        (
+            &bert,
+            "a100",
+            "norm::safe_attention",
+            &["on a100 its result takes several launches", "requires dtype(q) in [f16, bf16]"],
+        ),
         // A rule that nobody knows.
         (&digits, "cpu", "fuse::unry", &["there is no rule `fuse::unry`; did you mean `fuse::unary`?"]),
     ] {

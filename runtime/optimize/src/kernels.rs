@@ -375,13 +375,11 @@ impl Chooser<'_> {
 
 /// Whether no size that is known keeps a tiled kernel from computing an attention.
 fn fits(graph: &Graph, attention: &Attention) -> bool {
-    /// The copy engine moves rows of 16 bytes: eight elements of 16 bits.
-    const ROW: i64 = 8;
     let [q, k, v] = attention.factors.map(|f| graph.ty(f));
     let size = |t: &TensorType, from_last: usize| t.shape.iter().rev().nth(from_last).and_then(Dim::as_const);
     let heads = [size(q, 0), size(v, 0)];
     let alike = [k, v].iter().all(|t| t.dtype == q.dtype);
-    let good = |s: &Option<i64>| s.is_none_or(|s| s > 0 && s % ROW == 0 && s <= MAX_HEAD as i64);
+    let good = |s: &Option<i64>| s.is_none_or(|s| s > 0 && s <= MAX_HEAD as i64);
     alike && heads.iter().all(good) && [size(q, 1), size(k, 0)].iter().all(|s| *s != Some(0))
 }
 

@@ -1,7 +1,7 @@
 //! Attention in tiles that stores no scores, for Hopper.
 //!
 //! In: an [`AttentionKernel`] whose tiling fits. Out: its source, and that of the kernel that joins
-//! the chunks of keys if the tiling has some. Invariant: the score is one
+//! the chunks of keys if the tiling has some; what the template of warps shares with it ([`Scores`]). Invariant: the score is one
 //! inlined function of the product and of what the term reads; a positive factor of the whole score
 //! becomes a factor of the exponent, and nothing else of the term is changed.
 
@@ -13,88 +13,119 @@ use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::attention::{Along, AttentionKernel, BATCH, QUERY_ROWS};
+use hypatia_dsl::kernel::attention::{Along, AttentionKernel, AttentionProblem, BATCH, QUERY_ROWS};
 use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, prune};
 
 /// The name of the score's function, and its comment.
 const SCORE: (&str, &str) = ("score", "The score of a query and a key, from their product.");
 /// Queries, keys and values, which come before what the scores read.
-const FACTORS: usize = 3;
+pub(super) const FACTORS: usize = 3;
 /// Axes of the tensors that the copy engine moves: elements of a head, rows, the batch.
-const AXES: usize = 2 + BATCH;
+pub(super) const AXES: usize = 2 + BATCH;
 /// Columns that the copy engine moves at a time.
 const COLUMNS: usize = 64;
 /// Threads of a block that joins chunks, at most.
 const JOIN_BLOCK: usize = 128;
 
+/// What a template of attention is filled in with, whatever the architecture.
+pub(super) struct Scores<'p> {
+    /// The functions that the score calls.
+    pub functions: Functions<'p>,
+    /// The score's own function.
+    pub body: String,
+    /// What is computed, for people.
+    pub formula: String,
+    /// Values of the template.
+    pub values: Value,
+}
+
+impl<'p> Scores<'p> {
+    /// Of a problem whose score is called `copies` times.
+    pub fn of(program: &'p Program, of: &AttentionProblem, copies: usize) -> Result<Scores<'p>, EmitError> {
+        if let Some(why) = of.refusal() {
+            return Err(malformed(of, why));
+        }
+        let (factor, term) = factored(program, &of.term);
+        let mut functions = Functions::new(program);
+        let score = OnTiles { term: &term, pair: false, inputs: &of.inputs, factors: FACTORS };
+        let body = score.function(&mut functions, SCORE, DType::F32, copies as u64)?;
+        if of.inputs.iter().any(|o| o.access != Access::Splat) {
+            functions.need("axes");
+        }
+        let written = OnTiles { term: &of.term, ..score }.formula(program);
+        let formula = format!("out0 = softmax({written}) in2, where acc = in0 transpose(in1)");
+        let values = context! {
+            head => of.padded_head(),
+            value => of.padded_value(),
+            intervals => of.intervals,
+            inputs => of.inputs.iter().enumerate().map(|(i, o)| input(of, i, o)).collect::<Value>(),
+            ..softmax(of, factor)
+        };
+        Ok(Scores { functions, body, formula, values })
+    }
+}
+
+pub(super) fn malformed(of: &AttentionProblem, what: &str) -> EmitError {
+    EmitError::Malformed(format!("attention {}: {what}", of.name))
+}
+
+pub(super) fn flag(b: bool) -> &'static str {
+    if b { "true" } else { "false" }
+}
+
 pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
-    let malformed = |what: &str| EmitError::Malformed(format!("attention {}: {what}", kernel.name));
-    if let Some(why) = kernel.refusal() {
-        return Err(malformed(why));
-    }
-    let stages = kernel.stages().ok_or_else(|| malformed("its tiles do not fit into shared memory or registers"))?;
-    let (factor, term) = factored(program, &kernel.term);
-    let mut functions = Functions::new(program);
-    let score = OnTiles { term: &term, pair: false, inputs: &kernel.inputs, factors: FACTORS };
-    // It is called for tiles that hide keys, and for those that hide none.
-    let score = score.function(&mut functions, SCORE, DType::F32, kernel.tiling.keys as u64)?;
-    if kernel.inputs.iter().any(|o| o.access != Access::Splat) {
-        functions.need("axes");
-    }
-    let t = &kernel.tiling;
-    let written =
-        OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: FACTORS }.formula(program);
+    let (of, t) = (&kernel.problem, &kernel.tiling);
+    // The score is called for tiles that hide keys, and for those that hide none.
+    let scores = Scores::of(program, of, t.keys)?;
+    let stages = kernel.stages();
+    let stages = stages.ok_or_else(|| malformed(of, "its tiles do not fit into shared memory or registers"))?;
     let tiles = Tiles {
-        name: &kernel.name,
-        doc: &kernel.doc,
+        name: &of.name,
+        doc: &of.doc,
         kind: "tiled attention",
-        formula: format!("out0 = softmax({written}) in2, where acc = in0 transpose(in1)"),
+        formula: scores.formula,
         args: arguments(kernel),
         geometry: Geometry::Tiles {
             block: t.threads() as u32,
             cluster: 1,
             rows: t.rows() as u32,
-            columns: kernel.padded_value().next_multiple_of(COLUMNS) as u32,
+            columns: of.padded_value().next_multiple_of(COLUMNS) as u32,
             shared: kernel.shared() as u32,
         },
-        bodies: vec![score],
+        bodies: vec![scores.body],
         template: "attention_sm90.cu.j2",
     };
-    let flag = |b: bool| if b { "true" } else { "false" };
-    let uses = |i: usize| kernel.varies[i].iter().map(|v| u8::from(*v)).collect::<Value>();
+    let uses = |i: usize| of.varies[i].iter().map(|v| u8::from(*v)).collect::<Value>();
     let own = context! {
         axes => AXES,
         tile_n => t.keys,
         consumers => t.consumers,
         turns => flag(t.consumers > 1),
         stages => stages,
-        head => kernel.padded_head(),
-        value => kernel.padded_value(),
         own_staging => flag(kernel.has_staging() || t.chunk > 0),
         split => t.chunk > 0,
         chunk => t.chunk / t.keys,
-        intervals => kernel.intervals,
         k_uses => uses(0),
         v_uses => uses(1),
-        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
-        ..softmax(kernel, factor)
+        ..scores.values
     };
-    tiles.render(&functions, own)
+    tiles.render(&scores.functions, own)
 }
 
 /// The kernel that joins the chunks of an attention whose keys are split.
 pub(super) fn join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
-    if let Some(why) = kernel.refusal() {
-        return Err(EmitError::Malformed(format!("attention {}: {why}", kernel.name)));
+    let of = &kernel.problem;
+    if let Some(why) = of.refusal() {
+        return Err(malformed(of, why));
     }
-    let (factor, _) = factored(program, &kernel.term);
-    let block = kernel.padded_value().next_multiple_of(32).min(JOIN_BLOCK);
+    let (factor, _) = factored(program, &of.term);
+    let block = of.padded_value().next_multiple_of(32).min(JOIN_BLOCK);
     let mut functions = Functions::new(program);
     functions.need("axes");
     let tiles = Tiles {
-        name: &kernel.name,
-        doc: &kernel.doc,
+        name: &of.name,
+        doc: &of.doc,
         kind: "attention's chunks of keys, joined",
         formula: "out0 = sums of weights and values over all chunks, divided by the sum of the weights".into(),
         args: join_arguments(kernel),
@@ -103,21 +134,21 @@ pub(super) fn join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         template: "attention_join.cu.j2",
     };
     let own = context! {
-        width => kernel.value,
-        sums => kernel.padded_value(),
+        width => of.value,
+        sums => of.padded_value(),
         block => block,
-        ..softmax(kernel, factor)
+        ..softmax(of, factor)
     };
     tiles.render(&functions, own)
 }
 
-/// What both kernels know of the softmax.
-fn softmax(kernel: &AttentionKernel, factor: f64) -> Value {
+/// What all kernels know of the softmax.
+fn softmax(of: &AttentionProblem, factor: f64) -> Value {
     context! {
-        half => kernel.dtype.name(),
-        safe => if kernel.safe { "true" } else { "false" },
+        half => of.dtype.name(),
+        safe => flag(of.safe),
         exponent => format!("{:?}f", (factor * std::f64::consts::LOG2_E) as f32),
-        apart => !kernel.inputs.is_empty(),
+        apart => !of.inputs.is_empty(),
     }
 }
 
@@ -143,11 +174,11 @@ fn factored(program: &Program, term: &Term) -> (f64, Term) {
 }
 
 /// An operand of the scores as the template sees it.
-fn input(kernel: &AttentionKernel, i: usize, o: &Operand) -> Value {
+fn input(of: &AttentionProblem, i: usize, o: &Operand) -> Value {
     let name = format!("in{}", i + FACTORS);
     let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
     let places = ["tile.b0", "tile.b1", "tile.b2", "min(q_row, m - 1)", "min(q_col, n - 1)"];
-    let steps = places.iter().zip(&kernel.along[i]).enumerate().filter_map(|(axis, (place, along))| match along {
+    let steps = places.iter().zip(&of.along[i]).enumerate().filter_map(|(axis, (place, along))| match along {
         Along::Same => None,
         Along::Dense => Some((*place).to_string()),
         Along::Strided => Some(format!("{place} * {name}_strides.at[{axis}]")),
@@ -165,7 +196,7 @@ fn input(kernel: &AttentionKernel, i: usize, o: &Operand) -> Value {
 
 /// The sums of the chunks, which one kernel writes and the other one reads.
 fn sums(kernel: &AttentionKernel, kind: ArgKind) -> [Arg; 2] {
-    let width = kernel.padded_value();
+    let width = kernel.problem.padded_value();
     [
         Arg::named("sums", kind, format!("batch x queries x chunks x {width}: weights times values, summed")),
         Arg::named("tops", kind, "batch x queries x chunks x 2: the largest score, and the sum of the weights"),
@@ -174,7 +205,7 @@ fn sums(kernel: &AttentionKernel, kind: ArgKind) -> [Arg; 2] {
 
 fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     let mut out = sums(kernel, ArgKind::Input(DType::F32)).to_vec();
-    out.push(Arg::written(0, kernel.dtype, "batch x queries x value, with its strides"));
+    out.push(Arg::written(0, kernel.problem.dtype, "batch x queries x value, with its strides"));
     let about = "elements of out0 between neighbours along the batch's axes, queries and values";
     out.push(Arg::named("out0_strides", ArgKind::Sizes(AXES), about));
     out.push(Arg::rows("queries of all heads"));
@@ -189,9 +220,9 @@ fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
 }
 
 fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
-    let t = &kernel.tiling;
+    let (of, t) = (&kernel.problem, &kernel.tiling);
     let map = |name: &str, role: ArgRole, rows: usize, about: &str| {
-        Arg::map(name.to_string(), role, kernel.dtype, [COLUMNS, rows], about)
+        Arg::map(name.to_string(), role, of.dtype, [COLUMNS, rows], about)
     };
     let mut out = vec![
         map("q_map", ArgRole::Read(0), t.rows(), "batch x queries x head"),
@@ -203,7 +234,18 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     } else {
         out.extend(sums(kernel, ArgKind::Output(DType::F32)));
     }
-    for (i, o) in kernel.inputs.iter().enumerate() {
+    out.extend(read(of));
+    if t.chunk > 0 {
+        out.push(Arg::named("chunks", ArgKind::Size, format!("chunks of {} keys, ceil(keys / {0})", t.chunk)));
+    }
+    out.extend(masked(of, t.rows(), t.keys));
+    out
+}
+
+/// What the scores read, and the sizes.
+pub(super) fn read(of: &AttentionProblem) -> Vec<Arg> {
+    let mut out = Vec::new();
+    for (i, o) in of.inputs.iter().enumerate() {
         let at = i + FACTORS;
         if o.access == Access::Splat {
             out.push(Arg::read(at, o.dtype, "one element"));
@@ -222,17 +264,19 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
         ("section", "heads whose keys and values stay in the L2 cache together"),
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
-    if t.chunk > 0 {
-        out.push(Arg::named("chunks", ArgKind::Size, format!("chunks of {} keys, ceil(keys / {0})", t.chunk)));
-    }
-    if kernel.intervals {
-        let about = format!(
-            "for each {} queries the tiles of {} keys that they attend to, [first, end), and those that hide nothing",
-            t.rows(),
-            t.keys
-        );
-        out.push(Arg::named("ranges", ArgKind::Input(DType::I32), about));
-        out.push(Arg::named("intervals", ArgKind::Input(DType::I32), "for each query its keys, [first, end)"));
-    }
     out
+}
+
+/// The keys that queries attend to, for tiles of so many queries and keys.
+pub(super) fn masked(of: &AttentionProblem, rows: usize, keys: usize) -> Vec<Arg> {
+    if !of.intervals {
+        return Vec::new();
+    }
+    let about = format!(
+        "for each {rows} queries the tiles of {keys} keys that they attend to, [first, end), and those that hide nothing"
+    );
+    vec![
+        Arg::named("ranges", ArgKind::Input(DType::I32), about),
+        Arg::named("intervals", ArgKind::Input(DType::I32), "for each query its keys, [first, end)"),
+    ]
 }

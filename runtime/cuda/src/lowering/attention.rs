@@ -1,36 +1,96 @@
-//! Attention in tiles: the kernel of a step for a tiling, and its arguments.
+//! Generated attention: what is read and written where, and which template computes it.
 //!
-//! In: an attention and the views of its operands. Out: for each tiling, the kernels and their
-//! [`Work`]; none if the copy engine cannot read or store the operands in place. Invariant: no
-//! operand is copied. A constant mask whose rows are intervals is no operand: tiles of keys that it
-//! hides are skipped. Queries of heads that share keys and values are rows of one tile. Where few
-//! queries leave the device idle, chunks of keys are summed by blocks of their own, and a second
-//! kernel joins them; the sums lie in the workspace in between.
+//! In: an attention and the views of its operands, the device. Out: the tilings of a template that
+//! can compute it in place, the one with the shortest predicted time first; for each, the kernels
+//! and their [`Work`]. Invariant: no operand is copied. This is the one place that chooses among
+//! templates: Hopper's (wgmma, the copy engine) where it can move the operands, that of warps
+//! (mma.sync) elsewhere, for rows that begin anywhere. A constant mask whose rows are intervals is
+//! no operand: tiles of keys that it hides are skipped. Queries of heads that share keys and values
+//! are rows of one tile.
 
-use hypatia_dsl::kernel::attention::{Along, AttentionKernel, AttentionTiling, BATCH, QUERY_ROWS};
-use hypatia_dsl::kernel::{Access, Operand};
+use hypatia_dsl::ir::Kernel;
+use hypatia_dsl::kernel::attention::{Along, AttentionProblem, AttentionTiling, BATCH, QUERY_ROWS};
+use hypatia_dsl::kernel::attention_sm80::WarpAttentionTiling;
+use hypatia_dsl::kernel::{Access, Operand, StoredTiling};
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::instances::Body;
 
+use super::Work;
 use super::intervals::{self, Interval, Mask};
-use super::map_shape::MapShape;
-use super::{Work, fastest_first};
-use crate::address::WORKSPACE;
+use super::product::HOPPER;
+use super::tiled_attention::TiledAttention;
+use super::warp_attention::WarpedAttention;
 use hypatia_plan::{AttentionStep, Plan, Storage, View, collapse};
 
 /// Bytes of keys and values that stay in the L2 cache, beside what else is in it.
 const CACHED: usize = 24 << 20;
 
 /// Strides along the batch, the rows and the columns.
-type Strides = [isize; BATCH + 2];
+pub(super) type Strides = [isize; BATCH + 2];
 
-/// An attention that tiles can compute in place.
+/// An attention that some template computes in place.
 #[derive(Clone, Debug)]
-pub struct TiledAttention {
+pub enum GeneratedAttention {
+    /// Hopper's.
+    Hopper(TiledAttention),
+    /// That of warps.
+    Warps(WarpedAttention),
+}
+
+impl GeneratedAttention {
+    /// The attention of a step; `None` if an operand would have to be copied.
+    pub fn of(plan: &Plan, step: &AttentionStep, reads: &[View], out: &View) -> Option<GeneratedAttention> {
+        let attended = Attended::of(plan, step, reads, out)?;
+        let hopper = if plan.device.sm == HOPPER { TiledAttention::of(attended.clone()) } else { None };
+        let warps = || WarpedAttention::of(attended).map(GeneratedAttention::Warps);
+        hopper.map(GeneratedAttention::Hopper).or_else(warps)
+    }
+
+    /// The tilings that a kernel declares and that fit, the one with the best prediction first.
+    pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
+        match self {
+            GeneratedAttention::Hopper(a) => {
+                let all = a.plausible(&AttentionTiling::all(&kernel.tune), multiprocessors);
+                all.iter().map(AttentionTiling::words).collect()
+            }
+            GeneratedAttention::Warps(a) => {
+                let all = a.plausible(&WarpAttentionTiling::all(&kernel.tune), multiprocessors);
+                all.iter().map(WarpAttentionTiling::words).collect()
+            }
+        }
+    }
+
+    /// The kernels of a stored tiling in launch order, and their arguments; empty if it does not
+    /// fit.
+    pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
+        match self {
+            GeneratedAttention::Hopper(a) => {
+                AttentionTiling::of_words(words).map_or_else(Vec::new, |tiling| a.tiled(tiling))
+            }
+            GeneratedAttention::Warps(a) => {
+                WarpAttentionTiling::of_words(words).and_then(|tiling| a.tiled(tiling)).into_iter().collect()
+            }
+        }
+    }
+
+    /// Queries and keys of each head, its elements, and the number of heads.
+    pub fn sizes(&self) -> [usize; 4] {
+        match self {
+            GeneratedAttention::Hopper(a) => a.attended.heads(),
+            GeneratedAttention::Warps(a) => a.attended.heads(),
+        }
+    }
+}
+
+/// What an attention reads and writes, and where.
+#[derive(Clone, Debug)]
+pub(super) struct Attended {
     /// The batch, queries, keys.
-    sizes: [usize; BATCH + 2],
-    kernel: AttentionKernel,
-    maps: Vec<(String, MapShape)>,
+    pub sizes: [usize; BATCH + 2],
+    pub problem: AttentionProblem,
+    /// Queries, keys, values, results.
+    pub factors: [(View, Strides); 4],
+    /// The strides of what the scores read.
     strides: Vec<(String, Vec<i64>)>,
     /// What each input of the term reads, by its place among the step's operands.
     reads: Vec<(String, View)>,
@@ -38,38 +98,18 @@ pub struct TiledAttention {
     intervals: Option<Vec<Interval>>,
 }
 
-impl TiledAttention {
-    /// The attention of a step; `None` if an operand would have to be copied.
-    pub fn of(plan: &Plan, step: &AttentionStep, reads: &[View], out: &View) -> Option<TiledAttention> {
+impl Attended {
+    /// Of a step; `None` if no template computes it.
+    fn of(plan: &Plan, step: &AttentionStep, reads: &[View], out: &View) -> Option<Attended> {
         let [q, k, v, beside @ ..] = reads else { return None };
         let all: Vec<&View> = [q, k, v, out].into_iter().chain(beside).collect();
         let heads = Heads::of(step, &all)?;
         let (term, intervals, kept) = shown(plan, &step.term, (beside, &heads.strides[4..]), heads.sizes);
         let read: Vec<usize> = kept.iter().map(|at| at + 4).collect();
         let (Heads { sizes, strides }, each) = heads.packed(&read);
-        let full = |s: &Strides| [0, 1, 2].iter().all(|a| sizes[*a] == 1 || s[*a] != 0);
-        if !full(&strides[0]) || !full(&strides[3]) {
-            return None;
-        }
-        let map = |i: usize, columns: usize| {
-            let [s0, s1, s2, row, column] = strides[i];
-            let size = |a: usize| if strides[i][a] == 0 { 1 } else { sizes[a] };
-            let steps: Option<Vec<usize>> = [row, s2, s1, s0].iter().map(|s| usize::try_from(*s).ok()).collect();
-            let dense = column == 1 || columns == 1;
-            let rows = if [1, 2].contains(&i) { sizes[BATCH + 1] } else { sizes[BATCH] };
-            let shape = [columns, rows, size(2), size(1), size(0)];
-            dense.then(|| MapShape::of(all[i], &shape, &steps?)).flatten()
-        };
-        let maps = vec![
-            ("q_map".to_string(), map(0, step.head)?),
-            ("k_map".to_string(), map(1, step.head)?),
-            ("v_map".to_string(), map(2, step.value)?),
-            ("out_map".to_string(), map(3, step.value)?),
-        ];
-        let Beside { inputs, along, mut of_inputs, views } = Beside::of(&all, &strides, &read, sizes);
-        of_inputs.push(("out0_strides".into(), strides[3].map(|s| s as i64).to_vec()));
+        let Beside { inputs, along, of_inputs, views } = Beside::of(&all, &strides, &read, sizes);
         let varies = |s: &Strides| [0, 1, 2].map(|a| sizes[a] > 1 && s[a] != 0);
-        let kernel = AttentionKernel {
+        let problem = AttentionProblem {
             name: "tiled_attention".into(),
             doc: String::new(),
             dtype: q.dtype,
@@ -81,112 +121,53 @@ impl TiledAttention {
             term,
             safe: step.safe,
             intervals: intervals.is_some(),
-            tiling: AttentionTiling::named(&[])?,
         };
-        let intervals = intervals.map(|rows| rows.repeat(each));
         let alike = all[..4].iter().all(|v| v.dtype == q.dtype);
-        let possible = alike && step.keys > 0 && kernel.refusal().is_none();
-        possible.then_some(TiledAttention { sizes, kernel, maps, strides: of_inputs, reads: views, intervals })
-    }
-
-    /// The kernels with that tiling in launch order, and their arguments; empty if it does not fit.
-    pub fn tiled(&self, tiling: AttentionTiling) -> Vec<(Body, Work)> {
-        let kernel = AttentionKernel { tiling, ..self.kernel.clone() };
-        let [b0, b1, b2, queries, keys] = self.sizes;
-        let rows = b0 * b1 * b2 * queries;
-        let chunks = tiling.chunks(keys);
-        // The sums of the chunks, and behind them the largest scores and the sums of weights.
-        let tops = rows * chunks.unwrap_or(0) * kernel.padded_value() * size_of::<f32>();
-        let room = tops + rows * chunks.unwrap_or(0) * 2 * size_of::<f32>();
-        if kernel.stages().is_none() || room > WORKSPACE {
-            return Vec::new();
+        let stored = [0, 1, 2].iter().all(|a| sizes[*a] == 1 || strides[3][*a] != 0);
+        if !alike || !stored || step.keys == 0 || problem.refusal().is_some() {
+            return None;
         }
-        let work = self.work(&kernel, chunks);
-        let Some(chunks) = chunks else { return vec![(Body::Attention(kernel), work)] };
-        let rooms = vec![("sums".to_string(), 0), ("tops".to_string(), tops)];
-        let mut join = Work::new(rows, 1).sizes("queries", &[queries]).sizes("chunks", &[chunks]);
-        join = join.sizes("batch1", &[b1]).sizes("batch2", &[b2]);
-        join.strides.extend(self.strides.iter().cloned());
-        join.rooms.clone_from(&rooms);
-        vec![(Body::Attention(kernel.clone()), Work { rooms, ..work }), (Body::AttentionJoin(kernel), join)]
+        let factors = std::array::from_fn(|i| (all[i].clone(), strides[i]));
+        let intervals = intervals.map(|rows| rows.repeat(each));
+        Some(Attended { sizes, problem, factors, strides: of_inputs, reads: views, intervals })
     }
 
-    /// The arguments of the kernel that walks over keys.
-    fn work(&self, kernel: &AttentionKernel, chunks: Option<usize>) -> Work {
+    /// The arguments that all templates have, for blocks of so many queries and tiles of so many
+    /// keys; and the rows of all blocks.
+    pub fn work(&self, [rows, of_tile]: [usize; 2]) -> Work {
         let [b0, b1, b2, queries, keys] = self.sizes;
-        let batches = b0 * b1 * b2;
+        let (batches, problem) = (b0 * b1 * b2, &self.problem);
         // Each head begins a new tile.
-        let rows = batches * queries.next_multiple_of(kernel.tiling.rows());
-        let mut work = Work::new(rows * chunks.unwrap_or(1), 1);
-        let cached = CACHED / (keys * (kernel.head + kernel.value) * kernel.dtype.size()).max(1);
+        let mut work = Work::new(batches * queries.next_multiple_of(rows), 1);
+        let cached = CACHED / (keys * (problem.head + problem.value) * problem.dtype.size()).max(1);
         let section = cached.clamp(1, batches.max(1));
         let sizes = [("queries", queries), ("keys", keys), ("batch0", b0), ("batch1", b1), ("batch2", b2)];
-        let more = [Some(("section", section)), chunks.map(|n| ("chunks", n))];
-        for (name, size) in sizes.into_iter().chain(more.into_iter().flatten()) {
+        for (name, size) in sizes.into_iter().chain([("section", section)]) {
             work = work.sizes(name, &[size]);
         }
-        work.maps.clone_from(&self.maps);
         work.strides.extend(self.strides.iter().cloned());
+        work.strides.push(("out0_strides".into(), self.factors[3].1.map(|s| s as i64).to_vec()));
         work.views.extend(self.reads.iter().cloned());
-        if let Some(rows) = &self.intervals {
-            work.data.push(("ranges".into(), ranges(rows, kernel.tiling, keys)));
-            work.data.push(("intervals".into(), rows.iter().flatten().copied().collect()));
+        if let Some(intervals) = &self.intervals {
+            work.data.push(("ranges".into(), ranges(intervals, [rows, of_tile], keys)));
+            work.data.push(("intervals".into(), intervals.iter().flatten().copied().collect()));
         }
         work
     }
 
-    /// The tilings among these that fit, the one with the shortest predicted time first, for a
-    /// device with that many multiprocessors. Where queries leave some of these idle, the keys may
-    /// be split, and the best tiling that does the other thing comes second, so that both are
-    /// timed.
-    pub fn plausible(&self, tilings: &[AttentionTiling], multiprocessors: usize) -> Vec<AttentionTiling> {
-        let [b0, b1, b2, queries, _] = self.sizes;
-        let idle = b0 * b1 * b2 * queries.div_ceil(QUERY_ROWS) < multiprocessors;
-        let fits = |t: &&AttentionTiling| (t.chunk == 0 || idle) && !self.tiled(**t).is_empty();
-        let mut out = fastest_first(tilings.iter().filter(fits).copied(), |t| self.cycles(t, multiprocessors));
-        if let Some(first) = out.first().copied()
-            && let Some(at) = out.iter().position(|t| (t.chunk > 0) != (first.chunk > 0))
-        {
-            out[1..=at].rotate_right(1);
+    /// Tiles of keys that the blocks of a head visit.
+    pub fn tiles(&self, [rows, of_tile]: [usize; 2]) -> f64 {
+        let [_, _, _, queries, keys] = self.sizes;
+        match &self.intervals {
+            Some(all) => ranges(all, [rows, of_tile], keys).chunks(4).map(|r| f64::from(r[1] - r[0])).sum(),
+            None => (queries.div_ceil(rows) * keys.div_ceil(of_tile)) as f64,
         }
-        out
-    }
-
-    /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.
-    fn cycles(&self, t: &AttentionTiling, multiprocessors: usize) -> f64 {
-        /// Products and sums per cycle.
-        const RATE: f64 = 2048.0 * 0.8;
-        /// Bytes of keys and values per cycle, if all multiprocessors read.
-        const BYTES: f64 = 20.0;
-        /// Cycles of a launch that joins chunks, and for each chunk.
-        const JOIN: [f64; 2] = [3000.0, 20.0];
-        let [b0, b1, b2, queries, keys] = self.sizes;
-        let (chunks, heads) = (t.chunks(keys), (b0 * b1 * b2) as f64);
-        let blocks = queries.div_ceil(t.rows()) * chunks.unwrap_or(1);
-        let tiles: f64 = match &self.intervals {
-            Some(rows) => ranges(rows, *t, keys).chunks(4).map(|r| f64::from(r[1] - r[0])).sum(),
-            None => (queries.div_ceil(t.rows()) * keys.div_ceil(t.keys)) as f64,
-        };
-        let scores = (t.rows() * t.keys) as f64;
-        let widths = (self.kernel.padded_head() + self.kernel.padded_value()) as f64;
-        // The exponential, the maximum, the sum and the score, 128 lanes at half of the slots.
-        let soft = scores * (6.0 + 3.0 * self.kernel.term.nodes.len() as f64) / 128.0 * 2.0 / t.consumers as f64;
-        let product = scores * widths / RATE;
-        // With one group, nothing overlaps.
-        let of_tile = if t.consumers == 1 { soft + product } else { product.max(soft * 0.9) + 0.3 * soft.min(product) };
-        let read = t.keys as f64 * widths * self.kernel.dtype.size() as f64 / BYTES;
-        let of_tile = if queries < QUERY_ROWS { of_tile.max(read) } else { of_tile };
-        let waves = (heads * blocks as f64 / multiprocessors as f64).ceil();
-        let even = heads * tiles / multiprocessors as f64;
-        let longest = tiles / blocks as f64 * waves;
-        let joined = chunks.map_or(0.0, |n| JOIN[0] + JOIN[1] * n as f64);
-        1500.0 + joined + waves * 1200.0 + even.max(longest * 0.8) * (of_tile + 200.0)
     }
 
     /// Queries and keys of each head, its elements, and the number of heads.
-    pub fn sizes(&self) -> [usize; 4] {
+    fn heads(&self) -> [usize; 4] {
         let [b0, b1, b2, queries, keys] = self.sizes;
-        [b0 * b1 * b2, queries, keys, self.kernel.head]
+        [b0 * b1 * b2, queries, keys, self.problem.head]
     }
 }
 
@@ -313,10 +294,10 @@ fn common([a, b]: Interval, [c, d]: Interval) -> Interval {
     if first < end { [first, end] } else { [0, 0] }
 }
 
-/// For each block of queries the tiles of keys that some of them attend to, and those that hide
+/// For each block of so many queries the tiles of so many keys that some of them attend to, and those that hide
 /// none.
-fn ranges(rows: &[Interval], tiling: AttentionTiling, keys: usize) -> Vec<i32> {
-    let (tile, last) = (tiling.keys as i32, keys as i32);
+fn ranges(rows: &[Interval], [of_block, of_tile]: [usize; 2], keys: usize) -> Vec<i32> {
+    let (tile, last) = (of_tile as i32, keys as i32);
     let block = |rows: &[Interval]| {
         let used = || rows.iter().filter(|[first, end]| first < end);
         let first = used().map(|r| r[0] / tile).min().unwrap_or(0);
@@ -328,5 +309,5 @@ fn ranges(rows: &[Interval], tiling: AttentionTiling, keys: usize) -> Vec<i32> {
         };
         [first, end, clear, clear_end.max(clear)]
     };
-    rows.chunks(tiling.rows()).flat_map(block).collect()
+    rows.chunks(of_block).flat_map(block).collect()
 }

@@ -15,7 +15,9 @@ pub mod map_shape;
 pub mod product;
 pub mod template;
 pub mod tiled;
+pub mod tiled_attention;
 pub mod timed;
+pub mod warp_attention;
 pub mod warp_tiled;
 
 use hypatia_dsl::dtype::DType;

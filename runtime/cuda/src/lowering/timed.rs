@@ -7,11 +7,10 @@
 
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::StoredTiling;
-use hypatia_dsl::kernel::attention::AttentionTiling;
 use hypatia_templates::instances::Body;
 
 use super::Work;
-use super::attention::TiledAttention;
+use super::attention::GeneratedAttention;
 use super::product::GeneratedProduct;
 use super::template;
 use hypatia_plan::{CallStep, Called, Plan, Step};
@@ -22,7 +21,7 @@ pub enum Timed {
     /// A product, by a template of ours.
     Product(Box<GeneratedProduct>),
     /// Attention, by a template of ours.
-    Attention(Box<TiledAttention>),
+    Attention(Box<GeneratedAttention>),
     /// By a user's template: each launch that it declares.
     Template(Vec<(Body, Work)>),
 }
@@ -40,7 +39,7 @@ impl Timed {
             Called::Product(g) => {
                 GeneratedProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p)))
             }
-            Called::Attention(a) => TiledAttention::of(plan, a, reads, out).map(|a| Timed::Attention(Box::new(a))),
+            Called::Attention(a) => GeneratedAttention::of(plan, a, reads, out).map(|a| Timed::Attention(Box::new(a))),
             Called::Template(t) => {
                 Some(Timed::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
             }
@@ -51,10 +50,7 @@ impl Timed {
     pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
         match self {
             Timed::Product(p) => p.plausible(kernel, multiprocessors),
-            Timed::Attention(a) => {
-                let all = a.plausible(&AttentionTiling::all(&kernel.tune), multiprocessors);
-                all.iter().map(AttentionTiling::words).collect()
-            }
+            Timed::Attention(a) => a.plausible(kernel, multiprocessors),
             Timed::Template(variants) => (0..variants.len() as u64).map(|i| [TEMPLATE, i, 0, 0, 0, 0, 0, 0]).collect(),
         }
     }
@@ -63,7 +59,7 @@ impl Timed {
     pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
         let one = match self {
             Timed::Product(p) => p.tiled(words),
-            Timed::Attention(a) => return AttentionTiling::of_words(words).map_or_else(Vec::new, |t| a.tiled(t)),
+            Timed::Attention(a) => return a.launches(words),
             Timed::Template(variants) => usize::try_from(words[1]).ok().and_then(|i| variants.get(i).cloned()),
         };
         one.into_iter().collect()

@@ -181,7 +181,7 @@ fn as_batch(step: &GemmStep, all: &[&View]) -> Option<([usize; 2], usize, Vec<St
 
 /// Bytes at which each of a view's rows begins, which these steps of so many places reach: a power
 /// of two.
-fn unit(view: &View, steps: &[(isize, usize)]) -> usize {
+pub(super) fn unit(view: &View, steps: &[(isize, usize)]) -> usize {
     let size = view.dtype.size();
     let offsets = steps.iter().filter(|(_, count)| *count > 1).map(|(step, _)| step.unsigned_abs());
     let bits = offsets.chain([view.offset]).fold(WIDEST, |bits, n| bits | (n * size));

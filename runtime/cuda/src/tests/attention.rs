@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::attention::{AttentionKernel, AttentionTiling};
+use hypatia_dsl::kernel::StoredTiling;
+use hypatia_dsl::kernel::attention::{AttentionKernel, AttentionProblem, AttentionTiling};
 use hypatia_dsl::scalar::{TermBuilder, TermNode};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::{cases, gpu, planned};
-use crate::lowering::attention::TiledAttention;
+use crate::lowering::attention::GeneratedAttention;
+use crate::lowering::tiled_attention::TiledAttention;
 use crate::tiled::{self, Tilings};
 use crate::tune::machine;
 use crate::tuner::Tuner;
@@ -26,10 +28,10 @@ use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::{int, list, ty};
 
-type Inputs = Vec<(String, Tensor)>;
+pub(super) type Inputs = Vec<(String, Tensor)>;
 
 /// Batch, heads, queries, keys, elements of a query, elements of a value.
-const SHAPES: [[usize; 6]; 7] = [
+pub(super) const SHAPES: [[usize; 6]; 7] = [
     [1, 1, 128, 128, 64, 64],
     [2, 3, 197, 197, 64, 64],
     [1, 2, 70, 300, 128, 128],
@@ -40,7 +42,7 @@ const SHAPES: [[usize; 6]; 7] = [
 ];
 
 /// What stands between the products.
-const SCORES: [&str; 13] = [
+pub(super) const SCORES: [&str; 13] = [
     "plain",
     "causal",
     "causal by a sum",
@@ -127,12 +129,18 @@ impl Case {
 
 /// Attention with those scores. Queries, keys and values are parts of one projection if their sizes
 /// allow it and they are not apart.
-fn case(dtype: DType, shape: [usize; 6], apart: bool, scores: &str) -> (Graph, Inputs) {
+pub(super) fn case(dtype: DType, shape: [usize; 6], apart: bool, scores: &str) -> (Graph, Inputs) {
     grouped(dtype, shape, 1, apart, scores)
 }
 
 /// The same, where so many heads share keys and values.
-fn grouped(dtype: DType, [b, h, m, n, d, e]: [usize; 6], each: usize, apart: bool, scores: &str) -> (Graph, Inputs) {
+pub(super) fn grouped(
+    dtype: DType,
+    [b, h, m, n, d, e]: [usize; 6],
+    each: usize,
+    apart: bool,
+    scores: &str,
+) -> (Graph, Inputs) {
     let graph = Graph::new(hypatia_library::load(&[]).unwrap());
     let mut c = Case { graph, inputs: Vec::new(), rng: ChaCha8Rng::seed_from_u64(7), dtype };
     let [q, k, v] = match !apart && m == n && d == e && each == 1 {
@@ -224,17 +232,25 @@ fn grouped(dtype: DType, [b, h, m, n, d, e]: [usize; 6], each: usize, apart: boo
 }
 
 /// The attention of a plan, if it has one.
-fn attention_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
+pub(super) fn attention_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
     plan.steps.iter().find_map(|step| match &step.action {
         Action::Call(e) if matches!(e.called, Called::Attention(_)) => Some((step, e)),
         _ => None,
     })
 }
 
-fn tiled_attention(plan: &Plan) -> Option<TiledAttention> {
+/// How it is generated.
+pub(super) fn generated(plan: &Plan) -> Option<GeneratedAttention> {
     let (step, e) = attention_step(plan)?;
     let Called::Attention(a) = &e.called else { return None };
-    TiledAttention::of(plan, a, &step.reads[..e.reads], &step.writes[0])
+    GeneratedAttention::of(plan, a, &step.reads[..e.reads], &step.writes[0])
+}
+
+fn tiled_attention(plan: &Plan) -> Option<TiledAttention> {
+    match generated(plan)? {
+        GeneratedAttention::Hopper(tiled) => Some(tiled),
+        GeneratedAttention::Warps(_) => None,
+    }
 }
 
 #[test]
@@ -268,10 +284,9 @@ fn every_score_is_one_launch_on_hopper() {
         }
     }
     for (dtype, shape, target) in [
-        (DType::BF16, [1, 1, 64, 64, 63, 64], "h200"),
         (DType::BF16, [1, 1, 64, 64, 264, 64], "h200"),
         (DType::F32, SHAPES[0], "h200"),
-        (DType::F16, SHAPES[0], "a100"),
+        (DType::F32, SHAPES[0], "a100"),
         (DType::F32, SHAPES[0], "cpu"),
     ] {
         let plan = planned(&Device::named(target).unwrap(), &case(dtype, shape, true, "plain").0);
@@ -295,9 +310,9 @@ fn a_causal_mask_skips_half_of_the_tiles() {
 }
 
 /// A file that says that a tiling is the fastest.
-fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile> {
+fn forced(gpu: &Gpu, plan: &Plan, words: &StoredTiling) -> Option<TuningFile> {
     let (step, e) = attention_step(plan)?;
-    if tiled_attention(plan)?.tiled(tiling).is_empty() {
+    if generated(plan)?.launches(words).is_empty() {
         return None;
     }
     let kernel = tiled::kernel(plan, step).unwrap();
@@ -306,7 +321,7 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile>
     file.insert(Choice {
         machine: machine(gpu),
         problem: tilings.problem,
-        algorithm: tiling.words(),
+        algorithm: *words,
         workspace: 0,
         us: Some(1.0),
         first_us: Some(2.0),
@@ -317,7 +332,7 @@ fn forced(gpu: &Gpu, plan: &Plan, tiling: AttentionTiling) -> Option<TuningFile>
 
 /// Few queries: batch, heads, queries, keys, elements of a query, elements of a value; and how many
 /// heads share keys and values.
-const FEW: [([usize; 6], usize); 6] = [
+pub(super) const FEW: [([usize; 6], usize); 6] = [
     ([1, 8, 1, 2048, 128, 128], 4),
     ([2, 12, 1, 777, 64, 64], 1),
     ([1, 6, 3, 300, 32, 32], 3),
@@ -327,7 +342,7 @@ const FEW: [([usize; 6], usize); 6] = [
 ];
 
 /// Scores whose heads may share keys and values.
-const SHARED: [&str; 7] =
+pub(super) const SHARED: [&str; 7] =
     ["plain", "causal", "causal by a sum", "window", "mask", "rows without keys", "hidden by the lowest number"];
 
 /// The parts of split keys for few queries, and one launch for many.
@@ -343,7 +358,7 @@ fn few_queries_split_the_keys() {
             // A mask with rows of its own for each query does not fit several heads.
             let packs = m < 64 && (m == 1 || !["mask", "hidden by the lowest number"].contains(&scores));
             let heads = if packs { b * h / each } else { b * h };
-            let [batch, queries, keys, _] = tiled.sizes();
+            let [batch, queries, keys, _] = generated(&plan).unwrap().sizes();
             assert_eq!([batch, queries, keys], [heads, b * h * m / heads, n], "{shape:?} {scores}");
             let tiling = AttentionTiling::named(&[("tile_n", 64), ("consumers", 1), ("chunk", 128)]).unwrap();
             let launches = tiled.tiled(tiling);
@@ -371,16 +386,23 @@ fn few_queries_split_the_keys() {
 
 /// What a tiling computes in a test: sizes, heads that share keys and values, scores, the heads'
 /// place in memory.
-type Chosen = (([usize; 6], usize), &'static str, bool);
+pub(super) type Chosen = (([usize; 6], usize), &'static str, bool);
 
-/// Each of these tilings, where it fits, against the reference in as many rounds.
-fn agree(tilings: Vec<AttentionTiling>, rounds: usize, choose: impl Fn(usize) -> Chosen) {
+/// Each of these tilings, where it fits, against the reference in as many rounds; planned for the
+/// GPU that is there, or for another one.
+pub(super) fn agree(
+    tilings: &[StoredTiling],
+    rounds: usize,
+    target: Option<&Device>,
+    choose: impl Fn(usize) -> Chosen,
+) {
     let Some(gpu) = gpu(tilings.len() * rounds) else { return };
-    if !gpu.runs_clusters() {
+    if target.is_none() && !gpu.runs_clusters() {
         return eprintln!("SKIPPED: tiled attention is for Hopper");
     }
+    let profile = target.cloned().unwrap_or_else(|| gpu.profile());
     let (mut ran, mut at) = (0, 0);
-    for tiling in tilings.into_iter().take(cases(1000) as usize) {
+    for tiling in tilings.iter().take(cases(1000) as usize) {
         for _ in 0..rounds {
             at += 1;
             let ((shape, each), scores, apart) = choose(at);
@@ -388,7 +410,7 @@ fn agree(tilings: Vec<AttentionTiling>, rounds: usize, choose: impl Fn(usize) ->
             let f16 = at % 4 == 0 && !scores.contains("lowest");
             let dtype = if f16 { DType::F16 } else { DType::BF16 };
             let (graph, inputs) = grouped(dtype, shape, each, apart, scores);
-            let plan = planned(&gpu.profile(), &graph);
+            let plan = planned(&profile, &graph);
             let Some(file) = forced(&gpu, &plan, tiling) else { continue };
             let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
             let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
@@ -407,23 +429,23 @@ fn agree(tilings: Vec<AttentionTiling>, rounds: usize, choose: impl Fn(usize) ->
 }
 
 /// The tilings that the library declares, with keys split or not.
-fn declared(split: bool) -> Vec<AttentionTiling> {
+fn declared(split: bool) -> Vec<StoredTiling> {
     let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], true, "plain").0);
     let kernel = some.program.kernels.iter().find(|k| k.name == "attention_tiles").unwrap();
     let possible = |t: &AttentionTiling| t.chunk == 0 || t.consumers == 1 && t.chunk.is_multiple_of(t.keys);
     let tilings = AttentionTiling::all(&kernel.tune);
-    tilings.into_iter().filter(|t| (t.chunk > 0) == split && possible(t)).collect()
+    tilings.iter().filter(|t| (t.chunk > 0) == split && possible(t)).map(AttentionTiling::words).collect()
 }
 
 #[test]
 fn every_tiling_of_attention_agrees_with_the_reference_on_a_gpu() {
-    agree(declared(false), 5, |at| ((SHAPES[at % SHAPES.len()], 1), SCORES[at % SCORES.len()], at % 2 == 0));
+    agree(&declared(false), 5, None, |at| ((SHAPES[at % SHAPES.len()], 1), SCORES[at % SCORES.len()], at % 2 == 0));
 }
 
 #[test]
 fn every_split_of_keys_agrees_with_the_reference_on_a_gpu() {
     let chosen = |at: usize| (FEW[at % FEW.len()], SHARED[at % SHARED.len()], (at / FEW.len()).is_multiple_of(2));
-    agree(declared(true), 9, chosen);
+    agree(&declared(true), 9, None, chosen);
 }
 
 /// The kernel that joins chunks, on a host: chunks without any key that a query attends to, rows
@@ -447,10 +469,11 @@ fn chunks_are_joined_as_if_summed_at_once() {
         // The scores as they are; the weights are powers of e.
         let mut terms = TermBuilder::new();
         let root = terms.add(TermNode::Acc);
-        let kernel = AttentionKernel { safe, term: terms.finish(vec![root]), ..kernel.clone() };
+        let problem = AttentionProblem { safe, term: terms.finish(vec![root]), ..kernel.problem.clone() };
+        let kernel = AttentionKernel { problem, ..kernel.clone() };
         let source = Body::AttentionJoin(kernel.clone()).emit(&plan.program).unwrap();
         let mut rng = ChaCha8Rng::seed_from_u64(3);
-        let (chunks, width) = (n.div_ceil(CHUNK), kernel.padded_value());
+        let (chunks, width) = (n.div_ceil(CHUNK), kernel.problem.padded_value());
         let (mut sums, mut tops, mut want) = (Vec::new(), Vec::new(), vec![0.0; b * m * h * e]);
         for row in 0..b * h * m {
             // Row 1 sees no key, and others not those of every third chunk.
@@ -542,7 +565,8 @@ fn a_nan_spoils_what_reads_it_on_a_gpu() {
             let (name, tensor) = &inputs[spoiled];
             inputs[spoiled] = (name.clone(), Tensor::from_f64(DType::BF16, tensor.shape(), &values).unwrap());
             let plan = planned(&gpu.profile(), &graph);
-            let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(forced(&gpu, &plan, tiling).unwrap());
+            let mut tuner =
+                Tuner::without_cache(Duration::ZERO).with_file(forced(&gpu, &plan, &tiling.words()).unwrap());
             let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
             let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
             let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();

@@ -10,16 +10,19 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::process::Command;
 
-use hypatia_templates::cuda::{self, ArgKind, CudaSource, RowTarget, storage};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::StoredTiling;
+use hypatia_templates::cuda::{self, Arg, ArgKind, CudaSource, Geometry, RowTarget, storage};
 use hypatia_templates::instances::Body;
 
 use crate::address::Location;
 use crate::kernel::{Argument, arguments, entry};
+use crate::lowering::timed::{self, Timed};
 use crate::lowering::{Work, step_kernels};
 use crate::steps::{elementwise, operand};
 use hypatia_graph::Graph;
 use hypatia_pipeline as pipeline;
-use hypatia_plan::{Options, Plan, Step, Storage, View};
+use hypatia_plan::{Action, Options, Plan, Step, Storage, View};
 use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 
@@ -36,9 +39,41 @@ pub struct Case {
 /// The plan of a case and its results.
 pub type Ran = (Plan, Vec<Tensor>);
 
+/// What stands on a host for instructions of warps, by the beginning of the instruction.
+const OF_WARPS: [(&str, &str); 12] = [
+    ("cp.async.cg.", "emu_copy(to, from, BYTES, exist);"),
+    ("cp.async.ca.", "emu_copy(to, from, BYTES, exist);"),
+    ("cp.async.commit_group", "emu_commit();"),
+    ("cp.async.wait_group", "emu_wait(PENDING);"),
+    ("st.shared.b32", "emu_write(address, value);"),
+    ("ldmatrix.sync.aligned.m8n8.x4.shared", "emu_matrices(r, address, false);"),
+    ("ldmatrix.sync.aligned.m8n8.x4.trans", "emu_matrices(r, address, true);"),
+    ("mma.sync.aligned.m16n8k16.row.col.f32.bf16", "emu_multiply(d, a, b0, b1, true);"),
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16", "emu_multiply(d, a, b0, b1, false);"),
+    ("cvt.rn.bf16x2", "r = emu_pair(a, b, true);"),
+    ("cvt.rn.f16x2", "r = emu_pair(a, b, false);"),
+    ("cvt.f32.f16", "r = __half2float({x});"),
+];
+
+/// A source whose instructions of warps are calls of the emulator.
+fn without_instructions_of_warps(text: &str) -> String {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find("asm") {
+        let (before, from) = rest.split_at(at);
+        let instruction = from.split('"').nth(1).unwrap_or_default();
+        let end = from.find(");").map_or(from.len(), |end| end + 2);
+        let host = OF_WARPS.iter().find(|(name, _)| instruction.starts_with(name)).map(|(_, host)| *host);
+        out.extend([before, host.unwrap_or(&from[..end])]);
+        rest = &from[end..];
+    }
+    out + rest
+}
+
 /// A program under construction that runs cases.
 #[derive(Default)]
 struct Source {
+    /// How calls that are timed are computed; the others keep a program from running.
+    tiling: Option<StoredTiling>,
     /// The kernels, each in a namespace, and their numbers.
     kernels: String,
     known: HashMap<String, usize>,
@@ -55,7 +90,8 @@ impl Source {
             return *at;
         }
         self.known.insert(text.into(), count);
-        let host = text
+        let host = without_instructions_of_warps(text)
+            .replace("extern __shared__ unsigned char dynamic[];", "unsigned char* const dynamic = emu_dynamic;")
             .replace("extern \"C\" ", "")
             .replace("asm(\"max.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_max(a, b);")
             .replace("asm(\"min.NaN.f32 %0, %1, %2;\" : \"=f\"(r) : \"f\"(a), \"f\"(b));", "r = emu_min(a, b);")
@@ -72,17 +108,33 @@ impl Source {
     }
 
     fn launch(&mut self, plan: &Plan, step: &Step, source: &CudaSource, work: &Work) {
-        let (at, grid, block) = entry(source, work).unwrap();
+        let (at, mut grid, block) = entry(source, work).unwrap();
         let number = self.kernel(&source.text);
+        if let Geometry::Tiles { shared, .. } = source.entries[at].geometry {
+            // Few blocks, so that each computes several tiles.
+            grid[0] = grid[0].min(3);
+            writeln!(self.main, "  dynamic_bytes({shared});").unwrap();
+        }
+        let tiles = matches!(source.entries[at].geometry, Geometry::Tiles { .. });
+        let data = |arg: &Arg| work.data.iter().find(|(name, _)| *name == arg.name);
         let nowhere = Location { storage: Storage::Arena(0), outside: None, bytes: 0 };
-        let values = arguments(source, work, &[], &|arg| operand(step, work, arg).map(|_| nowhere)).unwrap();
+        let known = |arg: &Arg| (data(arg).is_some() || operand(step, work, arg).is_some()).then_some(nowhere);
+        let values = arguments(source, work, &[], &known).unwrap();
         let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
         let values = source.args.iter().zip(&values).map(|(arg, value)| match (arg.kind, value) {
+            (ArgKind::Input(_), _) if data(arg).is_some() => {
+                let (name, values) = data(arg).unwrap();
+                let values: Vec<i64> = values.iter().map(|v| i64::from(*v)).collect();
+                let own = format!("{name}_{}", self.given.len() + self.main.len());
+                writeln!(self.main, "  static const int {own}[] = {{{}}};", list(&values)).unwrap();
+                own
+            }
             (ArgKind::Input(dtype) | ArgKind::Output(dtype), _) => {
                 let view = operand(step, work, arg).unwrap();
                 assert_eq!(view.dtype, dtype, "{} of {}", arg.name, source.text);
                 assert!(view.is_empty() || view.offset < plan.buffers[view.buffer.index()].len);
-                format!("({}*)b[{}] + {}", storage(dtype), view.buffer.0, view.offset)
+                let of = if tiles { plain_storage(dtype) } else { storage(dtype) };
+                format!("({of}*)b[{}] + {}", view.buffer.0, view.offset)
             }
             (_, Argument::Sizes(v)) => format!("k{number}::Axes<{}>{{{{{}}}}}", v.len(), list(v)),
             (_, Argument::Size(v)) => format!("{v}LL"),
@@ -98,7 +150,16 @@ impl Source {
     fn case(&mut self, case: &Case, plan: &Plan) -> bool {
         let written = |s: &&Step| !s.writes.iter().all(View::is_empty);
         let steps: Vec<&Step> = plan.steps.iter().filter(written).collect();
-        if steps.iter().any(|s| step_kernels(s).is_empty()) {
+        let tiling = self.tiling;
+        let kernels = |step: &Step| {
+            let of_call = || {
+                let Action::Call(call) = &step.action else { return None };
+                let timed = Timed::of(plan, (step, call, timed::kernel(plan, step)?))?;
+                Some(timed.launches(&tiling?))
+            };
+            of_call().unwrap_or_else(|| step_kernels(step))
+        };
+        if steps.iter().any(|s| kernels(s).is_empty()) {
             return false;
         }
         writeln!(self.main, "  std::fprintf(stderr, \"%s\\n\", {:?});\n  {{", case.what).unwrap();
@@ -114,7 +175,7 @@ impl Source {
             writeln!(self.main, "  b[{i}] = buffer({bytes}, {});", filled.is_some()).unwrap();
         }
         for step in steps {
-            for (body, work) in step_kernels(step) {
+            for (body, work) in kernels(step) {
                 // Alternates between a device that few elements fill and one that they do not, and
                 // between rows of any length and of this one.
                 let odd = self.known.len() % 2;
@@ -137,6 +198,11 @@ impl Source {
         writeln!(self.main, "  for (void* p : b) std::free(p);\n  }}").unwrap();
         true
     }
+}
+
+/// The type in memory as kernels of tiles have it.
+fn plain_storage(dtype: DType) -> &'static str {
+    if matches!(dtype, DType::F16 | DType::BF16) { "unsigned short" } else { storage(dtype) }
 }
 
 /// Runs a kernel alone, over these contents of the memory that it reads; returns the result of its
@@ -186,8 +252,13 @@ pub fn run(cases: &[Case]) -> Result<Vec<Option<Ran>>, String> {
 
 /// As [`run`], planned with these options.
 pub fn run_with(cases: &[Case], options: &Options) -> Result<Vec<Option<Ran>>, String> {
+    run_tiled(cases, options, None)
+}
+
+/// As [`run_with`]; calls that are timed have this tiling.
+pub fn run_tiled(cases: &[Case], options: &Options, tiling: Option<StoredTiling>) -> Result<Vec<Option<Ran>>, String> {
     has_compiler()?;
-    let mut source = Source::default();
+    let mut source = Source { tiling, ..Source::default() };
     let plans = cases.iter().map(|case| {
         let plan = pipeline::plan(&case.graph, options).unwrap_or_else(|e| panic!("{}: {e}", case.what));
         let runs = source.case(case, &plan);

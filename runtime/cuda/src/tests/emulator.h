@@ -1,7 +1,8 @@
-// What generated kernels need to run on a host, one thread of a block after another. It suffices
-// for kernels whose only inline assembly is max and min. Every buffer is a separate allocation, so
-// that a sanitizer sees accesses beyond it. Shared memory holds NaN before each block. Threads that
-// meet at different barriers end the program.
+// What generated kernels need to run on a host, one thread of a block after another. Of inline
+// assembly it knows max, min and what warps multiply with: mma.sync, ldmatrix, cp.async. Every
+// buffer is a separate allocation, so that a sanitizer sees accesses beyond it. Shared memory holds
+// NaN before each block, and so does what an asynchronous copy will overwrite, from its beginning
+// until somebody waits for it. Threads that meet at different barriers end the program.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <limits>
 #include <type_traits>
+#include <vector>
 
 using std::max;
 using std::min;
@@ -32,16 +34,32 @@ static Dim threadIdx, blockIdx, blockDim, gridDim;
 
 // A thread: what it waits for, -1 if for nothing.
 enum { RUNS = -1, DONE = -2, BLOCK = 1 << 20 };
+// A copy to dynamic shared memory that has begun, of which so many bytes exist.
+struct Copy {
+  uint32_t to;
+  const char* from;
+  int bytes, exist;
+};
 struct Fiber {
   ucontext_t context;
   char* stack;
   int waits;
   unsigned long long slot;
+  uint32_t words[6];                        // what a multiplication takes
+  std::vector<Copy> begun;                  // copies that belong to no group yet
+  std::vector<std::vector<Copy>> on_their_way;  // groups of copies, the oldest first
 };
 static Fiber fibers[1024];
 static ucontext_t scheduler;
 static int current;
 static std::function<void()> body;
+// Dynamic shared memory.
+static unsigned char* emu_dynamic;
+static size_t emu_dynamic_bytes;
+static void dynamic_bytes(const size_t bytes) {
+  std::free(emu_dynamic);
+  emu_dynamic = (unsigned char*)std::aligned_alloc(16, emu_dynamic_bytes = bytes);
+}
 
 static void meet(int what) {
   const int self = current;
@@ -90,6 +108,7 @@ static void run_thread(const int t) {
 
 static void run_block(const int threads, const bool backwards) {
   std::memset(&__start_emu_shared, 0xff, &__stop_emu_shared - &__start_emu_shared);
+  if (emu_dynamic) std::memset(emu_dynamic, 0xff, emu_dynamic_bytes);
   for (int t = 0; t < threads; ++t) {
     Fiber& f = fibers[t];
     constexpr size_t STACK = 1 << 17;
@@ -100,6 +119,8 @@ static void run_block(const int threads, const bool backwards) {
     f.context.uc_link = nullptr;
     makecontext(&f.context, enter, 0);
     f.waits = RUNS;
+    f.begun.clear();
+    f.on_their_way.clear();
   }
   // Each warp runs as far as it can before the next one, so that work that no barrier orders runs
   // in the least expected order.
@@ -147,6 +168,12 @@ static void launch(const Dim grid, const Dim block, const F kernel) {
 
 struct float2 {
   float x, y;
+};
+struct int2 {
+  int x, y;
+};
+struct int4 {
+  int x, y, z, w;
 };
 
 // Narrow floats.
@@ -202,6 +229,11 @@ static unsigned __float_as_uint(const float x) {
   std::memcpy(&bits, &x, 4);
   return bits;
 }
+static float __uint_as_float(const unsigned bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
 static long long __double_as_longlong(const double x) {
   long long bits;
   std::memcpy(&bits, &x, 8);
@@ -229,6 +261,64 @@ static double __longlong_as_double(const long long bits) {
   double x;
   std::memcpy(&x, &bits, 8);
   return x;
+}
+// What warps multiply with.
+static size_t __cvta_generic_to_shared(const void* p) { return (const unsigned char*)p - emu_dynamic; }
+static void emu_copy(const uint32_t to, const char* from, const int bytes, const int exist) {
+  std::memset(emu_dynamic + to, 0xff, bytes);
+  fibers[current].begun.push_back({to, from, bytes, exist});
+}
+static void emu_commit() {
+  fibers[current].on_their_way.push_back({});
+  fibers[current].on_their_way.back().swap(fibers[current].begun);
+}
+static void emu_wait(const int pending) {
+  auto& groups = fibers[current].on_their_way;
+  while ((int)groups.size() > pending) {
+    for (const Copy& c : groups.front()) {
+      std::memset(emu_dynamic + c.to, 0, c.bytes);
+      std::memcpy(emu_dynamic + c.to, c.from, c.exist);
+    }
+    groups.erase(groups.begin());
+  }
+}
+static void emu_write(const uint32_t to, const uint32_t value) { std::memcpy(emu_dynamic + to, &value, 4); }
+static void emu_matrices(uint32_t (&r)[4], const uint32_t address, const bool transposed) {
+  const int first = current / 32 * 32, lane = current % 32;
+  fibers[current].words[0] = address;
+  __syncwarp();
+  for (int q = 0; q < 4; ++q)
+    for (int e = 0; e < 2; ++e) {
+      const int row = transposed ? lane % 4 * 2 + e : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + e;
+      uint16_t x;
+      std::memcpy(&x, emu_dynamic + fibers[first + q * 8 + row].words[0] + column * 2, 2);
+      r[q] = e ? r[q] | (uint32_t)x << 16 : x;
+    }
+  __syncwarp();
+}
+static float emu_half(const uint32_t word, const int at, const bool bf16) {
+  const uint16_t bits = word >> at * 16;
+  return bf16 ? __bfloat162float({bits}) : __half2float({bits});
+}
+static void emu_multiply(float* d, const uint32_t* a, const uint32_t b0, const uint32_t b1, const bool bf16) {
+  const int first = current / 32 * 32, lane = current % 32;
+  uint32_t* own = fibers[current].words;
+  own[0] = a[0], own[1] = a[1], own[2] = a[2], own[3] = a[3], own[4] = b0, own[5] = b1;
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const uint32_t x = fibers[first + row % 8 * 4 + k % 8 / 2].words[row / 8 + k / 8 * 2];
+      const uint32_t y = fibers[first + column * 4 + k % 8 / 2].words[4 + k / 8];
+      d[i] += emu_half(x, k % 2, bf16) * emu_half(y, k % 2, bf16);
+    }
+  }
+  __syncwarp();
+}
+static uint32_t emu_pair(const float a, const float b, const bool bf16) {
+  const uint16_t x = bf16 ? __float2bfloat16_rn(a).bits : __float2half_rn(a).bits;
+  const uint16_t y = bf16 ? __float2bfloat16_rn(b).bits : __float2half_rn(b).bits;
+  return x | (uint32_t)y << 16;
 }
 static __half __ushort_as_half(const unsigned short bits) { return {bits}; }
 static __nv_bfloat16 __ushort_as_bfloat16(const unsigned short bits) { return {bits}; }
