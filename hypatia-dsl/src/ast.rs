@@ -296,8 +296,19 @@ pub struct Rule {
     pub requires: Vec<Expr>,
     /// `prefer e`.
     pub prefer: Vec<Expr>,
+    /// `saves 3 us`, as often as it is written.
+    pub saves: Vec<Saves>,
     /// `class exact`, `class rounds for bf16, exact for f32`, `class approx(1e-6, 0)`.
     pub classes: Vec<ClassExpr>,
+}
+
+/// What a rule saves, where the cost model cannot know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Saves {
+    /// How much.
+    pub amount: Expr,
+    /// `us` or `bytes`.
+    pub unit: Name,
 }
 
 /// A claimed rounding class.

@@ -86,6 +86,8 @@ codes! {
     REGION = 413;
     /// An ill-formed family.
     FAMILY = 414;
+    /// An ill-formed saving.
+    SAVES = 415;
     /// An unused variable.
     UNUSED_VARIABLE = 501;
     /// A duplicate of another rule.

@@ -10,6 +10,7 @@ pub mod codes;
 pub mod compile;
 pub mod diag;
 pub mod fmt;
+mod foreign;
 pub mod ident;
 pub mod interpret;
 pub mod ir;

@@ -76,6 +76,9 @@ fn rule_clauses(p: &Program, rule: &Rule) -> Vec<String> {
             out.push(format!("{word} {}", g.join(", ")));
         }
     }
+    if let Some(saves) = &rule.saves {
+        out.push(format!("saves {} {}", show_expr(&rule.vars, &saves.amount), saves.unit.name()));
+    }
     let claims: Vec<String> = rule
         .claims
         .iter()

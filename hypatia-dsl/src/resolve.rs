@@ -14,6 +14,7 @@ use crate::ast::{self, ItemKind, Name};
 use crate::builtin::{OVER_SECOND, SECOND};
 use crate::code;
 use crate::diag::Diagnostic;
+use crate::foreign;
 use crate::loader::Loader;
 use crate::parse::parse_all;
 use crate::source::{FileId, SourceFile, SourceMap, Span};
@@ -603,6 +604,8 @@ impl Resolved {
         let module = elsewhere.map(|m| self.names[m].as_str()).or_else(|| self.library.module_of(space, name));
         if let (Some(module), 1) = (module, path.parts.len()) {
             d = d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
+        } else if let Some(hint) = foreign::function(name).filter(|_| space == Space::Value) {
+            d = d.hint(hint);
         } else if let Some(s) = closest(name, self.visible(file, space)) {
             d = d.hint(format!("did you mean `{s}`?"));
         } else {

@@ -129,7 +129,8 @@ with_spans! {
     ResultType { variadic ty }
     Pattern { name params body }
     Binder { name family }
-    Rule { path binders lhs both_ways rhs types lets requires prefer classes }
+    Rule { path binders lhs both_ways rhs types lets requires prefer saves classes }
+    Saves { amount unit }
     ClassExpr { class bounds dtypes }
     Kernel { name pattern backend requires tune settings classes }
     Family { name members }

@@ -103,7 +103,7 @@ skips these types. Add a bound, `op f<T: float>(x: T[..s])`, or guard the rule w
         "a cost that is negative or no number",
         "A formula `flops`, `read` or `write` gives a negative number, an infinity or NaN for usual sizes. The cost
 of the op then follows from its types, as if the formula were not written. `flops` counts operations, `read`
-and `write` count bytes.",
+and `write` count bytes. The same goes for what a rule `saves`: there, the estimate counts.",
         "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]) { flops = n - 100; }
 kernel k for f(x) { rowwise; }",
         "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]) { flops = 2 * prod(out); }

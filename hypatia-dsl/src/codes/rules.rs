@@ -133,4 +133,13 @@ family would produce no rules.",
         "family nothing = {};\nruleset r { until = fixpoint; }\nrule r::a[f in nothing]: f(f(x)) => f(x);",
         "family whole = {floor, ceil};\nruleset r { until = fixpoint; }\nrule r::a[f in whole]: f(f(x)) => f(x);",
     ),
+    Row::new(
+        415,
+        "malformed saving",
+        "`saves E us` or `saves E bytes` says how much less the right side of a rule takes than the left side,
+where the cost model cannot know it. E is a number, at least 0, and may use the sizes and attributes that
+the left side binds.",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => abs(x) saves 3 ms;",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => abs(x) saves 3 us;",
+    ),
 ];

@@ -164,7 +164,7 @@ impl Layout<'_> {
         let token = |n: &Node, words: &[&str]| matches!(n, Node::Token(i) if words.contains(&self.text(*i)));
         let colon = nodes.iter().position(|n| token(n, &[":"])).map_or(0, |c| c + 1);
         let arrow = nodes.iter().position(|n| token(n, &["=>", "<=>"])).unwrap_or(nodes.len());
-        let is_clause = |n: &Node| token(n, &["where", "requires", "prefer", "class", "let"]);
+        let is_clause = |n: &Node| token(n, &["where", "requires", "prefer", "saves", "class", "let"]);
         let clauses = nodes.iter().position(is_clause).unwrap_or(nodes.len()).max(arrow);
         let mut main = vec![self.sequence(&nodes[..colon]), Doc::text(" "), self.value(&nodes[colon..arrow])];
         if let Some((sign, right)) = nodes[arrow..clauses].split_first() {

@@ -366,6 +366,37 @@ pub struct RuleSetDef {
     pub steps: Option<(u64, u64)>,
 }
 
+/// What the right side of a rule saves beside the left side.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Saves {
+    /// How much.
+    pub amount: AExpr,
+    /// Of what.
+    pub unit: SavesUnit,
+}
+
+/// What [`Saves`] counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SavesUnit {
+    /// Microseconds.
+    Micros,
+    /// Bytes that are neither read nor written.
+    Bytes,
+}
+
+impl SavesUnit {
+    /// Every unit.
+    pub const ALL: [SavesUnit; 2] = [SavesUnit::Micros, SavesUnit::Bytes];
+
+    /// Its name in a file.
+    pub fn name(self) -> &'static str {
+        match self {
+            SavesUnit::Micros => "us",
+            SavesUnit::Bytes => "bytes",
+        }
+    }
+}
+
 /// A rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rule {
@@ -391,6 +422,8 @@ pub struct Rule {
     pub requires: Vec<Guard>,
     /// Profit guards (preferences).
     pub prefer: Vec<Guard>,
+    /// What it saves, where the cost model cannot know.
+    pub saves: Option<Saves>,
     /// Claimed rounding classes.
     pub claims: Vec<Claim>,
     /// True if both sides contain scalars only. Such a rule is lowered to tensors and to terms.
@@ -414,6 +447,7 @@ impl Rule {
             lets: Vec::new(),
             requires: Vec::new(),
             prefer: Vec::new(),
+            saves: None,
             claims: Vec::new(),
             pointwise: false,
             derived: true,

@@ -1,19 +1,23 @@
-//! Lint for cost formulas that give no cost: negative numbers, or NaN.
+//! Lint for cost formulas and savings that give no cost: negative numbers, or NaN.
 //!
-//! In: the formulas of the user's ops. Out: a warning for each that fails at some sample sizes.
+//! In: the formulas of the user's ops and rules. Out: a warning for each that fails at some sample sizes.
 //! Invariant: sizes are those of real operands, at least 1; a size of 0 costs nothing anyway.
 
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrType, AttrValue, OpDef, ParamKind, Program, Sort, VarId};
+use crate::dtype::DType;
+use crate::ir::{AExpr, AttrType, AttrValue, Fact, OpDef, ParamKind, Program, Sort, VarId};
 use crate::resolve::Resolved;
 use crate::shape::Dim;
-use crate::typing::{Bindings, NoFacts, eval, show_expr};
+use crate::typing::{Bindings, Facts, NoFacts, eval, show_expr};
 
 /// Sizes that formulas are tried with.
 const SIZES: [i64; 3] = [1, 64, 4096];
+/// The rank of the tensors that savings are tried with.
+const RANK: u32 = 4;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+    savings(p, resolved, out);
     for op in p.ops.iter().filter(|op| !resolved.trusts(op.origin.span)) {
         let formulas = [("flops", &op.cost.flops), ("read", &op.cost.read), ("write", &op.cost.write)];
         let faults = formulas.iter().filter_map(|(name, formula)| {
@@ -35,6 +39,44 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
     }
 }
 
+/// What rules save.
+fn savings(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+    for rule in p.rules.iter().filter(|r| !resolved.trusts(r.origin.span)) {
+        let Some((saves, span)) = rule.saves.as_ref().zip(rule.origin.span) else { continue };
+        let value = |size: i64| {
+            let mut bindings = Bindings::default();
+            let sizes = rule.vars.iter().enumerate().filter(|(_, v)| v.sort == Sort::Attr);
+            bindings.values.extend(sizes.map(|(i, _)| (VarId(i as u32), AttrValue::Dim(Dim::from(size)))));
+            no_cost(eval(&saves.amount, &bindings, &OfSize(size))?)
+        };
+        let Some((size, value)) = SIZES.iter().find_map(|size| Some((size, value(*size)?))) else { continue };
+        let (shown, unit) = (show_expr(&rule.vars, &saves.amount), saves.unit.name());
+        let said = format!("what `{}` saves is negative or no number", rule.base_name);
+        out.push(
+            Diagnostic::warning(code::COST, said, span)
+                .note(format!("`saves {shown} {unit}` is {value} where sizes are {size}"))
+                .note("there the estimate of the cost model counts, as if it were not written")
+                .hint("write a formula that is at least 0 for all sizes, or say in `prefer` where the rule pays"),
+        );
+    }
+}
+
+/// Tensors of four axes of one size.
+struct OfSize(i64);
+
+impl Facts for OfSize {
+    fn fact(&self, fact: Fact, _: VarId) -> Option<AttrValue> {
+        let dim = || AttrValue::Dim(Dim::from(self.0));
+        match fact {
+            Fact::Shape => Some(AttrValue::List((0..RANK).map(|_| dim()).collect())),
+            Fact::Rank => Some(AttrValue::from(i64::from(RANK))),
+            Fact::Numel => Some(AttrValue::Dim(Dim::from(self.0.pow(RANK)))),
+            Fact::DType => Some(AttrValue::DType(DType::F32)),
+            _ => None,
+        }
+    }
+}
+
 /// The value of a formula that is no cost, if it is none with all sizes equal to `size`.
 fn fault(op: &OpDef, formula: &AExpr, size: i64) -> Option<String> {
     let dim = || AttrValue::Dim(Dim::from(size));
@@ -51,7 +93,12 @@ fn fault(op: &OpDef, formula: &AExpr, size: i64) -> Option<String> {
         };
         bindings.values.insert(VarId(i as u32), value);
     }
-    match eval(formula, &bindings, &NoFacts)? {
+    no_cost(eval(formula, &bindings, &NoFacts)?)
+}
+
+/// A value that is no cost.
+fn no_cost(value: AttrValue) -> Option<String> {
+    match value {
         AttrValue::Dim(d) => d.as_const().filter(|c| *c < 0).map(|c| c.to_string()),
         AttrValue::Float(v) if v.is_nan() => Some("no number".to_string()),
         AttrValue::Float(v) if v < 0.0 || v.is_infinite() => Some(v.to_string()),

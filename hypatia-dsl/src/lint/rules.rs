@@ -46,6 +46,7 @@ fn unused_variables(r: &Rule, out: &mut Vec<Diagnostic>) {
         expr_vars(e, &mut add);
     }
     r.requires.iter().chain(&r.prefer).for_each(|g| expr_vars(g, &mut add));
+    r.saves.iter().for_each(|s| expr_vars(&s.amount, &mut add));
     let mut in_types = HashSet::new();
     r.lhs.iter().for_each(|p| type_only(p, &mut in_types));
     let Some(span) = r.origin.span else { return };

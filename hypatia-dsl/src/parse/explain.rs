@@ -7,6 +7,7 @@ use pest::error::{Error, ErrorVariant, InputLocation};
 use super::scan::{ITEM_WORDS, Kind, Token, opens_item};
 use super::{Builder, Rule};
 use crate::diag::{Code, Diagnostic};
+use crate::foreign;
 use crate::source::Span;
 use crate::spell::closest;
 
@@ -54,6 +55,7 @@ const FIXED: &[(Rule, &str)] = &[
     (Rule::kw_grad, "grad"),
     (Rule::kw_requires, "requires"),
     (Rule::kw_prefer, "prefer"),
+    (Rule::kw_saves, "saves"),
     (Rule::kw_class, "class"),
     (Rule::kw_let, "let"),
     (Rule::kw_where, "where"),
@@ -145,6 +147,8 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::builtin => quoted(&["builtin"]),
         Rule::requires | Rule::requires_statement => quoted(&["requires"]),
         Rule::prefer => quoted(&["prefer"]),
+        Rule::saves => quoted(&["saves"]),
+        Rule::saves_unit => plain("a unit: `us` or `bytes`"),
         Rule::let_clause => quoted(&["let"]),
         Rule::where_clause => quoted(&["where"]),
         Rule::class_clause | Rule::class_statement => quoted(&["class"]),
@@ -223,6 +227,9 @@ pub(super) fn syntax_error(
     }
 }
 
+/// Maximum number of expected things in a message.
+const MOST_EXPECTED: usize = 7;
+
 /// The place where the grammar failed.
 struct Site<'a> {
     builder: &'a Builder<'a>,
@@ -267,7 +274,7 @@ impl Site<'_> {
                     d.hint("declare a function of numbers with `scalar`, a function of tensors with `op`")
                 }
                 "import" | "include" | "from" => d.hint("write `use FILE::*;`"),
-                "requires" | "prefer" | "class" | "grad" | "let" => {
+                "requires" | "prefer" | "saves" | "class" | "grad" | "let" => {
                     d.hint("it belongs to the previous item: remove the `;` that ends that item too early")
                 }
                 "rewrite" => d.hint("write `rule NAME: PATTERN => RESULT;`"),
@@ -330,6 +337,9 @@ impl Site<'_> {
     fn method(&self) -> Option<String> {
         let word = self.tokens.get(self.i).filter(|t| t.kind == Kind::Word)?.text(self.builder.text);
         let of = self.i.checked_sub(2).map(|i| shorten(self.text(i)))?;
+        if let Some(hint) = self.qualified(word) {
+            return Some(hint);
+        }
         if self.previous() != "." || !of.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
             return None;
         }
@@ -338,6 +348,23 @@ impl Site<'_> {
         Some(match word {
             "T" if !called => format!("there are no properties: write `transpose({of}, perm = [1, 0])`"),
             _ => format!("there are no methods or properties: write `{}({of}{others})`", shorten(word)),
+        })
+    }
+
+    /// `torch.nn.functional.relu(x)`, `math.exp(x)`: a module in front of a name.
+    fn qualified(&self, word: &str) -> Option<String> {
+        let first = self.i.checked_sub(2)?;
+        let mut last = self.i;
+        while self.text(last + 1) == "." && self.tokens.get(last + 2).is_some_and(|t| t.kind == Kind::Word) {
+            last += 2;
+        }
+        let is_module = last > self.i || foreign::is_module(self.text(first));
+        let name = if last > self.i { self.text(last) } else { word };
+        (self.previous() == "." && is_module && self.text(last + 1) == "(").then(|| {
+            format!(
+                "write `{}(...)`: no module stands in front of a name, `use` brings names into sight",
+                shorten(name)
+            )
         })
     }
 
@@ -498,7 +525,31 @@ impl Site<'_> {
     fn shape_of_item(&self) -> Option<String> {
         let token = self.tokens.get(self.i)?;
         let found = self.text(self.i);
+        let before = || self.tokens.get(..self.i).unwrap_or_default().iter().map(|t| t.text(self.builder.text));
+        let clauses = ["where", "let", "requires", "prefer", "saves", "class"];
         Some(match found {
+            "," if self.text(0) == "rule" && clauses.contains(&self.text(self.i + 1)) => {
+                "remove the `,`: the clauses of a rule follow each other without one".into()
+            }
+            ";" if self.text(0) == "rule" && self.expects(Rule::becomes) && before().any(|w| w == "==") => {
+                "write `=>` between the two sides of a rule; `==` compares".into()
+            }
+            "(" if self.text(0) == "rule" && self.expects(Rule::colon) => {
+                "a rule has no parameters, its left side binds the variables: `rule set::name: f(f(x)) => f(x);`".into()
+            }
+            _ if self.expects(Rule::saves_unit) => "write the unit: `saves 3 us`, `saves 4096 bytes`".into(),
+            "." if self.previous() == ".." => "write two dots and a name: `..s`".into(),
+            _ if self.previous() == "?" => {
+                "write a choice as `if c then a else b`; `?` marks an optional name: `bias?`, `cast?(x)`".into()
+            }
+            _ if self.text(0) == "test" && self.expects(Rule::input) => {
+                "declare operands, `input x: f32[4, 4];`, and say what is computed, `given exp(x);`".into()
+            }
+            _ if matches!(self.previous(), "const" | "value" | "shape" | "dtype" | "rank")
+                && token.kind == Kind::Word =>
+            {
+                format!("write `{}({})`", self.previous(), shorten(found))
+            }
             "{" if self.expects(Rule::assign) => "write the body after `=`, without braces: `f(x) = x + 1;`".into(),
             "," if self.text(0) == "rule" && self.expects(Rule::becomes) => {
                 "put several roots in parentheses: `(p, q) => (r, s)`".into()
@@ -532,6 +583,9 @@ impl Site<'_> {
                 "write `->` before the result's type".to_string()
             }
             ":" if self.expects(Rule::assign) => "write `=` here".to_string(),
+            "=" if self.expects(Rule::colon) && self.text(0) == "scalar" => {
+                "parameters of a scalar have no defaults: write the number in the body, or pass it in each call".into()
+            }
             "=" if self.expects(Rule::colon) => "write `:` here".to_string(),
             "|" if self.previous() == "|" => "write `or`; a single `|` separates alternatives".to_string(),
             "*" if self.previous() == "*" => "write `**` for a power".to_string(),
@@ -544,7 +598,7 @@ impl Site<'_> {
         })
     }
 
-    /// The expected things in words, at most six; operators only if there is nothing else.
+    /// The expected things in words, at most [`MOST_EXPECTED`]; operators only if there is nothing else.
     fn expectation(&self) -> String {
         let mut all: Vec<String> = Vec::new();
         for w in self.expected.iter().filter_map(|r| words(*r)).flatten() {
@@ -563,8 +617,8 @@ impl Site<'_> {
         if all.is_empty() {
             all.push("an operator".to_string());
         }
-        if all.len() > 6 && all.len() < ITEM_WORDS.len() {
-            all.truncate(6);
+        if all.len() > MOST_EXPECTED && all.len() < ITEM_WORDS.len() {
+            all.truncate(MOST_EXPECTED);
         }
         list(&all)
     }

@@ -245,16 +245,20 @@ impl Builder<'_> {
         let both_ways = kids.first()?.as_rule() == Rule::both;
         let rhs = self.expr(kids.first()?)?;
         let (types, lets, requires) = (Vec::new(), Vec::new(), Vec::new());
-        let (prefer, classes) = (Vec::new(), Vec::new());
-        let mut rule = ast::Rule { path, binders, lhs, both_ways, rhs, types, lets, requires, prefer, classes };
+        let (prefer, saves, classes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rule = ast::Rule { path, binders, lhs, both_ways, rhs, types, lets, requires, prefer, saves, classes };
         for p in kids {
             let which = p.as_rule();
             if which == Rule::let_clause {
                 rule.lets.extend(self.lets(p)?);
                 continue;
             }
-            let inner = Children::of(p);
+            let mut inner = Children::of(p);
             match which {
+                Rule::saves => {
+                    let amount = self.expr(inner.first()?)?;
+                    rule.saves.push(ast::Saves { amount, unit: self.name(inner.first()?) });
+                }
                 Rule::where_clause => {
                     for typed in inner {
                         let mut parts = Children::of(typed);

@@ -221,7 +221,7 @@ fn depth(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
                 }
             }
             (Kind::Sign, "," | ";" | "=" | "=>" | "<=>" | "->" | "|")
-            | (Kind::Word, "requires" | "prefer" | "class" | "grad" | "let") => level.end_expression(),
+            | (Kind::Word, "requires" | "prefer" | "saves" | "class" | "grad" | "let") => level.end_expression(),
             (Kind::Sign, _) | (Kind::Word, "and" | "or" | "not" | "in" | "if" | "else") => level.operators += 1,
             _ => {}
         }

@@ -50,7 +50,7 @@ pub fn parse(sources: &SourceMap, file: FileId) -> (File, Vec<Diagnostic>) {
 /// What a piece of a file turned out to be.
 enum Parsed {
     /// An item of the tree.
-    Item(Item),
+    Item(Box<Item>),
     /// `edition N;`
     Edition(Spanned<u32>),
     /// An item with an error.
@@ -63,14 +63,14 @@ enum Parsed {
 pub fn parse_all(sources: &SourceMap, files: &[FileId]) -> Vec<(File, Vec<Diagnostic>)> {
     let cut = side_by_side(files, 1, None, |file| {
         let text = &sources.file(*file).text;
-        unreadable(text, *file).map_or_else(|| Ok(CutFile::of(text, *file)), Err)
+        unreadable(text, *file).map_or_else(|| Ok(CutFile::of(text, *file)), |d| Err(Box::new(d)))
     });
     let pieces: Vec<(&CutFile<'_>, &Piece)> =
         cut.iter().flatten().flat_map(|f| f.pieces.iter().map(move |p| (f, p))).collect();
     let mut parsed = side_by_side(&pieces, PIECES_A_THREAD, Some(STACK), |(f, p)| parse_piece(f, p)).into_iter();
-    let join = |(file, cut): (&FileId, &Result<CutFile<'_>, Diagnostic>)| match cut {
+    let join = |(file, cut): (&FileId, &Result<CutFile<'_>, Box<Diagnostic>>)| match cut {
         Ok(cut) => joined(cut, parsed.by_ref().take(cut.pieces.len())),
-        Err(unreadable) => (File::empty(*file), vec![unreadable.clone()]),
+        Err(unreadable) => (File::empty(*file), vec![(**unreadable).clone()]),
     };
     files.iter().zip(&cut).map(join).collect()
 }
@@ -119,7 +119,7 @@ fn build(builder: &Builder<'_>, mut pairs: Pairs<'_, Rule>, piece: &Piece) -> Bu
             builder.report(d);
             Parsed::Broken
         }
-        None => Parsed::Item(Item { doc: piece.doc.clone(), kind, span: piece.span }),
+        None => Parsed::Item(Box::new(Item { doc: piece.doc.clone(), kind, span: piece.span })),
     })
 }
 
@@ -131,7 +131,7 @@ fn joined(cut: &CutFile<'_>, parsed: impl Iterator<Item = (Parsed, Vec<Diagnosti
     for (piece, (parsed, found)) in cut.pieces.iter().zip(parsed) {
         diagnostics.extend(found);
         match parsed {
-            Parsed::Item(item) => out.items.push(item),
+            Parsed::Item(item) => out.items.push(*item),
             Parsed::Broken if piece.lexical.is_some() => {}
             Parsed::Broken => out.broken.extend(declared_name(cut.tokens_of(piece), cut.text)),
             Parsed::Edition(edition) => {

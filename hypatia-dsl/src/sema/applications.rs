@@ -351,6 +351,10 @@ impl<'a> Cx<'a> {
                     }
                     None => good = false,
                 },
+                (ParamKind::Tensor { .. }, Argument::One(e)) if matches!(e.kind, ExprKind::Absent) => {
+                    self.never_absent::<()>(def, &p.name, e.span);
+                    good = false;
+                }
                 (kind, Argument::One(e)) => {
                     let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };
                     let a = self.pattern(e, sort);

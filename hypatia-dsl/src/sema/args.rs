@@ -6,6 +6,7 @@
 use crate::ast::{Arg, Expr, ExprKind, Name, Path};
 use crate::diag::Diagnostic;
 use crate::dtype::Kind;
+use crate::foreign;
 use crate::ir::{OpDef, OpId, Param, ParamKind, ScalarId};
 use crate::source::Span;
 use crate::spell::closest;
@@ -105,7 +106,8 @@ impl<'a> Cx<'a> {
                 name.span,
             )
             .label(format!("expected {}", signature(def)));
-            if let Some(s) = closest(&name.node, def.params.iter().map(|p| p.name.as_str())) {
+            let ours = || def.params.iter().map(|p| p.name.as_str());
+            if let Some(s) = foreign::parameter(&name.node, ours()).or_else(|| closest(&name.node, ours())) {
                 d = d.hint(format!("did you mean `{s}`?"));
             }
             return self.with_declaration(d, def);
@@ -137,6 +139,19 @@ impl<'a> Cx<'a> {
         )
         .label(format!("expected {}", signature(def)))
         .hint("remove the extra arguments; pass attributes by name: `axis = 1`");
+        self.with_declaration(d, def)
+    }
+
+    /// Reports `none` for an operand that is never absent.
+    pub(super) fn never_absent<T>(&mut self, def: &OpDef, operand: &str, span: Span) -> Option<T> {
+        let optional = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Tensor { optional: true, .. }));
+        let optional: Vec<String> = optional.map(|p| format!("`{}`", p.name)).collect();
+        let said = format!("the operand `{operand}` of `{}` is never absent", def.name);
+        let d = Diagnostic::error(code::OPTIONAL, said, span).label(format!("expected a tensor for `{operand}`"));
+        let d = match optional.as_slice() {
+            [] => d.hint("write a tensor here; the op has no optional operand"),
+            list => d.hint(format!("write a tensor here; `none` may stand for {} only", list.join(" and "))),
+        };
         self.with_declaration(d, def)
     }
 

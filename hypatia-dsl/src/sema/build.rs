@@ -65,11 +65,30 @@ impl<'a> Cx<'a> {
                 None => self.misplaced(e, "on a right side"),
             },
             ExprKind::Else(a, b) => self.build_else(a, b, sort),
+            ExprKind::If(c, ..) if let Some(name) = self.compared_tensor(c) => {
+                let said = format!("`if` chooses by attributes, but `{name}` is a tensor");
+                let d = Diagnostic::error(code::SORT, said, c.span).label("has a value for each element");
+                self.report(
+                    d.hint("to choose for each element, write `select(c, a, b)`, such as `select(x > 0, x, 0)`"),
+                )
+            }
             ExprKind::If(c, a, b) => {
                 let (c, a, b) = (self.guard(c), self.build(a, sort), self.build(b, sort));
                 Some(Build::If(Box::new(c?), Box::new(a?), Box::new(b?)))
             }
             _ => self.misplaced(e, "on a right side"),
+        }
+    }
+
+    /// A tensor whose elements a condition compares.
+    fn compared_tensor(&self, e: &Expr) -> Option<String> {
+        match &e.kind {
+            ExprKind::Path(_) => single(e)
+                .map(|n| n.node.clone())
+                .filter(|n| matches!(self.definition(n), Some(Definition::Var(v)) if self.sort(*v) == Sort::Tensor)),
+            ExprKind::Unary(_, a) => self.compared_tensor(a),
+            ExprKind::Binary(_, a, b) => self.compared_tensor(a).or_else(|| self.compared_tensor(b)),
+            _ => None,
         }
     }
 
@@ -183,7 +202,7 @@ impl<'a> Cx<'a> {
                 self.scope = here;
                 return r;
             }
-            None => return self.unbound(one, p),
+            None => return self.unbound(one, p, sort),
         };
         match (self.sort(v), sort) {
             (Sort::Tensor, ValueSort::Tensor) if self.info[v.index()].optional => {
@@ -208,8 +227,13 @@ impl<'a> Cx<'a> {
         self.report(d)
     }
 
-    fn unbound(&mut self, one: &Name, p: &Path) -> Option<Build> {
+    fn unbound(&mut self, one: &Name, p: &Path, sort: ValueSort) -> Option<Build> {
         if self.binders.contains_key(&one.node) || self.is_function(one) {
+            if sort == ValueSort::Term {
+                let said = format!("`{}` is a function; the result of the product is `acc` in a term", one.node);
+                let d = Diagnostic::error(code::WRONG_KIND, said, p.span).label("expected a term");
+                return self.report(d.hint("write `acc`, such as `gemm(a, b, exp(acc), to = d)`"));
+            }
             return self.needs_arguments(p);
         }
         if one.node == "acc" || one.node == SECOND {
@@ -426,6 +450,10 @@ impl<'a> Cx<'a> {
                 }
                 (ParamKind::Tensor { ty, .. }, Argument::One(e)) if self.integer_literal(id, ty, e).is_some() => {
                     operands.extend(self.integer_literal(id, ty, e).map(BuildArg::One));
+                }
+                (ParamKind::Tensor { .. }, Argument::One(e)) if matches!(e.kind, ExprKind::Absent) => {
+                    self.never_absent::<()>(def, &p.name, e.span);
+                    good = false;
                 }
                 (kind, Argument::One(e)) => {
                     let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };

@@ -270,6 +270,9 @@ impl<'a> Cx<'a> {
         }
         d = match (have, wanted) {
             (Sort::Tensor, Sort::Term) => d.hint(format!("to read a tensor in an epilogue, write `in({name})`")),
+            (Sort::Term, Sort::Tensor) => {
+                d.hint(format!("a term stands inside of an op that takes one: `gemm(a, b, f({name}), to = d)`"))
+            }
             (Sort::Tensor, Sort::Attr | Sort::Shape) => d.hint(format!(
                 "write `value({name})` for its number, `shape({name})` or `dim({name}, i)` for its sizes"
             )),
@@ -393,6 +396,8 @@ fn kind_words(kind: &ExprKind) -> (&'static str, Option<&'static str>) {
         }
         ExprKind::Near(..) => ("`~`", Some("use `2.0 ~ 1e-3` only on a left side")),
         ExprKind::Alternatives(_) => ("`|`", Some("use alternatives only on a left side")),
-        ExprKind::Tuple(_) => ("a tuple", Some("use a tuple only around all roots or results of a side")),
+        ExprKind::Tuple(_) => {
+            ("a tuple", Some("write a list as `[1, 0]`; `(p, q)` holds the roots of a rule or the results of an op"))
+        }
     }
 }

@@ -125,6 +125,7 @@ fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
         lets: Vec::new(),
         requires: Vec::new(),
         prefer: Vec::new(),
+        saves: None,
         claims: vec![
             Claim { class: Class::Exact, dtypes: vec![DType::F64, DType::F32] },
             Claim { class: Class::Rounds, dtypes: rounded },
@@ -503,6 +504,7 @@ impl<'s> FromBuild<'s> {
             lets: self.lets,
             requires,
             prefer: Vec::new(),
+            saves: None,
             claims: Vec::new(),
             pointwise: false,
             derived: true,

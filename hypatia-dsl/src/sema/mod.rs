@@ -30,6 +30,7 @@ mod patterns;
 mod recursion;
 mod rules;
 mod rulesets;
+mod saves;
 mod scalars;
 mod sizes;
 mod test_blocks;

@@ -200,7 +200,12 @@ fn param<'a>(cx: &mut Cx<'a>, p: &'a ast::OpParam) -> Option<ParamKind> {
                             "the attribute types are {}; write a tensor as `T[..s]`",
                             ATTR_TYPES.iter().map(|t| t.0).collect::<Vec<_>>().join(", ")
                         ));
-                if let Some(s) = closest(&n.node, ATTR_TYPES.iter().map(|t| t.0)) {
+                if DType::from_name(&n.node).or(DType::known_elsewhere_as(&n.node)).is_some() {
+                    let name = &n.node;
+                    d = d.hint(format!(
+                        "`{name}[]` is a tensor of one number, `{name}[..s]` any; `float` is an attribute"
+                    ));
+                } else if let Some(s) = closest(&n.node, ATTR_TYPES.iter().map(|t| t.0)) {
                     d = d.hint(format!("did you mean `{s}`?"));
                 }
                 return cx.report(d);

@@ -7,12 +7,16 @@
 use crate::ast::{self, Expr, ExprKind, Spanned};
 use crate::diag::{Diagnostic, has_errors};
 use crate::dtype::DType;
-use crate::ir::{AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, ScalarId, Sort, VarId};
+use crate::ir::{
+    AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, Saves, ScalarId, Sort, VarId,
+};
 use crate::resolve::Space;
 use crate::spell::closest;
 
 use super::context::{AttrContext, Callee, Cx, ValueSort};
 use super::lets::LetValue;
+use super::saves::saves;
+use super::types::element_type_hint;
 use super::walk::pat_vars;
 use super::{Sema, check, code, hygiene};
 use crate::source::Span;
@@ -375,6 +379,7 @@ struct RuleParts {
     lets: Vec<(VarId, AExpr)>,
     requires: Vec<AExpr>,
     prefer: Vec<AExpr>,
+    saves: Option<Saves>,
     claims: Vec<Claim>,
 }
 
@@ -434,8 +439,11 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     }
     let claims = claims(cx, &r.classes);
     let (rhs, claims) = (rhs?, claims?);
+    // Its facts are those of soundness: what it counts must not change while the graph grows.
+    cx.context = AttrContext::Requires;
+    let saves = saves(cx, r, &rhs, right)?;
     let lhs = cx.tidy(lhs);
-    good.then_some(RuleParts { lhs, rhs, lets, requires, prefer, claims })
+    good.then_some(RuleParts { lhs, rhs, lets, requires, prefer, saves, claims })
 }
 
 /// Reports types of `where` for names that the left side does not bind to a tensor, or twice.
@@ -603,6 +611,7 @@ fn split_roots(
                 lets: made.lets.clone(),
                 requires: made.requires.clone(),
                 prefer: made.prefer.clone(),
+                saves: made.saves.clone(),
                 claims: made.claims.clone(),
                 pointwise,
                 derived: false,
@@ -714,9 +723,10 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
                     Diagnostic::error(code::CLASS, format!("there is no rounding class `{other}`"), c.class.span)
                         .label("unknown class")
                         .note("the classes are exact, finite, rounds, within(steps), ties and approx(rel, abs)");
-                if let Some(s) = closest(other, ["exact", "finite", "rounds", "within", "ties", "approx"].into_iter()) {
-                    d = d.hint(format!("did you mean `{s}`?"));
-                }
+                d = match closest(other, ["exact", "finite", "rounds", "within", "ties", "approx"].into_iter()) {
+                    Some(s) => d.hint(format!("did you mean `{s}`?")),
+                    None => d.hint("write `class exact` for the same bits, `class rounds` for the same function"),
+                };
                 cx.report(d)
             }
         };
@@ -733,11 +743,8 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
                 }
                 None => {
                     good = false;
-                    let mut d =
-                        Diagnostic::error(code::CLASS, format!("there is no element type `{}`", n.node), n.span);
-                    if let Some(s) = closest(&n.node, DType::ALL.iter().map(|d| d.name())) {
-                        d = d.hint(format!("did you mean `{s}`?"));
-                    }
+                    let said = format!("there is no element type `{}`", n.node);
+                    let d = element_type_hint(Diagnostic::error(code::CLASS, said, n.span), &n.node);
                     cx.report::<()>(d);
                 }
             }

@@ -5,6 +5,7 @@
 //! falls back to the CPU and says why; `cuda` fails without a GPU; anything that is not used (a
 //! tuning file, the cache) is reported.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::mpsc::{Receiver, channel};
@@ -26,6 +27,7 @@ use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
 use super::calibrate::with_costs;
+use super::claims;
 
 /// Where to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,13 +232,16 @@ impl DeviceOptions {
                     (given, _) => given,
                 };
                 let mut tuner = Tuner::of_user(measuring.time, measuring.effort);
+                let mut measured = BTreeMap::new();
                 if let Some(file) = file {
+                    measured = claims::measured(&file, &gpu.profile());
                     let machine = machine(&gpu);
                     let fits = format!("{}: {} choices for this GPU", file.path.display(), file.fitting(&machine));
                     notes.push(file.mismatch(&machine).unwrap_or(fits));
                     tuner = tuner.with_file(file);
                 }
                 let mut options = options.on(gpu, tuner);
+                options.optimize.measured = measured;
                 options.optimize.device = self.costs.of(options.optimize.device)?;
                 Ok((options, notes))
             }
@@ -245,8 +250,16 @@ impl DeviceOptions {
                 let mut options = options;
                 options.optimize.device = self.costs.of(options.optimize.device)?;
                 notes.extend(note);
-                notes
-                    .extend(given.map(|f| format!("{}: not used, because its choices are for GPUs", f.path.display())));
+                let file = match (given, measuring.model.and_then(TuningFile::beside)) {
+                    (None, Some(path)) => Some(TuningFile::read(&path)?),
+                    (given, _) => given,
+                };
+                if let Some(file) = file {
+                    options.optimize.measured = claims::measured(&file, &options.optimize.device);
+                    if options.optimize.measured.is_empty() && self.tuning.is_some() {
+                        notes.push(format!("{}: not used, because its choices are for GPUs", file.path.display()));
+                    }
+                }
                 Ok((options, notes))
             }
         }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::inputs::warn_if_wrong;
 use super::model::{ModelOptions, tell_assumed};
 use super::output::write_stdout;
-use super::{Exit, Global, files, tune};
+use super::{Exit, Global, claims, files, tune};
 
 /// Explain an error code, a model's fusions, or why a rule did not fire.
 ///
@@ -76,9 +76,10 @@ impl Explain {
             return self.tests();
         }
         let graph = self.options.load(&self.what)?;
-        let options = self.options.options(&graph)?;
+        let mut options = self.options.options(&graph)?;
         let tuning = self.tuning.clone().or_else(|| TuningFile::beside(&self.what));
         let tuning = tuning.filter(|_| self.why_not.is_none()).map(|path| TuningFile::read(&path)).transpose()?;
+        options.measured = tuning.iter().flat_map(|file| claims::measured(file, &options.device)).collect();
         let mut unmet = None;
         let mut text = match &self.why_not {
             Some(rule) => {

@@ -18,6 +18,7 @@ mod bench;
 mod cache;
 mod calibrate;
 mod check;
+mod claims;
 mod completions;
 mod device;
 mod doctor;

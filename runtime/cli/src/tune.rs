@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
+use hypatia::gpu::OnGpu;
 use hypatia::session::{Model, Options};
 use hypatia_cuda::Gpu;
 use hypatia_cuda::tune::machine;
 use hypatia_cuda::tuner::{Effort, Tuner};
-use hypatia_cuda::tuning::{BESIDE, Choice, TuningFile};
+use hypatia_cuda::tuning::{BESIDE, Choice, Machine, TuningFile};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
@@ -20,7 +21,7 @@ use super::device::{CostOptions, DeviceChoice, MemoryOptions, Precision, notes_a
 use super::inputs::load_random;
 use super::model::{Domains, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
-use super::{Exit, Global};
+use super::{Exit, Global, claims};
 
 /// The time limit of the whole measurement: nobody waits longer.
 const TIME: Duration = Duration::from_secs(24 * 3600);
@@ -32,6 +33,8 @@ const TIME: Duration = Duration::from_secs(24 * 3600);
 /// has one line per choice and can be committed: `run`, `bench` and `explain` use it (`--tuning
 /// FILE`, or hypatia.tune beside the model) if device, driver, library and Hypatia are the same.
 /// Choices for other devices in the file are kept. The choices are also stored in the user's cache.
+/// Rules that say what they save (`saves`) are measured too, by the model's plan with and without
+/// each; what was measured then counts in place of the claim. With `--device cpu`, that is all.
 /// The exit code is 1 if there is no GPU.
 #[derive(Args)]
 pub struct Tune {
@@ -60,8 +63,8 @@ pub struct Tune {
     costs: CostOptions,
     #[command(flatten)]
     memory: MemoryOptions,
-    /// The GPU to measure: `cuda` (the first) or `cuda:N`.
-    #[arg(long, value_name = "cuda|cuda:N", default_value = "cuda")]
+    /// The device to measure: `cuda` (the first GPU), `cuda:N`, or `cpu` (savings of rules only).
+    #[arg(long, value_name = "cuda|cuda:N|cpu", default_value = "cuda")]
     device: DeviceChoice,
     /// Print one JSON object instead of text.
     #[arg(long)]
@@ -69,6 +72,23 @@ pub struct Tune {
 }
 
 impl Tune {
+    /// The options on the device that is tuned, and its name in the file.
+    fn on_device(&self, options: Options) -> Result<(Options, Machine)> {
+        let (mut options, here) = match self.device.gpu() {
+            None => (options, claims::host_machine()),
+            Some(number) => {
+                let gpu = Gpu::open(number).map_err(|e| {
+                    let why = e.to_string().replace(", or use --device cpu", "");
+                    Error::Device(format!("`hypatia tune` needs an NVIDIA GPU, its driver and cuBLASLt: {why}"))
+                })?;
+                let here = machine(&gpu);
+                (options.on(gpu, Tuner::of_user(TIME, Effort::Everything)), here)
+            }
+        };
+        options.optimize.device = self.costs.of(options.optimize.device)?;
+        Ok((options, here))
+    }
+
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
         must_be_model(&self.model)?;
@@ -79,19 +99,12 @@ impl Tune {
         let read: Vec<&Path> =
             [&self.model].into_iter().chain(&self.inputs).chain(&self.rules).map(PathBuf::as_path).collect();
         let mut file = if output.exists() { TuningFile::read(&output)? } else { TuningFile::empty(&output) };
-        let number = self.device.gpu().ok_or_else(|| Error::Input("--device: only a GPU is tuned".into()))?;
-        let gpu = Gpu::open(number).map_err(|e| {
-            let why = e.to_string().replace(", or use --device cpu", "");
-            Error::Device(format!("`hypatia tune` needs an NVIDIA GPU, its driver and cuBLASLt: {why}"))
-        })?;
         TuningFile::writable(&output, &read)?;
-        let here = machine(&gpu);
         let mut options =
             Options { tf32: self.precision == Precision::Tf32, memory: self.memory.bytes(), ..Options::default() };
         self.firing.apply(&program, &mut options.optimize)?;
-        let mut options = options.on(gpu, Tuner::of_user(TIME, Effort::Everything));
-        options.optimize.device = self.costs.of(options.optimize.device)?;
-        let on = options.gpu.clone().ok_or_else(|| Error::Internal("the GPU was lost".into()))?;
+        let (options, here) = self.on_device(options)?;
+        let on = options.gpu.clone();
         let (model, inputs, source) = match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
@@ -110,10 +123,14 @@ impl Tune {
         // tuned.
         compiled.unfused()?;
         compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
-        let choices: Vec<Choice> = {
-            let tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
-            tuner.choices().filter(|c| c.us.is_some()).cloned().collect()
-        };
+        let savings = claims::measure(model.graph(), model.options(), &inputs, &here)?;
+        let mut choices: Vec<Choice> = on.iter().flat_map(measured_choices).collect();
+        choices.extend(savings);
+        if on.is_none() && choices.is_empty() {
+            let said = "there is nothing to measure on the CPU: its products need no tuning, and no rule of this \
+                        model's plan states what it `saves`";
+            return Err(Error::Input(format!("--device: {said}")));
+        }
         choices.iter().for_each(|c| file.insert(c.clone()));
         file.write(&output)?;
         if !global.quiet {
@@ -139,8 +156,20 @@ impl Tune {
     }
 }
 
+/// The choices of algorithms that were measured.
+fn measured_choices(on: &OnGpu) -> Vec<Choice> {
+    let tuner = on.tuner.lock().unwrap_or_else(PoisonError::into_inner);
+    tuner.choices().filter(|c| c.us.is_some()).cloned().collect()
+}
+
 /// A choice as text.
 pub fn line(c: &Choice) -> String {
+    if let (Some((rule, saved)), Some(with), Some(without)) = (c.saving(), c.us, c.first_us) {
+        let times = c.candidates;
+        return format!(
+            "  {saved:>9.2} us saved by {rule}, {times} times: {without:.2} without it, {with:.2} with it\n"
+        );
+    }
     let time = |us: Option<f64>| us.map_or("guess".to_string(), |us| format!("{us:.2}"));
     let (us, first) = (time(c.us), time(c.first_us));
     let tiling = c.tiling().map_or(String::new(), |t| format!(": {t}"));
@@ -156,5 +185,6 @@ pub fn to_json(c: &Choice) -> serde_json::Value {
         "us": c.us,
         "first_us": c.first_us,
         "candidates": c.candidates,
+        "saved_us": c.saving().map(|(_, us)| us),
     })
 }

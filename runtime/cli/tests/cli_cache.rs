@@ -3,6 +3,9 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
+#[allow(dead_code)]
+mod onnx;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -224,4 +227,40 @@ fn tuning_files_are_read_told_and_refused_where_they_are_damaged() {
         fails(&cache, command, &["other.tune:4: the line was changed"]);
     }
     fails(&cache, &["run", &model, "--tuning", "nowhere.tune"], &["nowhere.tune"]);
+}
+
+/// What a rule claims to save is measured, and what was measured takes its place.
+#[test]
+fn claims_of_rules_are_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (model, rules, tuning) = (path("model.onnx"), path("mine.hyp"), path("hypatia.tune"));
+    std::fs::write(&model, onnx::Model::unary("Tanh", &[256, 256]).bytes()).unwrap();
+    let rule = "edition 1;\nuse core::*;\nruleset mine { until = fixpoint; }\n\
+                rule mine::long: tanh(x) => (exp(x) - exp(-x)) / (exp(x) + exp(-x)) saves 3 us class rounds for f32;\n";
+    std::fs::write(&rules, rule).unwrap();
+    let explained = |more: &[&str]| -> Value {
+        let report = json(&cache, &[&["explain", &model, "--rules", &rules, "--target", "cpu"], more].concat(), 0);
+        report["savings"][0].clone()
+    };
+    let claimed = explained(&[]);
+    assert_eq!((&claimed["rule"], &claimed["sites"]), (&"mine::long".into(), &1.into()), "{claimed}");
+    assert_eq!((&claimed["claimed_us"], &claimed["measured_us"]), (&3.0.into(), &Value::Null), "{claimed}");
+    let said = ok(&cache, &["tune", &model, "--rules", &rules, "--device", "cpu"]);
+    assert!(said.contains("us saved by mine::long, 1 times"), "{said}");
+    // Five functions take longer than one, whatever is claimed.
+    let measured = explained(&["--tuning", &tuning]);
+    assert_eq!(measured, explained(&[]), "the file beside the model counts");
+    assert!(measured["measured_us"].as_f64().is_some_and(|us| us < 0.0), "{measured}");
+    assert_eq!(measured["sites"], 0, "{measured}");
+    let ran = |more: &[&str]| {
+        let args = [&["run", &model, "--rules", &rules, "--device", "cpu"], more].concat();
+        ok(&cache, &args)
+    };
+    assert!(!ran(&[]).contains("mine::long"), "{}", ran(&[]));
+    std::fs::remove_file(&tuning).unwrap();
+    assert!(ran(&[]).contains("mine::long"), "{}", ran(&[]));
+    std::fs::remove_file(&rules).unwrap();
+    fails(&cache, &["tune", &model, "--device", "cpu"], &["there is nothing to measure on the CPU"]);
 }

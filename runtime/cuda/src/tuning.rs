@@ -25,6 +25,8 @@ use hypatia_tensor::file;
 
 /// Prefix of the choice for a transposed weight. It also marks a product that reads one.
 pub const PACKED: &str = "packed";
+/// Prefix of what a rule with `saves` was measured to save.
+const SAVES: &str = "saves ";
 /// The name of the tuning file beside a model.
 pub const BESIDE: &str = "hypatia.tune";
 /// First line of a file.
@@ -89,6 +91,28 @@ impl Choice {
     /// weight, the product over the weight as stored, timed in the same race.
     pub fn first(&self) -> &'static str {
         if self.problem.starts_with(PACKED) { "as stored" } else { "first guess" }
+    }
+
+    /// What a rule with `saves` saves in a model: the times of the plans with and without it, and
+    /// how often it fired.
+    pub fn of_saving(machine: &Machine, rule: &str, [with, without]: [f64; 2], sites: usize) -> Choice {
+        Choice {
+            machine: machine.clone(),
+            problem: format!("{SAVES}{rule}"),
+            algorithm: [0; 8],
+            workspace: 0,
+            us: Some(with),
+            first_us: Some(without),
+            candidates: sites,
+        }
+    }
+
+    /// The rule, and the microseconds that it saves for each firing, which may be negative; `None`
+    /// if this is the choice of an algorithm.
+    pub fn saving(&self) -> Option<(&str, f64)> {
+        let rule = self.problem.strip_prefix(SAVES)?;
+        let (with, without) = self.us.zip(self.first_us)?;
+        Some((rule, (without - with) / self.candidates.max(1) as f64))
     }
 
     /// The tiling that was chosen, by its tuning parameters; `None` if it is none of ours.
@@ -338,6 +362,17 @@ mod tests {
     fn fails(text: &str, expected: &str) {
         let e = TuningFile::parse(Path::new("f.tune"), text).unwrap_err().to_string();
         assert!(e.starts_with("f.tune:") && e.contains(expected), "{e}");
+    }
+
+    #[test]
+    fn a_saving_is_a_line_like_a_choice() {
+        let measured = Choice::of_saving(&machine("NVIDIA H200 (sm_90)", 13000), "mine::fast", [10.0, 16.0], 3);
+        assert_eq!(measured.saving(), Some(("mine::fast", 2.0)));
+        let read = Choice::from_line(&measured.to_line()).unwrap();
+        assert_eq!((&read, read.saving()), (&measured, Some(("mine::fast", 2.0))));
+        let slower = Choice::of_saving(&measured.machine, "mine::slow", [16.0, 10.0], 1);
+        assert_eq!(slower.saving(), Some(("mine::slow", -6.0)));
+        assert_eq!(choice(measured.machine, "64x64x64", 2.0).saving(), None);
     }
 
     #[test]

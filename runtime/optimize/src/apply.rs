@@ -10,7 +10,7 @@ mod builder;
 
 use egg::Id;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpId, Pat, Rule, ScalarId, VarId};
+use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpId, Pat, Rule, RuleId, ScalarId, VarId};
 use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::typing;
 
@@ -20,6 +20,7 @@ use super::analysis::{Sort, class_type, conflict, is_term, node_types, rounded_a
 use super::candidate::Candidate;
 use super::language::{Node, Payload};
 use super::matcher::{Binding, Match, MatchFacts, Target};
+use super::savings::{Claimed, Saving};
 use hypatia_dsl::interpret::build_term;
 
 /// Why a match was not applied.
@@ -50,6 +51,16 @@ pub struct Applied {
     pub changed: bool,
     /// For each root that is not just a variable, the node built for it, as it was at that time.
     pub built: Vec<Node>,
+    /// If the rule says what it saves, that, and the nodes that it built.
+    pub saves: Option<(Claimed, Vec<Node>)>,
+}
+
+impl Applied {
+    /// What the rule says that this application of it saves.
+    pub fn saving(&self, rule: RuleId, m: &Match) -> Option<Saving> {
+        let (claimed, made) = self.saves.clone()?;
+        Some(Saving { rule, claimed, matched: m.nodes.clone(), made })
+    }
 }
 
 /// Computes the `let`s of a match, and checks its rounding class and guards.
@@ -183,10 +194,14 @@ pub(super) fn add_checked(egraph: &mut EGraph, node: Node, limit: usize) -> Resu
 pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match, limit: usize) -> Result<Applied, Reject> {
     let mut ids = Vec::with_capacity(rule.rhs.len());
     let mut built = Vec::new();
+    let claimed = if terms { None } else { Claimed::of(egraph, rule, m) };
+    let mut made = claimed.is_some().then(Vec::new);
     for (build, root) in rule.rhs.iter().zip(&m.roots) {
         let mut builder = Builder::of_rule(egraph, m, rule, limit);
+        builder.made = made.take();
         let id = if terms { build_term(&mut builder, build)?.root } else { builder.root(build, *root)? };
         built.extend(builder.last);
+        made = builder.made;
         ids.push(id);
     }
     for (id, root) in ids.iter().zip(&m.roots) {
@@ -201,7 +216,7 @@ pub fn apply(egraph: &mut EGraph, rule: &Rule, terms: bool, m: &Match, limit: us
     for (id, root) in ids.iter().zip(&m.roots) {
         changed |= egraph.union(*root, *id);
     }
-    Ok(Applied { changed, built })
+    Ok(Applied { changed, built, saves: claimed.zip(made) })
 }
 
 /// True if the pattern is that op.

@@ -3,9 +3,13 @@
 //! In: a node of the e-graph and a device. Out: picoseconds. Time is the maximum of arithmetic and
 //! memory traffic, plus a launch. `flops`, `read` and `write` come from the op's declaration, or
 //! else from its types. Invariant: views cost (next to) nothing; constants are computed when the
-//! plan is made, and cost next to nothing; unknown sizes count as [`ASSUMED_SIZE`].
+//! plan is made, and cost next to nothing; unknown sizes count as [`ASSUMED_SIZE`]. What a rule
+//! states takes the place of an estimate (`stated`).
+
+mod stated;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use egg::{EClass, Id};
@@ -17,6 +21,7 @@ use hypatia_dsl::ir::{
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::analysis::EGraph;
@@ -30,8 +35,7 @@ use super::{Options, kernels};
 use hypatia_graph::CandidateFacts;
 use hypatia_target::device::Device;
 
-/// The value assumed for a symbolic size when work is costed before the size is known.
-pub const ASSUMED_SIZE: i64 = 8;
+pub use super::savings::ASSUMED_SIZE;
 
 /// Picoseconds.
 pub type Cost = u64;
@@ -106,6 +110,10 @@ pub struct CostModel {
     /// Cached costs of nodes that are not constant, by class. Costs that depend on more than the
     /// node's own types are not cached.
     known: RefCell<Vec<Known>>,
+    /// Costs that follow from what rules save.
+    stated: FxHashMap<Node, Cost>,
+    /// What rules were measured to save, in microseconds.
+    measured: BTreeMap<String, f64>,
 }
 
 impl CostModel {
@@ -144,6 +152,8 @@ impl CostModel {
             program: program.clone(),
             device: device.clone(),
             known: RefCell::default(),
+            stated: FxHashMap::default(),
+            measured: options.measured.clone(),
             epilogues,
             composed: (0..program.ops.len())
                 .map(|i| {
@@ -166,6 +176,12 @@ impl CostModel {
 
     /// The cost of a node in a class, without its children.
     pub fn node(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
+        let stated = if self.stated.is_empty() { None } else { self.stated.get(node) };
+        stated.copied().unwrap_or_else(|| self.estimate(egraph, class, node))
+    }
+
+    /// The estimate of a node's cost.
+    fn estimate(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
         if let Some(cost) = fixed(&class.data, node) {
             return cost;
         }

@@ -320,6 +320,7 @@ impl Explainer<'_, '_> {
         match applied {
             Err(reject) => self.rejected(rule, &m, &reject),
             Ok(applied) => {
+                self.session.state(applied.saving(compiled.id, &m).as_ref());
                 let with = self.session.cost_with(root, applied.built.first());
                 match with.zip(before) {
                     Some((with, without)) => {

@@ -167,6 +167,19 @@ pub struct Firing {
     pub site: Option<Site>,
 }
 
+/// What a rule with `saves` saves.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Saved {
+    /// The rule, as written.
+    pub rule: String,
+    /// Number of firings that the result depends on.
+    pub sites: usize,
+    /// Microseconds that it claims for a firing, on average.
+    pub claimed_us: f64,
+    /// Microseconds that were measured, if they were: they are counted instead.
+    pub measured_us: Option<f64>,
+}
+
 /// A place in the optimised graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
@@ -248,6 +261,9 @@ pub struct Report {
     /// Every match whose result was there already.
     #[serde(skip)]
     pub repeats: Vec<Firing>,
+    /// What rules that say so save.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub savings: Vec<Saved>,
     /// Whether each clause of the contract is met.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub contract: Vec<Outcome>,
@@ -291,6 +307,7 @@ impl fmt::Display for Report {
         self.show_contract(f)?;
         self.show_fusions(f)?;
         self.show_rules(f)?;
+        self.show_savings(f)?;
         self.show_counts(f)?;
         self.show_open(f)?;
         self.show_choices(f)?;
@@ -384,6 +401,20 @@ impl Report {
         let others = self.firings.iter().filter(|f| !f.kept).count();
         if others > 0 {
             writeln!(f, "{others} more firings made nothing cheaper; `--why-not RULE` tells of one rule")?;
+        }
+        Ok(())
+    }
+
+    /// What rules claim to save, beside what was measured.
+    fn show_savings(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.savings.iter().map(|s| s.rule.len()).max().unwrap_or(0).max(6);
+        if !self.savings.is_empty() {
+            writeln!(f, "\n{:<width$}  times  claimed us  measured us  counted for each time", "saving")?;
+        }
+        for s in &self.savings {
+            let measured = s.measured_us.map_or("-".to_string(), |us| format!("{us:.2}"));
+            let counted = if s.measured_us.is_some() { "measured" } else { "claimed" };
+            writeln!(f, "{:<width$}  {:>5}  {:>10.2}  {measured:>11}  {counted}", s.rule, s.sites, s.claimed_us)?;
         }
         Ok(())
     }

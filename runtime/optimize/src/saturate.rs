@@ -20,6 +20,7 @@ use super::language::Node;
 use super::matcher::{Frontiers, LogPosition, Match, SearchLimits, View};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, Progress, SEARCH_LIMITS, SearchState};
+use super::savings::Saving;
 
 /// Estimated bytes of an e-node, with its class, its table entries, and the memory of matches.
 const BYTES_PER_NODE: usize = 600;
@@ -115,6 +116,8 @@ pub struct Trace {
     pub built: Vec<Node>,
     /// False if what it built was there already.
     pub changed: bool,
+    /// What it saves, if the rule says so.
+    pub saving: Option<Box<Saving>>,
 }
 
 /// Maximum number of traces kept.
@@ -261,6 +264,7 @@ fn apply_all(
                 changed += usize::from(applied.changed);
                 let most = if applied.changed { MAX_TRACES } else { MAX_TRACES / 2 };
                 if traces.len() < most && (applied.changed || !applied.built.is_empty()) {
+                    let saving = applied.saving(rule.id, m).map(Box::new);
                     traces.push(Trace {
                         rule: rule.id,
                         terms: rule.terms,
@@ -268,6 +272,7 @@ fn apply_all(
                         matched: m.nodes.clone(),
                         built: applied.built,
                         changed: applied.changed,
+                        saving,
                     });
                 }
             }

@@ -4,7 +4,7 @@
 //! [`Report`]. Invariant: the candidate is a graph of the e-graph that computes all outputs; it
 //! begins as the given graph.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,9 +22,10 @@ use super::facts::is_view;
 use super::language::{Discriminant, Node, Payload};
 use super::lower::{Inserted, Rebuilder, Rebuilt, insert_graph};
 use super::matcher::{SearchLimits, View};
-use super::report::{Firing, Report, Site, Stage, Summary};
+use super::report::{Firing, Report, Saved, Site, Stage, Summary};
 use super::rewrites::{CompiledRule, SearchState, compile, oversized};
 use super::saturate::{Budget, Rejections, SearchProgress, Trace, run};
+use super::savings::Saving;
 use super::{Optimized, Options, kernels};
 use hypatia_graph::{ConstantFolder, Graph, NodeId, Value, cluster, constant_nodes, is_pointwise};
 use hypatia_tensor::error::{Error, Result};
@@ -167,6 +168,7 @@ impl<'a> Session<'a> {
                     return Some(None);
                 }
                 self.search.candidate.refresh(&self.inserted.egraph);
+                self.model.state(&self.inserted.egraph, applied.saving(compiled.id, m).iter());
                 // A term is no value of its own; a rule that builds nothing leaves only its root.
                 let root = m.roots.first().copied().filter(|_| !compiled.terms);
                 let root = root.or(self.inserted.outputs.first().copied())?;
@@ -325,6 +327,7 @@ impl<'a> Session<'a> {
     /// counts uses on it.
     fn choose(&mut self, every_means: bool) -> Result<()> {
         let begun = Instant::now();
+        self.state(None);
         let egraph = &self.inserted.egraph;
         let built = BuiltProblem::new(egraph, &self.inserted.outputs, None, &self.model);
         let start = match self.best.chosen.is_empty() {
@@ -340,6 +343,30 @@ impl<'a> Session<'a> {
         self.count_uses();
         self.extraction_millis += begun.elapsed().as_secs_f64() * 1e3;
         Ok(())
+    }
+
+    /// Counts what rules say that they save, in every firing so far and in another application.
+    pub fn state(&mut self, also: Option<&Saving>) {
+        let savings = self.traces.iter().filter_map(|t| t.saving.as_deref());
+        self.model.state(&self.inserted.egraph, savings.chain(also));
+    }
+
+    /// What rules that say so save: claimed beside measured.
+    fn savings(&self, kept: &[bool]) -> Vec<Saved> {
+        let mut by_rule: BTreeMap<&str, (usize, Vec<f64>)> = BTreeMap::new();
+        for (t, kept) in self.traces.iter().zip(kept) {
+            let Some(saving) = &t.saving else { continue };
+            let (sites, claims) = by_rule.entry(&self.program.rules[t.rule.index()].base_name).or_default();
+            *sites += usize::from(*kept);
+            claims.push(saving.claimed.micros(&self.options.device));
+        }
+        let saved = |(rule, (sites, claims)): (&str, (usize, Vec<f64>))| Saved {
+            rule: rule.to_string(),
+            sites,
+            claimed_us: claims.iter().sum::<f64>() / claims.len().max(1) as f64,
+            measured_us: self.options.measured.get(rule).copied(),
+        };
+        by_rule.into_iter().map(saved).collect()
     }
 
     /// Counts the distinct consumers of each class of the candidate at run time; constants are
@@ -376,6 +403,8 @@ impl<'a> Session<'a> {
         // returned.
         let left = rebuilder.rebuild().and_then(|l| l.graph.validate().map(|()| l));
         let (firings, repeats) = self.firings(left.as_ref().ok());
+        let any = self.traces.iter().any(|t| t.saving.is_some());
+        let savings = if any { self.savings(&self.kept()) } else { Vec::new() };
         let (graph, cost) = match left {
             Ok(left) => (left.graph, self.best.cost),
             Err(e) => {
@@ -404,6 +433,7 @@ impl<'a> Session<'a> {
             choices: Vec::new(),
             firings,
             repeats,
+            savings,
             contract: Vec::new(),
             stages: std::mem::take(&mut self.stages),
             warnings,

@@ -54,6 +54,8 @@ pub(super) struct Builder<'a> {
     depth: usize,
     /// The node added last.
     pub last: Option<Node>,
+    /// Every node added, if somebody asks for them.
+    pub made: Option<Vec<Node>>,
     /// For each open term, its reads that are not plain broadcasts.
     views: Vec<Vec<(InView, Id)>>,
     /// The places of the open expressions, innermost last.
@@ -78,6 +80,7 @@ impl<'a> Builder<'a> {
             inlined,
             depth: 0,
             last: None,
+            made: None,
             views: Vec::new(),
             roles: Vec::new(),
             frozen: 0,
@@ -104,6 +107,9 @@ impl<'a> Builder<'a> {
     /// Adds a node known to be well-typed, within the limits.
     fn add(&mut self, node: Node) -> Built {
         self.last = Some(node.clone());
+        if let Some(made) = &mut self.made {
+            made.push(node.clone());
+        }
         add_checked(self.egraph, node, self.limit)
     }
 
@@ -178,9 +184,10 @@ impl<'a> Builder<'a> {
         }
         let m = operands_of(self.egraph, def, children, attrs);
         let hint = children.iter().find_map(|c| class_type(self.egraph, *c)).map(|t| t.dtype);
-        let mut inner = Builder::of_body(self.egraph, &m, self.limit, self.inlined + 1);
+        let made = self.made.take();
+        let mut inner = Builder { made, ..Builder::of_body(self.egraph, &m, self.limit, self.inlined + 1) };
         let id = build_tensor(&mut inner, body, hint)?;
-        self.last = inner.last;
+        (self.last, self.made) = (inner.last, inner.made);
         Ok(id)
     }
 

@@ -79,6 +79,7 @@ pub fn rule(set: u32, name: &str, vars: &[(&str, Sort)], lhs: Vec<Pat>, rhs: Vec
         lets: vec![],
         requires: vec![],
         prefer: vec![],
+        saves: None,
         claims: vec![],
         pointwise: false,
         derived: false,

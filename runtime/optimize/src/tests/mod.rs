@@ -10,5 +10,6 @@ mod laws;
 mod library;
 mod near;
 mod regions;
+mod savings;
 mod sums;
 mod work;

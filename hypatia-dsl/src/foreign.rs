@@ -1,0 +1,108 @@
+//! Names that other frameworks use, and what to write for them.
+//!
+//! In: a name of PyTorch, NumPy, TensorFlow or ONNX that is not declared. Out: a hint. Invariant:
+//! what a hint tells to write is a builtin.
+
+/// Modules of other frameworks, by the names that programs give them.
+const MODULES: [&str; 13] =
+    ["F", "aten", "functional", "jax", "jnp", "keras", "math", "nn", "np", "numpy", "tf", "torch", "self"];
+
+/// Functions, and the builtins that compute the same.
+const FUNCTIONS: &[(&str, &str)] = &[
+    ("absolute", "abs(x)"),
+    ("addmm", "c + matmul(a, b)"),
+    ("arange", "iota(shape = [n], axis = 0, to = i64)"),
+    ("astype", "cast(x, to = f16)"),
+    ("bmm", "matmul(a, b)"),
+    ("broadcast_to", "expand(x, shape = s)"),
+    ("cat", "concat(x, y, axis = a)"),
+    ("chunk", "split(x, axis = a, sizes = s).0"),
+    ("concatenate", "concat(x, y, axis = a)"),
+    ("conv1d", "conv(x, w, ...)"),
+    ("conv2d", "conv(x, w, ...)"),
+    ("conv3d", "conv(x, w, ...)"),
+    ("divide", "x / y"),
+    ("dot", "matmul(a, b)"),
+    ("einsum", "matmul(a, b)"),
+    ("embedding", "gather(w, i, axis = 0)"),
+    ("flatten", "reshape(x, shape = s)"),
+    ("index_select", "gather(x, i, axis = a)"),
+    ("maximum", "max(x, y)"),
+    ("minimum", "min(x, y)"),
+    ("mm", "matmul(a, b)"),
+    ("multiply", "x * y"),
+    ("mv", "matmul(a, b)"),
+    ("narrow", "slice(x, axis = a, start = i, stop = j)"),
+    ("negative", "-x"),
+    ("permute", "transpose(x, perm = p)"),
+    ("power", "x ** y"),
+    ("reduce_max", "amax(x, axes = [-1])"),
+    ("reduce_mean", "mean(x, axes = [-1])"),
+    ("reduce_min", "amin(x, axes = [-1])"),
+    ("reduce_sum", "sum(x, axes = [-1])"),
+    ("squeeze", "reshape(x, shape = s)"),
+    ("stack", "concat(x, y, axis = a)"),
+    ("subtract", "x - y"),
+    ("tile", "concat(x, x, axis = a)"),
+    ("to", "cast(x, to = f16)"),
+    ("topk", "argsort(x, axis = -1, descending = true)"),
+    ("unsqueeze", "reshape(x, shape = s)"),
+    ("view", "reshape(x, shape = s)"),
+    ("where", "select(c, x, y)"),
+];
+
+/// Calls that change nothing when a model runs.
+const NOTHING: [&str; 7] = ["alpha_dropout", "clone", "contiguous", "detach", "dropout", "identity", "stop_gradient"];
+
+/// Parameters, and the names of ours that they may stand for.
+const PARAMETERS: &[(&str, &[&str])] = &[
+    ("dim", &["axis", "axes"]),
+    ("dims", &["axes", "perm"]),
+    ("axis", &["axes"]),
+    ("axes", &["axis", "perm"]),
+    ("order", &["perm"]),
+    ("permutation", &["perm"]),
+    ("dtype", &["to"]),
+    ("type", &["to"]),
+    ("padding", &["before"]),
+    ("pads", &["before"]),
+    ("epsilon", &["eps"]),
+    ("newshape", &["shape"]),
+    ("size", &["shape", "sizes"]),
+    ("split_size_or_sections", &["sizes"]),
+];
+
+/// What to write for a function of another framework.
+pub fn function(name: &str) -> Option<String> {
+    if NOTHING.contains(&name) {
+        return Some(format!("`{name}` changes nothing when a model runs: write its operand alone"));
+    }
+    let (_, ours) = FUNCTIONS.iter().find(|(theirs, _)| *theirs == name)?;
+    Some(format!("what others call `{name}` is written `{ours}` here"))
+}
+
+/// The parameter among ours that another framework's name stands for.
+pub fn parameter<'a>(name: &str, ours: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (_, candidates) = PARAMETERS.iter().find(|(theirs, _)| *theirs == name)?;
+    let ours: Vec<&str> = ours.collect();
+    candidates.iter().find_map(|c| ours.iter().find(|o| *o == c)).copied()
+}
+
+/// Whether programs call a module of another framework so.
+pub fn is_module(name: &str) -> bool {
+    MODULES.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_others_are_explained() {
+        assert!(function("mm").is_some_and(|hint| hint.contains("`matmul(a, b)`")));
+        assert!(function("dropout").is_some_and(|hint| hint.contains("its operand alone")));
+        assert_eq!(function("matmul"), None);
+        assert_eq!(parameter("dim", ["x", "axis"].into_iter()), Some("axis"));
+        assert_eq!(parameter("dim", ["x"].into_iter()), None);
+    }
+}
