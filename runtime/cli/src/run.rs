@@ -20,7 +20,7 @@ use hypatia_tensor::{file, npz};
 use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, MemoryOptions, Opening, Precision, notes_after_run};
-use super::inputs::load_random;
+use super::inputs::{Named, load_random};
 use super::model::{ContractOptions, Domains, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, since_start};
@@ -105,11 +105,11 @@ fn tolerance(text: &str) -> Result<f64, String> {
 /// The measurements and comparisons of a run.
 struct Outcome {
     compiled: std::sync::Arc<Compiled>,
-    inputs: Vec<(String, Tensor)>,
+    inputs: Named,
     source: String,
     /// The precision and what stays f32, if a precision was requested.
     precision: Option<String>,
-    outputs: Vec<(String, Tensor)>,
+    outputs: Named,
     /// For each output: its comparison, if there is an expected one.
     checks: Vec<Option<Comparison>>,
     /// For each output: why the tolerance exceeds that of its type.
@@ -199,7 +199,7 @@ impl Run {
     }
 
     /// The model, its inputs, and where they come from.
-    fn load(&self, program: Arc<Program>) -> Result<(Model, Vec<(String, Tensor)>, String)> {
+    fn load(&self, program: Arc<Program>) -> Result<(Model, Named, String)> {
         Ok(match &self.inputs {
             Some(path) => {
                 let inputs = npz::read(path)?;
@@ -256,7 +256,7 @@ impl Run {
     fn execute(
         &self,
         model: &Model,
-        inputs: Vec<(String, Tensor)>,
+        inputs: Named,
         source: String,
         expected: Option<&[(String, Tensor)]>,
     ) -> Result<Outcome> {
@@ -298,7 +298,7 @@ impl Run {
             let _timed = nvtx::range("without rules");
             (median(|| unfused.run(&ordered))?.0, unfused.plan().launches())
         };
-        let outputs: Vec<(String, Tensor)> = names.iter().map(|n| n.to_string()).zip(results).collect();
+        let outputs: Named = names.iter().map(|n| n.to_string()).zip(results).collect();
         let open = outputs.iter().zip(&checks).filter(|(_, c)| expected.is_some() && c.is_none());
         let unchecked = open.map(|((name, _), _)| name.clone()).collect();
         Ok(Outcome {

@@ -270,8 +270,11 @@ pub fn write(request: Request<'_>, folder: &Path) -> Result<Written> {
     Ok(Written { files, manifest, removed })
 }
 
+/// Kernels with their sources.
+type Emitted<'r> = Vec<(&'r Instance, CudaSource)>;
+
 /// The source of each kernel, and what has none.
-fn sources<'r>(request: &Request<'r>) -> Result<(Vec<(&'r Instance, CudaSource)>, Vec<Skipped>)> {
+fn sources<'r>(request: &Request<'r>) -> Result<(Emitted<'r>, Vec<Skipped>)> {
     let (mut sources, mut refused) = (Vec::new(), Vec::new());
     for instance in request.instances {
         match instance.emit(request.program) {
