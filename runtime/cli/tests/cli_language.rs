@@ -142,6 +142,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("regrouping.hyp", 0),
         ("residual_norm.hyp", 4),
         ("rules.hyp", 9),
+        ("saving.hyp", 0),
         ("saying.hyp", 13),
         ("sketch.hyp", 2),
         ("softcap.hyp", 2),
