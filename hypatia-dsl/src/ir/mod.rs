@@ -506,7 +506,8 @@ pub struct Kernel {
     pub backend: Backend,
     /// Guards that are checked at plan time, on concrete shapes.
     pub requires: Vec<Guard>,
-    /// Where all of these hold, the kernel is timed although a library call computes the whole node.
+    /// Where all of these hold, the kernel is timed although a library call computes the whole
+    /// node.
     pub prefer: Vec<Guard>,
     /// Tuning parameters and their choices.
     pub tune: Vec<(String, Vec<i64>)>,

@@ -610,7 +610,8 @@ impl Site<'_> {
         })
     }
 
-    /// The expected things in words, at most [`MOST_EXPECTED`]; operators only if there is nothing else.
+    /// The expected things in words, at most [`MOST_EXPECTED`]; operators only if there is nothing
+    /// else.
     fn expectation(&self) -> String {
         let mut all: Vec<String> = Vec::new();
         for w in self.expected.iter().filter_map(|r| words(*r)).flatten() {
