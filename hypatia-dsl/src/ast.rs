@@ -333,6 +333,8 @@ pub struct Kernel {
     pub backend: Option<Backend>,
     /// `requires ...;`
     pub requires: Vec<Expr>,
+    /// `prefer ...;`
+    pub prefer: Vec<Expr>,
     /// `tune BM in {64, 128};`
     pub tune: Vec<(Name, Expr)>,
     /// `launch grid = ..., block = ...;` and other settings.

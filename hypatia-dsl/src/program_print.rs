@@ -184,8 +184,9 @@ pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
         };
         let requires: String = k.requires.iter().map(|g| format!(" requires {};", show_expr(&k.vars, g))).collect();
         let values = |list: &[i64]| list.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+        let prefer: String = k.prefer.iter().map(|g| format!(" prefer {};", show_expr(&k.vars, g))).collect();
         let tune: String = k.tune.iter().map(|(n, list)| format!(" tune {n} in {{{}}};", values(list))).collect();
-        out.push_str(&format!("{} {{ {how};{requires}{tune} }}\n", show_kernel(p, k)));
+        out.push_str(&format!("{} {{ {how};{requires}{prefer}{tune} }}\n", show_kernel(p, k)));
     }
     out
 }

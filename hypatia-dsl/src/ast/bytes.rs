@@ -132,7 +132,7 @@ with_spans! {
     Rule { path binders lhs both_ways rhs types lets requires prefer saves classes }
     Saves { amount unit }
     ClassExpr { class bounds dtypes }
-    Kernel { name pattern backend requires tune settings classes }
+    Kernel { name pattern backend requires prefer tune settings classes }
     Family { name members }
     Contract { name clauses }
     Clause { must rule count at }

@@ -506,6 +506,9 @@ pub struct Kernel {
     pub backend: Backend,
     /// Guards that are checked at plan time, on concrete shapes.
     pub requires: Vec<Guard>,
+    /// Where all of these hold, the kernel is timed although a library call computes the whole
+    /// node.
+    pub prefer: Vec<Guard>,
     /// Tuning parameters and their choices.
     pub tune: Vec<(String, Vec<i64>)>,
     /// Launch settings, over the variables and tuning parameters.

@@ -1,9 +1,10 @@
 //! Attention without stored scores: softmax(score(q k^T)) v, and how it is cut into tiles.
 //!
 //! In: an attention of a plan, with the layout of its operands; a row-wise kernel that may be a
-//! softmax. Out: an [`AttentionProblem`], and for each [`AttentionTiling`] that fits
-//! an [`AttentionKernel`] that `hypatia-templates` prints; the term whose softmax a kernel is. Invariant: every tiling sums
-//! the same weights and values in f32; the tiling decides the order of the sums and the speed.
+//! softmax. Out: an [`AttentionProblem`], and for each [`AttentionTiling`] that fits an
+//! [`AttentionKernel`] that `hypatia-templates` prints; the term whose softmax a kernel is.
+//! Invariant: every tiling sums the same weights and values in f32; the tiling decides the order of
+//! the sums and the speed.
 //!
 //! Source: Dao et al., FlashAttention (arXiv 2205.14135) and FlashAttention-3 (arXiv 2407.08608).
 

@@ -1,7 +1,8 @@
 //! Lint for cost formulas and savings that give no cost: negative numbers, or NaN.
 //!
-//! In: the formulas of the user's ops and rules. Out: a warning for each that fails at some sample sizes.
-//! Invariant: sizes are those of real operands, at least 1; a size of 0 costs nothing anyway.
+//! In: the formulas of the user's ops and rules. Out: a warning for each that fails at some sample
+//! sizes. Invariant: sizes are those of real operands, at least 1; a size of 0 costs nothing
+//! anyway.
 
 use crate::code;
 use crate::diag::Diagnostic;

@@ -15,6 +15,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
     }
     for k in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {
         check(&format!("kernel `{}`", k.name), &k.vars, &k.requires, k.origin.span, out);
+        check(&format!("the preference of kernel `{}`", k.name), &k.vars, &k.prefer, k.origin.span, out);
     }
 }
 

@@ -12,8 +12,19 @@ use crate::source::Span;
 use crate::spell::closest;
 
 /// Keywords that begin a statement of a kernel.
-const KERNEL_WORDS: [&str; 10] =
-    ["cublaslt", "template", "pointwise", "rowwise", "composed", "tiled", "requires", "tune", "launch", "class"];
+const KERNEL_WORDS: [&str; 11] = [
+    "cublaslt",
+    "template",
+    "pointwise",
+    "rowwise",
+    "composed",
+    "tiled",
+    "requires",
+    "prefer",
+    "tune",
+    "launch",
+    "class",
+];
 
 /// Signs and keywords of fixed text, which add nothing to the tree.
 const FIXED: &[(Rule, &str)] = &[
@@ -146,6 +157,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::setting => plain("a setting such as `nodes = 50;`"),
         Rule::builtin => quoted(&["builtin"]),
         Rule::requires | Rule::requires_statement => quoted(&["requires"]),
+        Rule::prefer_statement => quoted(&["prefer"]),
         Rule::prefer => quoted(&["prefer"]),
         Rule::saves => quoted(&["saves"]),
         Rule::saves_unit => plain("a unit: `us` or `bytes`"),
@@ -598,7 +610,8 @@ impl Site<'_> {
         })
     }
 
-    /// The expected things in words, at most [`MOST_EXPECTED`]; operators only if there is nothing else.
+    /// The expected things in words, at most [`MOST_EXPECTED`]; operators only if there is nothing
+    /// else.
     fn expectation(&self) -> String {
         let mut all: Vec<String> = Vec::new();
         for w in self.expected.iter().filter_map(|r| words(*r)).flatten() {

@@ -306,8 +306,9 @@ impl Builder<'_> {
     fn kernel(&self, pair: Pair<'_, Rule>) -> Built<Kernel> {
         let mut kids = Children::of(pair);
         let (name, pattern) = (self.name(kids.first()?), self.expr(kids.first()?)?);
-        let (requires, tune, settings, classes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut kernel = Kernel { name, pattern, backend: None, requires, tune, settings, classes };
+        let (requires, prefer, tune) = (Vec::new(), Vec::new(), Vec::new());
+        let (settings, classes) = (Vec::new(), Vec::new());
+        let mut kernel = Kernel { name, pattern, backend: None, requires, prefer, tune, settings, classes };
         for p in kids {
             let span = self.span(&p);
             let which = p.as_rule();
@@ -341,6 +342,9 @@ impl Builder<'_> {
         match which {
             Rule::requires_statement => {
                 kernel.requires.extend(self.exprs(Children::of(inner.first()?))?);
+            }
+            Rule::prefer_statement => {
+                kernel.prefer.extend(self.exprs(Children::of(inner.first()?))?);
             }
             Rule::tune => {
                 kernel.tune.push((self.name(inner.first()?), self.expr(inner.first()?)?));

@@ -36,6 +36,13 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
             None => good = false,
         }
     }
+    let mut prefer = Vec::new();
+    for g in &k.prefer {
+        match cx.guard(g) {
+            Some(g) => prefer.push(g),
+            None => good = false,
+        }
+    }
     let launch = launch_settings(cx, k);
     let (backend, claims, tune) = (backend?, claims?, tune?);
     let closed = !has_free_term(cx, &pattern);
@@ -44,6 +51,12 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     }
     let def = cx.s.program.op(op);
     generated_from(cx, k, def, &backend)?;
+    if let (false, Some(first)) = (matches!(backend, Backend::Tiled), k.prefer.first()) {
+        let what = "`prefer` is for a tiled kernel, which is timed beside library calls";
+        let d = Diagnostic::error(code::BACKEND, what, first.span)
+            .hint("write `requires` for what the kernel needs; among other kernels the cost decides");
+        return cx.report(d);
+    }
     if backend == Backend::Tiled {
         tiled::check(cx, k, (def, closed), &tune)?;
         requires.extend(tiled::limits(cx, def, &mut pattern, &tune));
@@ -56,6 +69,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
         pattern,
         backend,
         requires,
+        prefer,
         tune,
         launch: launch?,
         claims,

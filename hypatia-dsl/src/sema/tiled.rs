@@ -22,8 +22,8 @@ use super::context::Cx;
 /// The compute capability from which on products and attention are generated: Ampere, whose
 /// instructions the templates of warps use.
 const AMPERE_SM: i64 = 80;
-/// The compute capability from which on the rest is generated: Hopper. Two products at once are, and
-/// attention whose tuning parameters name no tiling for warps.
+/// The compute capability from which on the rest is generated: Hopper. Two products at once are,
+/// and attention whose tuning parameters name no tiling for warps.
 const HOPPER_SM: i64 = 90;
 
 /// What a tiled kernel computes.
@@ -145,7 +145,8 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
     Some(())
 }
 
-/// The guards of a tiled kernel with these choices of tuning parameters. Operands of its pattern that have no variable get one.
+/// The guards of a tiled kernel with these choices of tuning parameters. Operands of its pattern
+/// that have no variable get one.
 pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &[(String, Vec<i64>)]) -> Vec<AExpr> {
     let Some(gemm) = application(pattern) else { return Vec::new() };
     let kind = kind(def);

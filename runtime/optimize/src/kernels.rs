@@ -6,8 +6,8 @@
 //! pattern matches the extracted term (modulo commutativity and association) and no guard of it is
 //! known to be false; unknown guards are left to the planner. The order of kernels in a file
 //! implies no preference. Kernels from users' templates come first: they are timed beside what
-//! follows. Then, until measurements decide, a kernel with a fixed epilogue comes before an open
-//! one, which computes any epilogue.
+//! follows. So are tiled kernels where their `prefer` holds. Then, until measurements decide, a
+//! kernel with a fixed epilogue comes before an open one, which computes any epilogue.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -427,7 +427,7 @@ impl Products<'_> {
     }
 
     /// The kernels that store such a term in that type: users' templates first, since their author
-    /// wants them tried; then those with a fixed epilogue.
+    /// wants them tried; then those that prefer these sizes; then those with a fixed epilogue.
     fn kernels(&self, term: &Term, out: DType) -> Vec<Matched> {
         let program = &self.of.graph.program;
         let Some(gemm) = program.builtin_op(BuiltinOp::Gemm) else { return Vec::new() };
@@ -438,11 +438,21 @@ impl Products<'_> {
         let application = Application::of_product(self.of, gemm, self.matrices, (term, out));
         let kernels = program.kernels.iter().enumerate();
         let kernels = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
-        let matched = |(i, _)| application.matched(KernelId(i as u32), Some(self.product.from));
-        let mut found: Vec<Matched> = kernels.filter_map(matched).collect();
+        let from = Some(self.product.from);
+        let mut found: Vec<Matched> = Vec::new();
+        for (i, kernel) in kernels {
+            let id = KernelId(i as u32);
+            // Of factors that are not matrices yet, nothing is known.
+            let prefers = self.matrices && !kernel.prefer.is_empty();
+            let preferred = if prefers { application.preferred(id, from) } else { None };
+            if !preferred.as_ref().is_some_and(|m| m.open.is_empty()) {
+                found.extend(application.matched(id, from));
+            }
+            found.extend(preferred);
+        }
         found.sort_by_key(|m| {
             let kernel = &program.kernels[m.kernel.index()];
-            (!matches!(kernel.backend, Backend::Template(_)), !kernel.closed)
+            (!matches!(kernel.backend, Backend::Template(_)), !m.preferred, !kernel.closed)
         });
         found
     }
@@ -517,10 +527,19 @@ impl<'a> Application<'a> {
 
     /// The match of a kernel, if neither a guard nor a rounding class refutes it.
     fn matched(&self, id: KernelId, dtype: Option<DType>) -> Option<Matched> {
+        self.matched_where(id, dtype, false)
+    }
+
+    /// The match of a kernel where its preferences hold too, if nothing refutes it.
+    fn preferred(&self, id: KernelId, dtype: Option<DType>) -> Option<Matched> {
+        self.matched_where(id, dtype, true)
+    }
+
+    fn matched_where(&self, id: KernelId, dtype: Option<DType>, preferred: bool) -> Option<Matched> {
         let kernel = &self.of.graph.program.kernels[id.index()];
         let pattern = self.of.patterns.get(id.index()).filter(|_| is_precise(kernel, dtype))?;
         let matches = self.results.iter().flat_map(|r| match_at(&self.host, &pattern.search(), *r, MATCH_STEPS));
-        matches.into_iter().find_map(|m| self.admitted(id, kernel, m))
+        matches.into_iter().find_map(|m| self.admitted(id, kernel, m, preferred))
     }
 
     /// What keeps a kernel that matches from computing the node.
@@ -542,13 +561,13 @@ impl<'a> Application<'a> {
     }
 
     /// The match in terms of the node, if no guard refutes it.
-    fn admitted(&self, id: KernelId, kernel: &Kernel, m: Match) -> Option<Matched> {
+    fn admitted(&self, id: KernelId, kernel: &Kernel, m: Match, preferred: bool) -> Option<Matched> {
         let at = |v: VarId| self.operands.iter().position(|o| Some(*o) == m.class(v));
         let vars = (0..m.bindings.len()).map(|v| VarId(v as u32));
         let operands = vars.filter_map(|v| Some((v, at(v)?))).collect();
         let reads = reads(&self.of.graph.program, kernel);
         let reads = reads.into_iter().filter_map(|(v, view)| Some((at(v)?, view))).collect();
-        let mut matched = Matched { kernel: id, operands, bindings: m.values, reads, open: Vec::new() };
+        let mut matched = Matched { kernel: id, operands, bindings: m.values, reads, preferred, open: Vec::new() };
         let known = |i: usize| self.of.known(i).filter(|_| i >= self.unknown);
         matched.ask(kernel, &known, self.of.device).then_some(matched)
     }

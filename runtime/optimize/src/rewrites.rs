@@ -85,8 +85,8 @@ impl CompiledRule {
         Searchable { rule: self.rule(), terms: self.terms, prepared: &self.prepared }
     }
 
-    /// Matches that were not applied yet; with `changes`, only those near a change. The caller keeps
-    /// where a search that was cut short resumes.
+    /// Matches that were not applied yet; with `changes`, only those near a change. The caller
+    /// keeps where a search that was cut short resumes.
     pub fn find(
         &self,
         egraph: &View<'_>,

@@ -348,7 +348,8 @@ fn search_all<'r>(
     let classes = changes.as_ref().map_or_else(|| egraph.number_of_classes(), Frontiers::near);
     let share = if classes < CLASSES_FOR_THREADS { usize::MAX } else { RULES_A_THREAD };
     let (known, nothing) = (&*progress, Progress::default());
-    // A thread counts its own steps, all of earlier rules: what it leaves out is left out below too.
+    // A thread counts its own steps, all of earlier rules: what it leaves out is left out below
+    // too.
     let found = side_by_side_with(
         rules,
         share,

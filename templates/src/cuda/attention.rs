@@ -1,9 +1,10 @@
 //! Attention in tiles that stores no scores, for Hopper.
 //!
 //! In: an [`AttentionKernel`] whose tiling fits. Out: its source, and that of the kernel that joins
-//! the chunks of keys if the tiling has some; what the template of warps shares with it ([`Scores`]). Invariant: the score is one
-//! inlined function of the product and of what the term reads; a positive factor of the whole score
-//! becomes a factor of the exponent, and nothing else of the term is changed.
+//! the chunks of keys if the tiling has some; what the template of warps shares with it
+//! ([`Scores`]). Invariant: the score is one inlined function of the product and of what the term
+//! reads; a positive factor of the whole score becomes a factor of the exponent, and nothing else
+//! of the term is changed.
 
 use minijinja::{Value, context};
 

@@ -76,8 +76,8 @@ impl Sharing {
         let read = used.iter().map(|i| &kernel.inputs[*i]).filter(|i| wide(i.1)).map(|i| i.0);
         let written = kernel.outputs.iter().filter(|o| is_along(o.1)).map(|o| o.0);
         let mut vector = vector_width(read.chain(written).collect::<Vec<_>>().into_iter());
-        // Elements along several axes are read one by one, each with a division for every axis: a wider
-        // pack would only make the code longer.
+        // Elements along several axes are read one by one, each with a division for every axis: a
+        // wider pack would only make the code longer.
         if kernel.strided() && kernel.axes[1] > 1 {
             vector = vector.min(MOST_ALONG_AXES);
         }

@@ -294,8 +294,8 @@ fn common([a, b]: Interval, [c, d]: Interval) -> Interval {
     if first < end { [first, end] } else { [0, 0] }
 }
 
-/// For each block of so many queries the tiles of so many keys that some of them attend to, and those that hide
-/// none.
+/// For each block of so many queries the tiles of so many keys that some of them attend to, and
+/// those that hide none.
 fn ranges(rows: &[Interval], [of_block, of_tile]: [usize; 2], keys: usize) -> Vec<i32> {
     let (tile, last) = (of_tile as i32, keys as i32);
     let block = |rows: &[Interval]| {

@@ -66,8 +66,8 @@ impl WarpedAttention {
 
     /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.
     fn cycles(&self, t: &WarpAttentionTiling, multiprocessors: usize) -> f64 {
-        /// Products and sums per cycle, bytes per cycle from shared memory, cycles in which a tile's
-        /// copies arrive if nothing else is on its way.
+        /// Products and sums per cycle, bytes per cycle from shared memory, cycles in which a
+        /// tile's copies arrive if nothing else is on its way.
         const RATE: f64 = 1024.0;
         const SHARED: f64 = 128.0;
         const LATENCY: f64 = 800.0;

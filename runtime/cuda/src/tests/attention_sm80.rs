@@ -1,6 +1,6 @@
 //! Attention by warps: every tiling that the library declares against the reference, on a host
-//! without a GPU and on every GPU from Ampere on; ragged heads, rows that begin anywhere, heads as a
-//! projection leaves them, masks of all kinds; where it is a candidate.
+//! without a GPU and on every GPU from Ampere on; ragged heads, rows that begin anywhere, heads as
+//! a projection leaves them, masks of all kinds; where it is a candidate.
 use std::time::Duration;
 
 use hypatia_dsl::dtype::DType;
@@ -61,8 +61,8 @@ fn attention_of_warps_reads_as_one_would_write_it() {
     insta::assert_snapshot!(launches[0].0.emit(&plan.program).unwrap().text);
 }
 
-/// One launch for each kind of scores and each head, on every GPU from Ampere on; on Hopper for what
-/// the copy engine cannot move.
+/// One launch for each kind of scores and each head, on every GPU from Ampere on; on Hopper for
+/// what the copy engine cannot move.
 #[test]
 fn every_score_is_one_launch_from_ampere_on() {
     for (i, scores) in SCORES.iter().enumerate() {
@@ -83,7 +83,8 @@ fn every_score_is_one_launch_from_ampere_on() {
     }
 }
 
-/// `hypatia gen --model` writes the kernel that a plan launches: Hopper's there, else that of warps.
+/// `hypatia gen --model` writes the kernel that a plan launches: Hopper's there, else that of
+/// warps.
 #[test]
 fn what_runs_is_what_gen_writes() {
     for (target, arch) in [("h200", Some("sm_90a")), ("a100", None), ("b200", None)] {

@@ -303,3 +303,58 @@ fn what_runs_is_what_gen_writes() {
         assert_eq!(written.steps[0].kernel.as_ref(), Some(&instance.kernel), "{target}");
     }
 }
+
+/// `silu(a b + bias)` of the first rows of one matrix, whatever their number.
+fn first_rows(dtype: DType, [rows, n, k]: [usize; 3]) -> (Graph, Inputs) {
+    let mut c = Case::new(dtype);
+    let (b, bias) = (c.factor(1, [k, n], true), c.input(&[n]));
+    let a = c.factor(1, [rows, k], false);
+    let y = c.graph.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0];
+    let y = c.call("add", &[y, bias]);
+    let y = c.call("silu", &[y]);
+    c.graph.output("y", y);
+    (c.graph, c.inputs)
+}
+
+/// A row has the same bits in every tiling of a template that does not split k, and beside any
+/// number of other rows: what a batch-invariant plan may rely on.
+#[test]
+fn tilings_do_not_decide_the_bits_of_a_row_on_a_gpu() {
+    const SIZES: [usize; 2] = [264, 1096];
+    const ROWS: [usize; 5] = [1, 7, 64, 129, 520];
+    let some = planned(&Device::named("h200").unwrap(), &first_rows(DType::BF16, [64, SIZES[0], SIZES[1]]).0);
+    let [hopper, warps] = all_tilings(&some);
+    let whole = |t: &&StoredTiling| WarpTiling::of_words(t).is_some_and(|t| t.split == 1);
+    let warps: Vec<StoredTiling> = warps.iter().filter(whole).step_by(11).copied().collect();
+    let Some(gpu) = gpu((hopper.len() + warps.len()) * ROWS.len()) else { return };
+    let hopper = if gpu.profile().sm == 90 { hopper } else { Vec::new() };
+    let (mut ran, mut of_templates) = (0, Vec::new());
+    for tilings in [hopper, warps] {
+        let mut known: Option<Vec<u8>> = None;
+        for (at, tiling) in tilings.iter().take(cases(1000) as usize).enumerate() {
+            let rows = [ROWS[at % ROWS.len()], ROWS[ROWS.len() - 1]];
+            for rows in &rows[usize::from(at > 3 && at % 4 != 0)..] {
+                let (graph, inputs) = first_rows(DType::BF16, [*rows, SIZES[0], SIZES[1]]);
+                let plan = planned(&gpu.profile(), &graph);
+                let Some(file) = tiled_step(&plan).and_then(|_| forced(&gpu, &plan, tiling)) else { continue };
+                let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(file);
+                let executor = Executor::new(plan, gpu.clone(), &mut tuner).unwrap().poisoned();
+                let what = format!("{tiling:?}, {rows} rows");
+                let bits = check(&executor, &graph, &inputs, &what)[0].bytes().to_vec();
+                let longest = known.get_or_insert_with(|| bits.clone());
+                let both = bits.len().min(longest.len());
+                assert!(bits[..both] == longest[..both], "{what}: other bits than the tilings before");
+                if bits.len() > longest.len() {
+                    *longest = bits;
+                }
+                ran += 1;
+            }
+        }
+        of_templates.extend(known);
+    }
+    println!("{ran} products, the same bits in every tiling of a template");
+    if let [hopper, warps] = of_templates.as_slice() {
+        println!("the two templates have the same bits: {}", hopper == warps);
+    }
+    assert!(ran > 0);
+}

@@ -8,10 +8,11 @@
 
 use std::sync::Arc;
 
+use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AttrValue, Backend, DeviceFact, Fact, Head, InView, Kernel, KernelId, NodePat, OpBody, Pat, Program, VarId,
+    AttrValue, Backend, DeviceFact, Fact, Guard, Head, InView, Kernel, KernelId, NodePat, OpBody, Pat, Program, VarId,
 };
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
@@ -78,6 +79,8 @@ pub struct Matched {
     pub bindings: Bindings,
     /// How the kernel reads the operands of the epilogue.
     pub reads: Vec<(usize, InView)>,
+    /// Whether it is a candidate only where the kernel's preferences hold too.
+    pub preferred: bool,
     /// Guards of the kernel that were neither proved nor refuted.
     pub open: Vec<usize>,
 }
@@ -130,7 +133,7 @@ impl Matched {
     /// proved stay open.
     pub fn ask(&mut self, kernel: &Kernel, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
         let asked = CandidateFacts { operands: &self.operands, known, device };
-        let verdicts = kernel.requires.iter().map(|g| eval_guard(g, &self.bindings, &asked));
+        let verdicts = self.guards(kernel).map(|g| eval_guard(g, &self.bindings, &asked));
         let verdicts: Vec<Option<bool>> = verdicts.collect();
         self.open = (0..verdicts.len()).filter(|i| verdicts[*i] != Some(true)).collect();
         !verdicts.contains(&Some(false))
@@ -140,8 +143,20 @@ impl Matched {
     pub fn holds(&self, program: &Program, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
         let asked = CandidateFacts { operands: &self.operands, known, device };
         let kernel = &program.kernels[self.kernel.index()];
-        let guards = self.open.iter().filter_map(|i| kernel.requires.get(*i));
-        guards.into_iter().all(|g| eval_guard(g, &self.bindings, &asked) == Some(true))
+        let mut guards = self.open_guards(kernel);
+        guards.all(|g| eval_guard(g, &self.bindings, &asked) == Some(true))
+    }
+
+    /// The guards of the kernel that `open` counts: those of the kernel, then its preferences.
+    fn guards<'k>(&self, kernel: &'k Kernel) -> impl Iterator<Item = &'k Guard> + use<'k> {
+        let preferences = if self.preferred { kernel.prefer.as_slice() } else { &[] };
+        kernel.requires.iter().chain(preferences)
+    }
+
+    /// The guards of the kernel that were neither proved nor refuted.
+    pub fn open_guards<'k>(&self, kernel: &'k Kernel) -> impl Iterator<Item = &'k Guard> {
+        let open = &self.open;
+        self.guards(kernel).enumerate().filter(move |(i, _)| open.contains(i)).map(|(_, g)| g)
     }
 }
 
@@ -189,7 +204,11 @@ impl Candidate {
             for (var, operand) in &m.operands {
                 vars[var.index()].name = name(*operand);
             }
-            m.open.iter().filter_map(|i| k.requires.get(*i)).map(|g| show_expr(&vars, g)).collect::<Vec<_>>()
+            let shown = |g: &Guard| match (show_expr(&vars, g), g) {
+                (text, Guard::Binary(BinaryOp::Or, ..)) => format!("({text})"),
+                (text, _) => text,
+            };
+            m.open_guards(k).map(shown).collect::<Vec<_>>()
         });
         let open: Vec<String> = open.collect();
         if !open.is_empty() {
