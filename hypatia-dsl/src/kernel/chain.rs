@@ -222,7 +222,9 @@ impl ChainKernel {
         let part = |l: usize| self.part(l, cluster);
         let inner = (0..self.layers.len() - 1).map(|l| part(l) * cluster * 2).max().unwrap_or(0);
         let widest = (0..self.layers.len()).map(part).max().unwrap_or(0);
-        [inner.next_multiple_of(ROW) + 64, widest.next_multiple_of(32) + 8]
+        // Threads store two neighbouring sums, or four where weights are dense along columns.
+        let spread = if self.layers[0].by_k { 8 } else { 4 };
+        [inner.next_multiple_of(ROW) + 64, widest.next_multiple_of(32) + spread]
     }
 
     /// Threads of a block.
@@ -257,8 +259,10 @@ impl ChainKernel {
         match self.tiling {
             ChainTiling::Groups { groups, stages, ring } => {
                 let sums = |l: usize| {
+                    let (n, inner) = (padded(self.layers[l].columns), l > 0 && l + 1 < self.layers.len());
                     let left = if l == 0 { 0 } else { padded(self.depth(l)) / 4 };
-                    padded(self.layers[l].columns) / 2 + left + OTHERS
+                    // Beside a ring the compiler keeps more of the next left factor.
+                    n / 2 + left + if ring > 0 && inner { n / 8 } else { 0 } + OTHERS
                 };
                 let registers = if ring > 0 { BESIDE_RING } else { of_block(self.threads()) };
                 let needed = (0..self.layers.len()).map(sums).max().unwrap_or(0);
@@ -327,7 +331,10 @@ mod tests {
         assert!(!fits(&[128; 5], 4, 2, 0));
         // 256 KiB of weights pass through a ring; 32 KiB need none.
         assert!(!fits(&[256; 3], 2, 1, 0) && fits(&[256; 3], 2, 1, 4) && !fits(&[64; 5], 2, 1, 4));
-        let warps = |widths: &[usize], rows, cluster| kernel(widths, false, ChainTiling::Warps { rows, cluster }).fits();
+        // Registers of an inner layer.
+        assert!(!fits(&[256; 4], 2, 1, 4));
+        let warps =
+            |widths: &[usize], rows, cluster| kernel(widths, false, ChainTiling::Warps { rows, cluster }).fits();
         assert!(warps(&[256; 3], 16, 8) && warps(&[64; 5], 16, 1) && !warps(&[256; 3], 16, 1));
     }
 

@@ -29,7 +29,9 @@ impl Plan {
         if !plan.device.is_host() {
             copies::remove(&mut plan);
             copies::join(&mut plan);
-            chain::cluster(&mut plan);
+            if options.cluster {
+                chain::cluster(&mut plan);
+            }
             short::shorten(&mut plan);
         }
         arena::assign(&mut plan, options.memory)?;

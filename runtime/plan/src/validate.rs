@@ -11,8 +11,8 @@
 
 use super::arena::last_uses;
 use super::{
-    ALIGNMENT, Action, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan, PointwiseStep, RowwiseStep, Step,
-    Storage, View,
+    ALIGNMENT, Action, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan, PointwiseStep,
+    RowwiseStep, Step, Storage, View,
 };
 use hypatia_tensor::error::{Error, Result};
 

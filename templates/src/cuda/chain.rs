@@ -107,9 +107,8 @@ impl<'k> Printed<'k> {
         let mut out = Vec::new();
         match k.tiling {
             ChainTiling::Groups { ring, .. } => {
-                let map = |i: usize, lead, about| {
-                    Arg::map(format!("in{i}_map"), ArgRole::Read(i), k.factor, lead, about)
-                };
+                let map =
+                    |i: usize, lead, about| Arg::map(format!("in{i}_map"), ArgRole::Read(i), k.factor, lead, about);
                 out.push(map(0, [TILE_K, GROUP_ROWS], input));
                 for ((l, layer), at) in layers() {
                     let depth = if ring > 0 { TILE_K } else { padded(k.depth(l)) };

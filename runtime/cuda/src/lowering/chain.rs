@@ -41,7 +41,8 @@ impl GeneratedChain {
         let [x, beside @ ..] = reads else { return None };
         let (count, stride) = rows(x)?;
         let width = layers.first()?.product.k;
-        let map = |name: String, view: &View, sizes: [usize; 2], ld: usize| Some((name, MapShape::of(view, &sizes, &[ld])?));
+        let map =
+            |name: String, view: &View, sizes: [usize; 2], ld: usize| Some((name, MapShape::of(view, &sizes, &[ld])?));
         let mut maps = vec![map("in0_map".into(), x, [width, count], stride)];
         let (mut rest, mut at) = (beside, 1);
         let mut described = Vec::with_capacity(layers.len());
@@ -52,9 +53,8 @@ impl GeneratedChain {
             let [.., of_k, of_n] = weight.strides.as_slice() else { return None };
             let (by_k, ld) = matrix_layout(k, n, *of_k, *of_n)?;
             maps.push(map(format!("in{at}_map"), weight, if by_k { [k, n] } else { [n, k] }, ld));
-            let operand = |v: &View| {
-                Operand { dtype: v.dtype, access: if is_number(v) { Access::Splat } else { Access::Row } }
-            };
+            let operand =
+                |v: &View| Operand { dtype: v.dtype, access: if is_number(v) { Access::Splat } else { Access::Row } };
             described.push(ChainLayer {
                 columns: n,
                 by_k,
@@ -112,10 +112,15 @@ impl GeneratedChain {
         const RATE: f64 = 2048.0 * 0.85;
         const BYTES: f64 = 40.0;
         let k = &self.kernel;
-        let sizes: Vec<[f64; 3]> = k.layers.iter().enumerate().map(|(l, layer)| {
-            let instructions = layer.term.nodes.len() as f64 * 3.0 + 3.0;
-            [padded(k.depth(l)) as f64, padded(layer.columns) as f64, instructions]
-        }).collect();
+        let sizes: Vec<[f64; 3]> = k
+            .layers
+            .iter()
+            .enumerate()
+            .map(|(l, layer)| {
+                let instructions = layer.term.nodes.len() as f64 * 3.0 + 3.0;
+                [padded(k.depth(l)) as f64, padded(layer.columns) as f64, instructions]
+            })
+            .collect();
         let weights: f64 = sizes.iter().map(|[k, n, _]| k * n * 2.0).sum();
         match tiling {
             ChainTiling::Groups { groups, stages, ring } => {
