@@ -16,7 +16,7 @@ use hypatia_plan::chain::{is_number, rows};
 use hypatia_plan::{ChainLayer as Layer, View, matrix_layout};
 use hypatia_target::device::Device;
 
-/// Tilings that a cluster needs its own launches for: clusters exist from Hopper on.
+/// Blocks of a cluster where there are none: clusters exist from Hopper on.
 const NO_CLUSTER: usize = 1;
 
 /// A chain that some template computes in place.
@@ -117,7 +117,7 @@ impl GeneratedChain {
             .iter()
             .enumerate()
             .map(|(l, layer)| {
-                let instructions = layer.term.nodes.len() as f64 * 3.0 + 3.0;
+                let instructions = layer.term.nodes.len() as f64 * 2.0 + 1.0;
                 [padded(k.depth(l)) as f64, padded(layer.columns) as f64, instructions]
             })
             .collect();
