@@ -32,7 +32,7 @@ const SHAPES: [(usize, &[usize]); 9] = [
 ];
 /// The functions of the layers, in turn.
 const SCALARS: [&[&str]; 5] =
-    [&["relu"], &["gelu", "silu"], &["tanh", "scaled", "exp"], &["sigmoid", "none"], &["scaled", "gelu_tanh"]];
+    [&["relu"], &["gelu", "silu"], &["tanh", "scaled", "exp"], &["sigmoid", "none"], &["scaled", "mish"]];
 
 /// Products in turn with biases and these functions; the last one has a bias alone.
 fn case(dtype: DType, (rows, widths): (usize, &[usize]), by_k: bool, scalars: &[&str]) -> (Graph, Inputs) {
