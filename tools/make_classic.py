@@ -56,6 +56,7 @@ for width, batch in MLPS:
         for dtype in ("f32", "bf16"):
             mlp(width, depth, batch, dtype)
 mlp(64, 4, 65536, "bf16")
+mlp(128, 4, 65536, "bf16")
 m, k, n = SWIGLU
 weights = [("const", v, f"bf16[{n}, {k}]") for v in ("gate", "up")]
 case(f"swiglu {m}x{k}x{n} bf16", [("input", "x", f"bf16[{m}, {k}]"), *weights], "silu(linear(x, gate)) * linear(x, up)")

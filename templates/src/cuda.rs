@@ -12,6 +12,7 @@
 mod attention;
 mod attention_sm80;
 mod carry;
+mod chain;
 mod expr;
 mod gemm;
 mod gemm_sm80;
@@ -40,6 +41,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::attention::AttentionKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
+use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
     SortKernel, WarpGemm,
@@ -411,6 +413,12 @@ pub fn gemm(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitEr
 /// Prints a matrix product of warps with its epilogue, for sm_80 and later.
 pub fn warp_gemm(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, EmitError> {
     gemm_sm80::emit(program, kernel)
+}
+
+/// Prints a chain of matrix products with their epilogues: for sm_90a, or for sm_80 and later, as
+/// its tiling says.
+pub fn chain(program: &Program, kernel: &ChainKernel) -> Result<CudaSource, EmitError> {
+    chain::emit(program, kernel)
 }
 
 /// Prints attention in tiles, for sm_90a; the sums of each chunk of keys, if its tiling splits

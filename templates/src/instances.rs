@@ -15,6 +15,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, Kernel, Origin, Program, RuleId};
 use hypatia_dsl::kernel::attention::AttentionKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
+use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel,
@@ -72,6 +73,8 @@ pub enum Body {
     Gemm(GemmKernel),
     /// A matrix product with its epilogue, computed by warps.
     WarpGemm(WarpGemm),
+    /// A chain of matrix products with their epilogues.
+    Chain(ChainKernel),
     /// Attention; the sums of each chunk of keys, if its tiling splits them.
     Attention(AttentionKernel),
     /// Attention, computed by warps.
@@ -103,6 +106,7 @@ impl Body {
             Body::Rowwise(k) => cuda::rowwise(program, k),
             Body::Gemm(k) => cuda::gemm(program, k),
             Body::WarpGemm(k) => cuda::warp_gemm(program, k),
+            Body::Chain(k) => cuda::chain(program, k),
             Body::Attention(k) => cuda::attention(program, k),
             Body::WarpAttention(k) => cuda::warp_attention(program, k),
             Body::AttentionJoin(k) => cuda::attention_join(program, k),
@@ -119,7 +123,11 @@ impl Body {
     /// The only architecture that it compiles for, if it uses instructions of that one; `None` for
     /// all.
     pub fn only_arch(&self) -> Option<&'static str> {
-        matches!(self, Body::Gemm(_) | Body::Attention(_)).then_some("sm_90a")
+        let hopper = match self {
+            Body::Chain(k) => k.tiling.is_hopper(),
+            body => matches!(body, Body::Gemm(_) | Body::Attention(_)),
+        };
+        hopper.then_some("sm_90a")
     }
 
     /// Puts short functions where rules allow them: see [`Shortener`]. With `tf32` it stands behind
@@ -147,6 +155,7 @@ impl Body {
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
             Body::WarpGemm(k) => (&mut k.name, &mut k.doc),
+            Body::Chain(k) => (&mut k.name, &mut k.doc),
             Body::Attention(k) | Body::AttentionJoin(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::WarpAttention(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),

@@ -9,6 +9,7 @@
 pub mod attention;
 pub mod attention_sm80;
 mod body;
+pub mod chain;
 mod derive;
 mod gemm;
 mod gemm_sm80;

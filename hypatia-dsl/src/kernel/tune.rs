@@ -6,6 +6,7 @@
 
 use super::attention::{self, ATTENTION_TUNE};
 use super::attention_sm80::{self, WARP_ATTENTION_TUNE};
+use super::chain::{self, CHAIN_TUNE, WARP_CHAIN_TUNE};
 use super::{TUNE, WARP_TUNE, gemm, gemm_sm80};
 
 /// The parameters of a template, each with the values that the hardware has, in their stored order.
@@ -46,11 +47,13 @@ pub(super) fn store(template: u64, values: &[usize]) -> StoredTiling {
 
 /// The parameters of a stored tiling, by name; `None` if it is of no template of ours.
 pub fn parameters(words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
-    let tables: [(u64, &Table); 4] = [
+    let tables: [(u64, &Table); 6] = [
         (gemm::STORED, TUNE),
         (gemm_sm80::STORED, WARP_TUNE),
         (attention::STORED, ATTENTION_TUNE),
         (attention_sm80::STORED, WARP_ATTENTION_TUNE),
+        (chain::STORED, CHAIN_TUNE),
+        (chain::WARPS_STORED, WARP_CHAIN_TUNE),
     ];
     tables.into_iter().find_map(|(template, table)| {
         let values = stored(template, table, words)?;

@@ -21,9 +21,9 @@ use hypatia_onnx::{export, import};
 use hypatia_optimize as optimize;
 use hypatia_optimize::cost::ASSUMED_SIZE;
 use hypatia_optimize::why_not::WhyNot;
-use hypatia_optimize::{Firing, Launches, Optimized, contract, explain};
+use hypatia_optimize::{Choice, Considered, Fate, Firing, Launches, Optimized, contract, explain};
 use hypatia_plan as plan;
-use hypatia_plan::{Plan, Shortened};
+use hypatia_plan::{Action, CallStep, Called, Plan, Shortened, Step};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
 
@@ -141,6 +141,20 @@ pub fn list_choices(optimized: &mut Optimized, options: &optimize::Options) {
         }
         Err(e) => optimized.report.warnings.push(format!("the candidates of steps cannot be listed: {e}")),
     }
+    // Products in turn are found in the plan. If there is none, its error is above.
+    let plan = assumed(&optimized.graph, &plain);
+    optimized.report.choices.extend(plan.iter().flat_map(|p| p.steps.iter().filter_map(|s| in_turn(p, s))));
+}
+
+/// The two ways to compute products in turn.
+fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
+    let Action::Call(CallStep { called: Called::Chain(layers), fallback, .. }) = &step.action else { return None };
+    let us = |steps: &[Step]| Some(steps.iter().map(|s| s.predicted(&plan.device)).sum::<f64>() * 1e6);
+    let way = |kernel: String, steps, fate| Considered { kernel, predicted_us: us(steps), fate };
+    let whole = format!("{} products in turn, in one launch", layers.len());
+    let one = way(whole, std::slice::from_ref(step), Fate::Raced);
+    let each = way("one product after the other".into(), fallback, Fate::Fallback);
+    Some(Choice { nodes: vec![step.title()], candidates: vec![one, each] })
 }
 
 /// Counts the launches of `given` and of what was made of it, and the fusions, and puts them into

@@ -1,11 +1,12 @@
-//! Builds a plan: prepares the graph, lowers it, removes copies, and places the buffers.
+//! Builds a plan: prepares the graph, lowers it, removes copies, joins products, and places the
+//! buffers.
 //!
 //! In: a graph on concrete sizes, settings, and the model's constants. Out: a [`Plan`]. Invariant:
 //! debug builds validate every plan.
 
 use super::options::Options;
 use super::plan::Plan;
-use super::{arena, copies, lower, prepare, short};
+use super::{arena, chain, copies, lower, prepare, short};
 use hypatia_graph::{Constants, Graph};
 use hypatia_tensor::error::Result;
 
@@ -28,6 +29,9 @@ impl Plan {
         if !plan.device.is_host() {
             copies::remove(&mut plan);
             copies::join(&mut plan);
+            if options.cluster {
+                chain::cluster(&mut plan);
+            }
             short::shorten(&mut plan);
         }
         arena::assign(&mut plan, options.memory)?;

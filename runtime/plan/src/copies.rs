@@ -63,7 +63,7 @@ fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Ste
         // The kernel stores whole rows of values.
         Called::Attention(_) if *column != 1 => return None,
         // The kernel's results are row-major.
-        Called::Template(_) | Called::Pair(_) => return None,
+        Called::Template(_) | Called::Pair(_) | Called::Chain(_) => return None,
         Called::Attention(_) => {}
     }
     let kernel = maker.kernel.filter(|_| matches!(called, Called::Attention(_)));

@@ -4,7 +4,8 @@
 //! further decisions. [`build`] runs the stages: [`prepare`] computes everything that does not
 //! depend on an input and decides which ops are kept. [`mod@lower`] turns nodes into steps and
 //! views, with the kernels that the optimiser listed. [`copies`] removes and merges copies,
-//! [`short`] puts short functions into generated kernels, and [`arena`] places results in one
+//! [`chain`] joins products whose results have one reader, [`short`] puts short functions into
+//! generated kernels, and [`arena`] places results in one
 //! block of memory.
 //!
 //! Invariant: a step reads only inputs, constants and results of earlier steps; a view costs
@@ -14,6 +15,7 @@
 mod arena;
 mod buffer;
 mod build;
+pub mod chain;
 mod copies;
 mod declared;
 mod lower;
@@ -41,7 +43,8 @@ pub use options::Options;
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
-    Action, AttentionStep, CallStep, Called, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step, TemplateStep,
+    Action, AttentionStep, CallStep, Called, ChainLayer, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step,
+    TemplateStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;

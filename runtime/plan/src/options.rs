@@ -13,7 +13,8 @@ use hypatia_tensor::memory;
 pub struct Options {
     /// The target device.
     pub device: Device,
-    /// Cluster pointwise work; otherwise every scalar node is a launch of its own.
+    /// Cluster pointwise work, rows and products in turn; otherwise every scalar node and every
+    /// product is a launch of its own.
     pub cluster: bool,
     /// Limit in bytes of the arena and the outputs; a plan that needs more is an error.
     pub memory: usize,

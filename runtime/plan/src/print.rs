@@ -8,7 +8,7 @@ use std::fmt;
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Called, Plan, Step, Storage, View};
+use super::{Action, Called, ChainLayer, Plan, Step, Storage, View};
 use hypatia_graph::show_term;
 
 impl Plan {
@@ -32,6 +32,18 @@ impl Plan {
         parts.join(", ")
     }
 
+    /// Products in turn; `reads` begin with the first left operand.
+    fn chain(&self, layers: &[ChainLayer], reads: &[View]) -> String {
+        let mut first = 1;
+        let terms = layers.iter().map(|layer| {
+            let own = reads.get(first + 1..first + layer.reads).unwrap_or_default();
+            first += layer.reads;
+            self.term(&layer.product.term, own)
+        });
+        let terms: Vec<String> = terms.collect();
+        format!("{} products in turn: {}", layers.len(), terms.join("; "))
+    }
+
     fn action(&self, step: &Step) -> String {
         let reads = step.reads.as_slice();
         match &step.action {
@@ -45,6 +57,7 @@ impl Plan {
                 let read = |first: usize| reads.get(first..e.reads).unwrap_or_default();
                 let what = match &e.called {
                     Called::Attention(a) => format!("attention, score {}", self.term(&a.term, read(3))),
+                    Called::Chain(layers) => self.chain(layers, reads),
                     Called::Pair(g) => format!("two products, {}", self.term(&g.term, read(3))),
                     Called::Template(_) => {
                         let kernel = step.kernel.map(|k| self.program.kernels[k.index()].name.as_str());

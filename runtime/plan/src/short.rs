@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Shortener;
 
-use super::{Action, Called, Plan, Shortened, Step};
+use super::{Action, Called, ChainLayer, Plan, Shortened, Step, View};
 
 /// Applies the rules to generated kernels.
 pub(super) fn shorten(plan: &mut Plan) {
@@ -27,6 +27,9 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
             e.fallback.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
             // The fallback records the rules. Scores keep their precision: a softmax magnifies
             // their errors.
+            if let Called::Chain(layers) = &mut e.called {
+                shorten_chain(shortener, layers, &step.reads, step.writes[0].dtype);
+            }
             let of = match &mut e.called {
                 Called::Product(g) if !g.is_plain() => Some((g, 2)),
                 Called::Pair(g) => Some((g, 3)),
@@ -41,4 +44,15 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
         _ => return,
     };
     fired.extend(rules.into_iter().map(|rule| Shortened { step: step.name.clone(), rule }));
+}
+
+/// The terms of a chain's products. `reads` are those of the step, whose results all have type `to`.
+fn shorten_chain(shortener: &Shortener<'_>, layers: &mut [ChainLayer], reads: &[View], to: DType) {
+    let mut first = 1;
+    for layer in layers {
+        let end = first + layer.reads;
+        let inputs: Vec<DType> = reads[first + 1..end].iter().map(|v| v.dtype).collect();
+        shortener.product(&mut layer.product.term, &inputs, to);
+        first = end;
+    }
 }

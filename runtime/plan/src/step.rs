@@ -139,6 +139,16 @@ pub struct TemplateStep {
     pub launches: Vec<DeclaredLaunch>,
 }
 
+/// A product of a chain, with the number of its own operands: its right one, and what its term
+/// reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChainLayer {
+    /// The product with its epilogue.
+    pub product: GemmStep,
+    /// The number of its reads, without the left operand.
+    pub reads: usize,
+}
+
 /// What a call computes in one launch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Called {
@@ -149,6 +159,9 @@ pub enum Called {
     /// right ones, and what the epilogue reads, broadcast to the result. The epilogue's
     /// accumulators are those of both products.
     Pair(GemmStep),
+    /// Products whose left operand is the result of the one before, rounded as if it were stored, by
+    /// a tiled kernel: `reads` are the first left operand, then those of each product.
+    Chain(Vec<ChainLayer>),
     /// Attention, by a tiled kernel.
     Attention(AttentionStep),
     /// An op, by a kernel from a user's template.
@@ -179,7 +192,7 @@ impl CallStep {
         match &self.called {
             Called::Product(g) => Some(g),
             Called::Template(t) => t.product.as_ref(),
-            Called::Pair(_) | Called::Attention(_) => None,
+            Called::Pair(_) | Called::Chain(_) | Called::Attention(_) => None,
         }
     }
 }

@@ -11,8 +11,8 @@
 
 use super::arena::last_uses;
 use super::{
-    ALIGNMENT, Action, AttentionStep, BufferId, Called, ConvStep, GemmStep, Plan, PointwiseStep, RowwiseStep, Step,
-    Storage, View,
+    ALIGNMENT, Action, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan, PointwiseStep,
+    RowwiseStep, Step, Storage, View,
 };
 use hypatia_tensor::error::{Error, Result};
 
@@ -220,6 +220,7 @@ impl Plan {
                 match &e.called {
                     Called::Product(g) => own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]),
                     Called::Pair(g) => pair(g, own, stored),
+                    Called::Chain(layers) => chain(layers, own, stored),
                     Called::Attention(a) => attention(a, own, stored),
                     Called::Template(t) => {
                         let factors =
@@ -252,6 +253,26 @@ fn pair(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {
     let ([a, b, c, beside @ ..], [out]) = (reads, writes) else { return false };
     let both = [b, c].into_iter().all(|right| factors(g, &[a.clone(), right.clone()], out));
     both && beside.iter().all(|view| view.shape == out.shape)
+}
+
+/// The operands of products in turn, each the left operand of the next, and the last result.
+fn chain(layers: &[ChainLayer], reads: &[View], writes: &[View]) -> bool {
+    let ([x, beside @ ..], [out], Some(last)) = (reads, writes, layers.last()) else { return false };
+    let rows = |g: &GemmStep| g.batch.iter().product::<usize>() * g.m;
+    let mut rest = beside;
+    for (i, layer) in layers.iter().enumerate() {
+        let g = &layer.product;
+        let Some((own, others)) = rest.split_at_checked(layer.reads) else { return false };
+        let [weight, terms @ ..] = own else { return false };
+        let shaped = |v: &View, m: usize, n: usize| v.shape == [&g.batch[..], &[m, n]].concat();
+        let left = if i == 0 { shaped(x, g.m, g.k) } else { layers[i - 1].product.n == g.k };
+        if !left || !shaped(weight, g.k, g.n) || !terms.iter().all(|v| shaped(v, g.m, g.n)) {
+            return false;
+        }
+        rest = others;
+    }
+    let same = layers.iter().all(|l| rows(&l.product) == rows(&last.product));
+    rest.is_empty() && same && out.len() == rows(&last.product) * last.product.n
 }
 
 fn attention(a: &AttentionStep, reads: &[View], writes: &[View]) -> bool {

@@ -5,7 +5,7 @@
 
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::{Action, CallStep, Called, Plan, Step, View};
+use super::{Action, CallStep, Called, GemmStep, Plan, Step, View};
 use hypatia_target::device::Device;
 
 /// Arithmetic and memory traffic of a step.
@@ -41,6 +41,11 @@ impl Step {
                 Some(g) => len * (2.0 * g.k as f64 + calls(&g.term)),
                 None => fallback.iter().map(|s| s.work().flops).sum(),
             },
+            Action::Call(CallStep { called: Called::Chain(layers), .. }) => {
+                let rows = layers.last().map_or(0.0, |l| len / l.product.n.max(1) as f64);
+                let of = |g: &GemmStep| rows * g.n as f64 * (2.0 * g.k as f64 + calls(&g.term));
+                layers.iter().map(|l| of(&l.product)).sum()
+            }
             Action::Call(CallStep { called: Called::Attention(a), .. }) => {
                 let scores = len / (a.value.max(1) as f64) * a.keys as f64;
                 // Besides the score: the maximum, the exponential, the sum.

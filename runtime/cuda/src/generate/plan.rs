@@ -146,7 +146,7 @@ fn kind(body: &Body) -> &'static str {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
         Body::Rowwise(_) => "rowwise",
-        Body::Gemm(_) | Body::WarpGemm(_) => "product",
+        Body::Gemm(_) | Body::WarpGemm(_) | Body::Chain(_) => "product",
         Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) => "tiled attention",
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",

@@ -7,6 +7,7 @@
 
 pub mod attention;
 mod batched;
+pub mod chain;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod intervals;

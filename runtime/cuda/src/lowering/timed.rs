@@ -1,9 +1,9 @@
-//! Kernels that are timed beside their fallback: generated products and attentions, and users'
-//! templates.
+//! Kernels that are timed beside their fallback: generated products, chains of them, attentions,
+//! and users' templates.
 //!
 //! In: a step whose kernel is one of these. Out: the ways to compute it, in a stored form, the one
 //! with the best prediction first; and for each the kernels and their [`Work`]. Invariant: only
-//! ways that the kernel declares are listed.
+//! ways that the kernel declares are listed; those of a chain are its templates'.
 
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::StoredTiling;
@@ -11,6 +11,7 @@ use hypatia_templates::instances::Body;
 
 use super::Work;
 use super::attention::GeneratedAttention;
+use super::chain::GeneratedChain;
 use super::product::GeneratedProduct;
 use super::template;
 use hypatia_plan::{CallStep, Called, Plan, Step};
@@ -20,6 +21,8 @@ use hypatia_plan::{CallStep, Called, Plan, Step};
 pub enum Timed {
     /// A product, by a template of ours.
     Product(Box<GeneratedProduct>),
+    /// Products in turn, by a template of ours.
+    Chain(Box<GeneratedChain>),
     /// Attention, by a template of ours.
     Attention(Box<GeneratedAttention>),
     /// By a user's template: each launch that it declares.
@@ -39,6 +42,9 @@ impl Timed {
             Called::Product(g) => {
                 GeneratedProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p)))
             }
+            Called::Chain(layers) => {
+                GeneratedChain::of(&plan.device, layers, reads, out).map(|c| Timed::Chain(Box::new(c)))
+            }
             Called::Attention(a) => GeneratedAttention::of(plan, a, reads, out).map(|a| Timed::Attention(Box::new(a))),
             Called::Template(t) => {
                 Some(Timed::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
@@ -50,6 +56,7 @@ impl Timed {
     pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
         match self {
             Timed::Product(p) => p.plausible(kernel, multiprocessors),
+            Timed::Chain(c) => c.plausible(multiprocessors),
             Timed::Attention(a) => a.plausible(kernel, multiprocessors),
             Timed::Template(variants) => (0..variants.len() as u64).map(|i| [TEMPLATE, i, 0, 0, 0, 0, 0, 0]).collect(),
         }
@@ -59,6 +66,7 @@ impl Timed {
     pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
         let one = match self {
             Timed::Product(p) => p.tiled(words),
+            Timed::Chain(c) => c.tiled(words),
             Timed::Attention(a) => return a.launches(words),
             Timed::Template(variants) => usize::try_from(words[1]).ok().and_then(|i| variants.get(i).cloned()),
         };
@@ -72,6 +80,7 @@ impl Timed {
                 let [batches, m, n, k] = p.sizes();
                 format!("{m}x{n}x{k} batch {batches}")
             }
+            Timed::Chain(c) => c.name(),
             Timed::Attention(a) => {
                 let [heads, queries, keys, head] = a.sizes();
                 format!("attention {queries}x{keys}x{head} heads {heads}")

@@ -7,6 +7,7 @@
 
 mod attention;
 mod attention_sm80;
+mod chain;
 mod emulated;
 mod heads;
 mod irregular;
