@@ -239,9 +239,9 @@ fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
     let all = |f: fn(DType) -> bool| Some(DType::ALL.into_iter().filter(|d| f(*d)).collect());
     match &e.kind {
         ExprKind::Path(p) => match p.text().as_str() {
-            "float" => all(DType::is_float),
+            "float" => all(DType::computes_in_floats),
             "int" => all(DType::is_int),
-            "number" => all(|d| d != DType::Bool),
+            "number" => all(|d| d.computes_in_floats() || d.is_int()),
             "any" => all(|_| true),
             other => match DType::from_name(other) {
                 Some(d) => Some(vec![d]),

@@ -120,8 +120,12 @@ impl Call<'_> {
         position(axis, rank).ok_or_else(|| self.bad_attr(i, &format!("is out of range: the operand has {rank} axes")))
     }
 
+    /// Numbers to compute with.
     pub(super) fn needs_numbers(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
+        if ty.dtype.only_stored() {
+            return Err(stored(&self.name, &self.operand_name(i), ty).about(i));
+        }
         if ty.dtype == DType::Bool {
             let text = format!("`{}` must contain numbers, but is {ty}", self.operand_name(i));
             return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast`"));
@@ -129,10 +133,31 @@ impl Call<'_> {
         Ok(())
     }
 
+    /// Numbers to multiply: where `to` is the element type of the result, they may be of a type
+    /// that is only stored.
+    pub(super) fn needs_factors(&self, i: usize, to: Option<DType>) -> Result<(), TypeError> {
+        let ty = self.operand(i)?;
+        match to {
+            Some(_) if ty.dtype.only_stored() => Ok(()),
+            None if ty.dtype.only_stored() => {
+                let hint = format!(
+                    "its sums have another element type: use the form of `{}` that has an epilogue and `to = f32`, \
+                     or cast the operands first",
+                    self.name
+                );
+                Err(stored(&self.name, &self.operand_name(i), ty).about(i).hint(hint))
+            }
+            _ => self.needs_numbers(i),
+        }
+    }
+
     pub(super) fn needs_floats(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
+        if ty.dtype.only_stored() {
+            return self.needs_numbers(i);
+        }
         if !ty.dtype.is_float() {
-            let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_float()).collect();
+            let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.computes_in_floats()).collect();
             let text = format!("`{}` must be {}, but is {ty}", self.operand_name(i), one_of(&floats));
             return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast`"));
         }
@@ -175,6 +200,13 @@ impl Call<'_> {
     pub(super) fn overflow(&self) -> TypeError {
         self.error(codes::RESULT, "a size of the result is too large".into())
     }
+}
+
+/// The error for an operand whose element type is only stored.
+pub(super) fn stored(applied: &str, operand: &str, ty: &TensorType) -> TypeError {
+    let text = format!("{applied}: `{operand}` is {ty}, and {} is only stored: nothing computes in it", ty.dtype);
+    TypeError::new(codes::DTYPE, text)
+        .hint("cast it first, for example with `cast(.., to = f32)`, and cast the result back")
 }
 
 /// "must agree, but" for a known mismatch, or "cannot be shown to agree:".
