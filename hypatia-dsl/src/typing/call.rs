@@ -3,6 +3,7 @@
 //! In: attribute values (normalised) and operand types. Out: each of them by position, or an error
 //! that names the op, the operand or attribute, and what is wrong with it.
 
+use crate::builtin::BuiltinOp;
 use crate::dtype::DType;
 use crate::ir::{AttrValue, Param};
 use crate::shape::{Dim, Shape};
@@ -140,10 +141,11 @@ impl Call<'_> {
         match to {
             Some(_) if ty.dtype.only_stored() => Ok(()),
             None if ty.dtype.only_stored() => {
+                let op = BuiltinOp::from_name(&self.name);
+                let carries = |o: &&BuiltinOp| o.accumulator() == op && op.is_some() && !o.is_pair();
+                let summed = BuiltinOp::ALL.iter().find(carries).map_or("gemm", |o| o.name());
                 let hint = format!(
-                    "its sums have another element type: use the form of `{}` that has an epilogue and `to = f32`, \
-                     or cast the operands first",
-                    self.name
+                    "`{summed}` with the epilogue `acc` and `to = f32` sums in f32; or cast both operands first"
                 );
                 Err(stored(&self.name, &self.operand_name(i), ty).about(i).hint(hint))
             }
