@@ -31,6 +31,8 @@ pub fn mantissa_bits(dtype: DType) -> i32 {
         DType::F32 => 23,
         DType::F16 => 10,
         DType::BF16 => 7,
+        DType::F8E4M3 => 3,
+        DType::F8E5M2 => 2,
         // Integers and booleans hide no error.
         _ => 52,
     }

@@ -194,6 +194,8 @@ pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
         (2, 32, 1) => DType::F32,
         (2, 16, 1) => DType::F16,
         (4, 16, 1) => DType::BF16,
+        (10, 8, 1) => DType::F8E4M3,
+        (12, 8, 1) => DType::F8E5M2,
         (0, 64, 1) => DType::I64,
         (0, 32, 1) => DType::I32,
         (0, 8, 1) => DType::I8,

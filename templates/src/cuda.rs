@@ -85,6 +85,11 @@ pub enum EmitError {
         /// Its number of nodes.
         nodes: usize,
     },
+    /// An element type that generated kernels lack.
+    NoKernels {
+        /// The type.
+        dtype: DType,
+    },
     /// The description or the program violates its own invariants.
     Malformed(String),
     /// A template is invalid or missing.
@@ -99,6 +104,11 @@ impl fmt::Display for EmitError {
             EmitError::TooLarge { nodes } => {
                 write!(f, "{nodes} scalar operations in one kernel; at most {MAX_TERM_NODES} are compiled")
             }
+            EmitError::NoKernels { dtype } => write!(
+                f,
+                "{dtype} has no CUDA kernels yet; run the model on the CPU (--device cpu), or keep {dtype} out of what \
+                 the GPU computes: cast the weights when the model is made"
+            ),
             EmitError::Malformed(what) => write!(f, "malformed kernel: {what}"),
             EmitError::Template(what) => write!(f, "template: {what}"),
         }
@@ -484,6 +494,8 @@ pub fn storage(dtype: DType) -> &'static str {
         DType::F32 => "float",
         DType::F16 => "__half",
         DType::BF16 => "__nv_bfloat16",
+        DType::F8E4M3 => "__nv_fp8_e4m3",
+        DType::F8E5M2 => "__nv_fp8_e5m2",
         DType::I64 => "long long",
         DType::I32 => "int",
         DType::I8 => "signed char",
@@ -513,22 +525,26 @@ fn includes(dtypes: impl Iterator<Item = DType> + Clone) -> Vec<&'static str> {
     out
 }
 
-/// The context values that every template gets.
+/// The context values that every template gets. Here, too, a kernel is refused whose element types
+/// cannot be printed yet.
 fn common(
     header: Header<'_>,
     functions: &Functions<'_>,
     dtypes: impl Iterator<Item = DType> + Clone,
     bodies: &[String],
-) -> Value {
+) -> Result<Value, EmitError> {
     let all = dtypes.chain(functions.rounded_to());
-    context! {
+    if let Some(dtype) = all.clone().find(|d| d.only_stored()) {
+        return Err(EmitError::NoKernels { dtype });
+    }
+    Ok(context! {
         entries => header.entries.iter().map(|e| Value::from(e.name.clone())).collect::<Value>(),
         header => header.lines().into_iter().collect::<Value>(),
         includes => includes(all.collect::<Vec<_>>().into_iter()).into_iter().collect::<Value>(),
         helpers => functions.helpers().into_iter().collect::<Value>(),
         functions => functions.texts().into_iter().collect::<Value>(),
         bodies => bodies.iter().cloned().collect::<Value>(),
-    }
+    })
 }
 
 /// The comment at the top of a file.

@@ -122,13 +122,10 @@ fn malformed<T>(why: impl Into<String>) -> Result<T, Untypable> {
     Err(Untypable::Malformed(why.into()))
 }
 
-/// The type in which a host computes with values of `dtype`: f32 for f16 and bf16, else `dtype`
+/// The type in which a host computes with values of `dtype`: f32 for narrower floats, else `dtype`
 /// itself.
 pub fn lane(dtype: DType) -> DType {
-    match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
-        d => d,
-    }
+    if dtype.is_float() { dtype.compute() } else { dtype }
 }
 
 /// The element type of a leaf (`Acc`, `In`, `Param`); `None` if the leaf is not allowed in the

@@ -3,8 +3,9 @@
 //!
 //! In: an op whose body has the declared type for one element type. Out: a warning that names the
 //! missing bound. Invariant: an element type is reported only if the body has no type for it
-//! whatever the ranks are. A declaration without a bound means numbers, so it gets no warning
-//! because of `bool`, or because a number does not fit into the narrow integer types.
+//! whatever the ranks are. A declaration without a bound means numbers to compute with, so it gets
+//! no warning because of `bool` or of types that are only stored, or because a number does not fit
+//! into the narrow integer types.
 
 use crate::ast;
 use crate::diag::Diagnostic;
@@ -36,7 +37,8 @@ pub(super) fn check(
         let bound = def.bounds.iter().find(|(v, _)| *v == var).map(|(_, list)| list.clone());
         // `any` is the same as no bound.
         let bound = bound.filter(|list| DType::ALL.iter().any(|d| !list.contains(d)));
-        let let_in = bound.clone().unwrap_or_else(|| DType::ALL.to_vec());
+        let every = || DType::ALL.into_iter().filter(|d| !d.only_stored()).collect();
+        let let_in: Vec<DType> = bound.clone().unwrap_or_else(every);
         let mut fails: Vec<(DType, Failure)> = Vec::new();
         for dtype in &let_in {
             fails.extend(failure(program, def, op, bodies, nodes, (var, *dtype)).map(|f| (*dtype, f)));

@@ -115,8 +115,8 @@ impl<'a> Cx<'a> {
                 if self.binders.contains_key(&name) {
                     return false;
                 }
-                let of_attributes =
-                    !args.is_empty() && args.iter().all(|a| a.name.is_none() && self.is_attribute(&a.value));
+                let given = |a: &Expr| self.is_attribute(a) || self.is_element_type(a);
+                let of_attributes = !args.is_empty() && args.iter().all(|a| a.name.is_none() && given(&a.value));
                 if AFn::from_name(&name).is_some() && of_attributes {
                     return true;
                 }
@@ -128,6 +128,15 @@ impl<'a> Cx<'a> {
             }
             _ => false,
         }
+    }
+
+    /// True for an element type, or a variable that stands for one: `finfo_max(T)`.
+    fn is_element_type(&self, e: &Expr) -> bool {
+        single(e).is_some_and(|n| match self.definition(&n.node) {
+            Some(Definition::Var(v)) => self.sort(*v) == Sort::DType,
+            Some(Definition::Param { .. }) => false,
+            None => DType::from_name(&n.node).is_some(),
+        })
     }
 
     /// The expression that a `let` bound to this name, or the expression itself.

@@ -239,9 +239,9 @@ fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
     let all = |f: fn(DType) -> bool| Some(DType::ALL.into_iter().filter(|d| f(*d)).collect());
     match &e.kind {
         ExprKind::Path(p) => match p.text().as_str() {
-            "float" => all(DType::is_float),
+            "float" => all(DType::computes_in_floats),
             "int" => all(DType::is_int),
-            "number" => all(|d| d != DType::Bool),
+            "number" => all(|d| d.computes_in_floats() || d.is_int()),
             "any" => all(|_| true),
             other => match DType::from_name(other) {
                 Some(d) => Some(vec![d]),
@@ -253,7 +253,13 @@ fn bound<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Vec<DType>> {
                     )
                     .label("unknown bound")
                     .note("a bound is float, int, number, any, or a set such as {f16, bf16}");
-                    let meant = DType::known_elsewhere_as(other).map(DType::name);
+                    let known = DType::known_elsewhere_as(other);
+                    if known.is_some_and(DType::only_stored) {
+                        let all = DType::ALL.into_iter().filter(|d| d.only_stored());
+                        let names: Vec<&str> = all.map(DType::name).collect();
+                        return cx.report(d.hint(format!("write `{{{}}}` for both", names.join(", "))));
+                    }
+                    let meant = known.map(DType::name);
                     let meant = meant.or_else(|| closest(other, ["float", "int", "number", "any"].into_iter()));
                     if let Some(s) = meant {
                         d = d.hint(format!("did you mean `{s}`?"));

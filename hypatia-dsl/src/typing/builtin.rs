@@ -53,8 +53,8 @@ fn matmul(call: &Call, right: usize, to: Option<DType>) -> Types {
     const VECTOR: &str = "add a second axis to a vector with `reshape`";
     let a = call.at_least(0, 2).map_err(|e| e.hint(VECTOR))?;
     let b = call.at_least(right, 2).map_err(|e| e.hint(VECTOR))?;
-    call.needs_numbers(0)?;
-    call.needs_numbers(right)?;
+    call.needs_factors(0, to)?;
+    call.needs_factors(right, to)?;
     call.same_dtype(right)?;
     let (ra, rb) = (a.shape.len(), b.shape.len());
     let (k, k2) = (&a.shape[ra - 1], &b.shape[rb - 2]);

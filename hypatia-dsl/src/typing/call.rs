@@ -3,6 +3,7 @@
 //! In: attribute values (normalised) and operand types. Out: each of them by position, or an error
 //! that names the op, the operand or attribute, and what is wrong with it.
 
+use crate::builtin::BuiltinOp;
 use crate::dtype::DType;
 use crate::ir::{AttrValue, Param};
 use crate::shape::{Dim, Shape};
@@ -120,8 +121,12 @@ impl Call<'_> {
         position(axis, rank).ok_or_else(|| self.bad_attr(i, &format!("is out of range: the operand has {rank} axes")))
     }
 
+    /// Numbers to compute with.
     pub(super) fn needs_numbers(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
+        if ty.dtype.only_stored() {
+            return Err(stored(&self.name, &self.operand_name(i), ty).about(i));
+        }
         if ty.dtype == DType::Bool {
             let text = format!("`{}` must contain numbers, but is {ty}", self.operand_name(i));
             return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast`"));
@@ -129,10 +134,32 @@ impl Call<'_> {
         Ok(())
     }
 
+    /// Numbers to multiply: where `to` is the element type of the result, they may be of a type
+    /// that is only stored.
+    pub(super) fn needs_factors(&self, i: usize, to: Option<DType>) -> Result<(), TypeError> {
+        let ty = self.operand(i)?;
+        match to {
+            Some(_) if ty.dtype.only_stored() => Ok(()),
+            None if ty.dtype.only_stored() => {
+                let op = BuiltinOp::from_name(&self.name);
+                let carries = |o: &&BuiltinOp| o.accumulator() == op && op.is_some() && !o.is_pair();
+                let summed = BuiltinOp::ALL.iter().find(carries).map_or("gemm", |o| o.name());
+                let hint = format!(
+                    "`{summed}` with the epilogue `acc` and `to = f32` sums in f32; or cast both operands first"
+                );
+                Err(stored(&self.name, &self.operand_name(i), ty).about(i).hint(hint))
+            }
+            _ => self.needs_numbers(i),
+        }
+    }
+
     pub(super) fn needs_floats(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
+        if ty.dtype.only_stored() {
+            return self.needs_numbers(i);
+        }
         if !ty.dtype.is_float() {
-            let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_float()).collect();
+            let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.computes_in_floats()).collect();
             let text = format!("`{}` must be {}, but is {ty}", self.operand_name(i), one_of(&floats));
             return Err(self.error(codes::DTYPE, text).about(i).hint("convert it with `cast`"));
         }
@@ -175,6 +202,13 @@ impl Call<'_> {
     pub(super) fn overflow(&self) -> TypeError {
         self.error(codes::RESULT, "a size of the result is too large".into())
     }
+}
+
+/// The error for an operand whose element type is only stored.
+pub(super) fn stored(applied: &str, operand: &str, ty: &TensorType) -> TypeError {
+    let text = format!("{applied}: `{operand}` is {ty}, and {} is only stored: nothing computes in it", ty.dtype);
+    TypeError::new(codes::DTYPE, text)
+        .hint("cast it first, for example with `cast(.., to = f32)`, and cast the result back")
 }
 
 /// "must agree, but" for a known mismatch, or "cannot be shown to agree:".

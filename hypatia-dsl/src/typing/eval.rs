@@ -5,7 +5,6 @@
 //! bounded time and memory (lists are capped, work is counted), and it never panics.
 
 use crate::ast::BinaryOp;
-use crate::dtype::DType;
 use crate::ir::{AExpr, AFn, AttrValue, Fact, VarId};
 use crate::shape::{self, Dim};
 
@@ -528,20 +527,9 @@ fn number_function(f: AFn, a: &AttrValue) -> Option<AttrValue> {
             (floor.abs() < 9_007_199_254_740_992.0).then(|| int(floor as i64))
         }
         (AFn::SizeOf, AttrValue::DType(d)) => Some(int(d.size() as i64)),
-        (AFn::IsFloat, AttrValue::DType(d)) => Some(AttrValue::Bool(d.is_float())),
-        (AFn::FloatMin, AttrValue::DType(d)) => Some(AttrValue::Float(-largest(*d)?)),
-        (AFn::FloatMax, AttrValue::DType(d)) => Some(AttrValue::Float(largest(*d)?)),
-        _ => None,
-    }
-}
-
-/// The largest finite value of a float type.
-fn largest(dtype: DType) -> Option<f64> {
-    match dtype {
-        DType::F64 => Some(f64::MAX),
-        DType::F32 => Some(f32::MAX as f64),
-        DType::F16 => Some(half::f16::MAX.to_f64()),
-        DType::BF16 => Some(half::bf16::MAX.to_f64()),
+        (AFn::IsFloat, AttrValue::DType(d)) => Some(AttrValue::Bool(d.computes_in_floats())),
+        (AFn::FloatMin, AttrValue::DType(d)) if d.is_float() => Some(AttrValue::Float(-d.largest())),
+        (AFn::FloatMax, AttrValue::DType(d)) if d.is_float() => Some(AttrValue::Float(d.largest())),
         _ => None,
     }
 }

@@ -13,7 +13,7 @@ use crate::ir::{
 use crate::scalar::{Term, TermNode};
 use crate::shape::{self, Dim, Shape, show_shape};
 
-use super::call::Call;
+use super::call::{Call, stored};
 use super::eval::{as_dims, eval_guard};
 use super::show::{BROADCAST_HINT, one_of};
 use super::{
@@ -426,6 +426,9 @@ pub fn apply_scalar(program: &Program, scalar: ScalarId, operands: &[TensorType]
             let wanted = if *kind == Kind::Bool { "bool" } else { "a number" };
             let message = format!("{}: operand `{name}` must be {wanted}, but is {ty}", def.name);
             return Err(TypeError::new(codes::DTYPE, message).about(i));
+        }
+        if ty.dtype.only_stored() {
+            return Err(stored(&def.name, name, ty).about(i));
         }
         if *kind == Kind::Number {
             match number {

@@ -186,9 +186,9 @@ pub fn show_type_pat(vars: &[Var], pat: &TypePat) -> String {
 pub fn show_bound(dtypes: &[DType]) -> String {
     let classes = ["float", "int", "number", "any"];
     let holds = |class: &str, d: DType| match class {
-        "float" => d.is_float(),
+        "float" => d.computes_in_floats(),
         "int" => d.is_int(),
-        "number" => d != DType::Bool,
+        "number" => d.computes_in_floats() || d.is_int(),
         _ => true,
     };
     match classes.into_iter().find(|c| DType::ALL.into_iter().all(|d| dtypes.contains(&d) == holds(c, d))) {

@@ -61,7 +61,10 @@ fn counted(call: &Call, axis: &Axis, size: &Dim, at: usize) -> Result<Dim, TypeE
 pub(super) fn conv(call: &Call, to: Option<DType>) -> Types {
     const AXES: &str = "operands are [batch, channels, ..] and [channels, channels of a group, ..]";
     let x = call.at_least(0, 3).map_err(|e| e.hint(AXES))?;
-    call.needs_floats(0)?;
+    call.needs_factors(0, to)?;
+    if !call.operand(0)?.dtype.is_float() {
+        call.needs_floats(0)?;
+    }
     call.same_dtype(1)?;
     let w = call.operand(1)?;
     let (xn, wn) = (call.operand_name(0), call.operand_name(1));

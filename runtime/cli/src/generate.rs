@@ -81,7 +81,7 @@ enum Emit {
 }
 
 fn dtype(text: &str) -> Result<DType, String> {
-    let known: Vec<DType> = DType::ALL.into_iter().filter(|d| *d != DType::Bool).collect();
+    let known: Vec<DType> = DType::ALL.into_iter().filter(|d| *d != DType::Bool && !d.only_stored()).collect();
     let names: Vec<&str> = known.iter().map(|d| d.name()).collect();
     let found = DType::from_name(text).filter(|d| known.contains(d));
     found.ok_or_else(|| format!("expected one of {}", names.join(", ")))

@@ -8,7 +8,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::dtype::DType;
+use hypatia_dsl::dtype::{DType, F8E4M3, F8E5M2};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::scalar::typed::{Source, Typed, TypedNode, TypedOp, inlined, lane};
 use hypatia_dsl::scalar::{Literal, Term};
@@ -73,7 +73,7 @@ pub struct Registers {
 
 /// A register to fill.
 pub enum Dst<'a> {
-    /// f32, f16, bf16.
+    /// f32 and narrower floats.
     F32(&'a mut [f32]),
     /// f64.
     F64(&'a mut [f64]),
@@ -208,6 +208,8 @@ impl Code {
                 to.convert_from_f32_slice(&registers.f32s[reg][from..from + to.len()]);
             }
             DType::BF16 => put!(f32s, bf16, bf16::from_f32),
+            DType::F8E4M3 => put!(f32s, F8E4M3, F8E4M3::from_f32),
+            DType::F8E5M2 => put!(f32s, F8E5M2, F8E5M2::from_f32),
             DType::F64 => copy(&registers.f64s[reg][from..], out),
             DType::I64 => copy(&registers.ints[reg][from..], out),
             DType::I32 => put!(ints, i32, |v: i64| v as i32),
@@ -242,6 +244,8 @@ impl Code {
             DType::F32 => put!(f32s, f32, |v| v),
             DType::F16 => put!(f32s, f16, f16::from_f32),
             DType::BF16 => put!(f32s, bf16, bf16::from_f32),
+            DType::F8E4M3 => put!(f32s, F8E4M3, F8E4M3::from_f32),
+            DType::F8E5M2 => put!(f32s, F8E5M2, F8E5M2::from_f32),
             DType::F64 => put!(f64s, f64, |v| v),
             DType::I64 => put!(ints, i64, |v| v),
             DType::I32 => put!(ints, i32, |v: i64| v as i32),
@@ -265,7 +269,7 @@ fn copy<T: bytemuck::NoUninit>(register: &[T], out: &mut [u8]) {
     out.copy_from_slice(&bytes[..out.len()]);
 }
 
-/// Converts a result to the lane of its storage type. An f64 is rounded to f16 or bf16 directly,
+/// Converts a result to the lane of its storage type. An f64 is rounded to a narrower type directly,
 /// without an intermediate f32 (no double rounding).
 fn store_as(typed: &mut Typed, root: u32, out: DType) -> u32 {
     let (from, to) = (typed.nodes[root as usize].ty, lane(out));
@@ -274,7 +278,7 @@ fn store_as(typed: &mut Typed, root: u32, out: DType) -> u32 {
         typed.nodes.push(TypedNode { ty, op });
         typed.nodes.len() as u32 - 1
     };
-    if from == DType::F64 && matches!(out, DType::F16 | DType::BF16) {
+    if from == DType::F64 && out.is_float() && to == DType::F32 && out != DType::F32 {
         root = push(from, TypedOp::Round(out, root));
     }
     if from != to {
@@ -466,6 +470,8 @@ impl Instr {
             },
             TypedOp::Round(DType::F16, _) => map!(out, |x: f32| f16::from_f32(x).to_f32(), registers.f32s[a]),
             TypedOp::Round(DType::BF16, _) => map!(out, |x: f32| bf16::from_f32(x).to_f32(), registers.f32s[a]),
+            TypedOp::Round(DType::F8E4M3, _) => map!(out, |x: f32| F8E4M3::from_f32(x).to_f32(), registers.f32s[a]),
+            TypedOp::Round(DType::F8E5M2, _) => map!(out, |x: f32| F8E5M2::from_f32(x).to_f32(), registers.f32s[a]),
             TypedOp::Round(..) => out.copy_from_slice(&registers.f32s[a][..out.len()]),
             TypedOp::Apply(Select, _) => {
                 map!(
@@ -685,6 +691,8 @@ pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) 
         }
         (DType::F16, Dst::F32(d)) => fill::<f16, _>(bytes, at, stride, d, f16::to_f32),
         (DType::BF16, Dst::F32(d)) => fill::<bf16, _>(bytes, at, stride, d, bf16::to_f32),
+        (DType::F8E4M3, Dst::F32(d)) => fill::<F8E4M3, _>(bytes, at, stride, d, F8E4M3::to_f32),
+        (DType::F8E5M2, Dst::F32(d)) => fill::<F8E5M2, _>(bytes, at, stride, d, F8E5M2::to_f32),
         (DType::F64, Dst::F64(d)) => fill::<f64, _>(bytes, at, stride, d, |v| v),
         (DType::I64, Dst::Int(d)) => fill::<i64, _>(bytes, at, stride, d, |v| v),
         (DType::I32, Dst::Int(d)) => fill::<i32, _>(bytes, at, stride, d, |v| v as i64),

@@ -45,6 +45,7 @@ enum PendingLaunch<'p> {
 
 /// The launches of a plan, each with the index of its step, and the origin of their machine code.
 pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(usize, Launch)>, Origins)> {
+    has_kernels(plan)?;
     let mut pending = pending(gpu, plan)?;
     for (_, launch) in &mut pending {
         tilings(gpu, plan, launch, tuner)?;
@@ -428,6 +429,19 @@ pub(super) fn elementwise(
         Body::Pointwise(kernel) => cuda::pointwise_for(program, kernel, &[], target),
         Body::InPlace(kernel, shared) => cuda::pointwise_for(program, kernel, shared, target),
         body => body.emit(program),
+    }
+}
+
+/// An error about the first step with an element type that the GPU's kernels lack. Such kernels
+/// begin here, in `lt::data_type` (products) and in `templates/src/cuda/expr.rs` (conversions).
+fn has_kernels(plan: &Plan) -> Result<()> {
+    let types = |s: &'_ Step| s.reads.iter().chain(&s.writes).map(|v| v.dtype).find(|d| d.only_stored());
+    match plan.steps.iter().find_map(|s| types(s).map(|dtype| (s, dtype))) {
+        None => Ok(()),
+        Some((step, dtype)) => {
+            let why = cuda::EmitError::NoKernels { dtype };
+            Err(Error::Device(format!("`{}` cannot run on a GPU: {why}", step.name)))
+        }
     }
 }
 

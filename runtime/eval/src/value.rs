@@ -2,7 +2,7 @@
 //! width.
 
 use half::{bf16, f16};
-use hypatia_dsl::dtype::DType;
+use hypatia_dsl::dtype::{DType, F8E4M3, F8E5M2};
 
 use super::number::Number;
 use hypatia_graph::prim::elements;
@@ -186,6 +186,8 @@ impl<R: Number> RefTensor<R> {
             DType::F32 => read!(F, f32, |v| R::of(f64::from(*v))),
             DType::F16 => read!(F, f16, |v| R::of(v.to_f64())),
             DType::BF16 => read!(F, bf16, |v| R::of(v.to_f64())),
+            DType::F8E4M3 => read!(F, F8E4M3, |v| R::of(v.to_f64())),
+            DType::F8E5M2 => read!(F, F8E5M2, |v| R::of(v.to_f64())),
             DType::I64 => read!(I, i64, |v| *v),
             DType::I32 => read!(I, i32, |v| *v as i64),
             DType::I8 => read!(I, i8, |v| *v as i64),

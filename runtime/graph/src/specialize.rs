@@ -129,6 +129,8 @@ fn convert_hint(name: &str, got: DType, wanted: DType) -> String {
         DType::F32 => "np.float32",
         DType::F16 => "np.float16",
         DType::BF16 => "ml_dtypes.bfloat16",
+        DType::F8E4M3 => "ml_dtypes.float8_e4m3fn",
+        DType::F8E5M2 => "ml_dtypes.float8_e5m2",
         DType::I64 => "np.int64",
         DType::I32 => "np.int32",
         DType::I8 => "np.int8",

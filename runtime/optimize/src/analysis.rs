@@ -469,7 +469,8 @@ fn summed(f: NumericFacts) -> NumericFacts {
 
 /// Facts after a conversion.
 fn cast_facts((facts, splat): (NumericFacts, Option<u64>), from: DType, to: DType) -> (NumericFacts, Option<u64>) {
-    let widens = from.is_float() && to.is_float() && to.epsilon() <= from.epsilon() && to != DType::F16;
+    // Numbers of a narrower range may become infinite, or NaN.
+    let widens = from.is_float() && to.is_float() && to.epsilon() <= from.epsilon() && to.largest() >= from.largest();
     let splat = splat.map(|b| to.round(f64::from_bits(b)).to_bits());
     match (to.is_float(), widens) {
         (true, true) => (facts, splat),

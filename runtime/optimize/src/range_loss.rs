@@ -304,7 +304,8 @@ fn holds(dtype: DType, x: f64) -> Representable {
 pub fn smallest_normal(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::MIN_POSITIVE,
-        DType::F16 => 2f64.powi(-14),
+        DType::F16 | DType::F8E5M2 => 2f64.powi(-14),
+        DType::F8E4M3 => 2f64.powi(-6),
         DType::F32 | DType::BF16 => f64::from(f32::MIN_POSITIVE),
         _ => 0.0,
     }

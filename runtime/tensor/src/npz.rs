@@ -146,13 +146,15 @@ pub fn write_to<W: Write + Seek>(out: W, tensors: &[(String, Tensor)]) -> std::i
     Ok(())
 }
 
-/// numpy's little-endian code of an element type.
+/// numpy's little-endian code of an element type, as it writes those of `ml_dtypes` too.
 fn code(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "<f8",
         DType::F32 => "<f4",
         DType::F16 => "<f2",
         DType::BF16 => "<V2",
+        DType::F8E4M3 => "<V1",
+        DType::F8E5M2 => "<f1",
         DType::I64 => "<i8",
         DType::I32 => "<i4",
         DType::I8 => "|i1",
@@ -252,6 +254,8 @@ fn element(descr: &str) -> Result<(DType, bool), String> {
         "f4" => DType::F32,
         "f2" => DType::F16,
         "V2" => DType::BF16,
+        "V1" => DType::F8E4M3,
+        "f1" => DType::F8E5M2,
         "i8" => DType::I64,
         "i4" => DType::I32,
         "i1" => DType::I8,
@@ -260,7 +264,7 @@ fn element(descr: &str) -> Result<(DType, bool), String> {
         _ => {
             return Err(format!(
                 "element type `{descr}` is not supported (float64, float32, float16, bfloat16 as two raw bytes, \
-                 int64, int32, int8, uint8 and bool are); convert it with `astype`"
+                 float8_e4m3fn and float8_e5m2 of ml_dtypes, int64, int32, int8, uint8 and bool are); convert it with `astype`"
             ));
         }
     };

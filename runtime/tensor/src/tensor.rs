@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use half::{bf16, f16};
-use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
+use hypatia_dsl::dtype::{DType, F8E4M3, F8E5M2, to_bf16, to_f8e4m3, to_f8e5m2, to_f16};
 
 /// A tensor. Cloning shares the data.
 #[derive(Clone, Debug)]
@@ -26,7 +26,8 @@ pub trait Element: bytemuck::Pod {
 macro_rules! elements {
     ($($t:ty = $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
-elements!(f64 = F64, f32 = F32, f16 = F16, bf16 = BF16, i64 = I64, i32 = I32, i8 = I8, u8 = U8);
+elements!(f64 = F64, f32 = F32, f16 = F16, bf16 = BF16, F8E4M3 = F8E4M3, F8E5M2 = F8E5M2);
+elements!(i64 = I64, i32 = I32, i8 = I8, u8 = U8);
 
 impl Tensor {
     /// A tensor of zeros. `None` if the size overflows `usize`.
@@ -81,6 +82,8 @@ impl Tensor {
             DType::F32 => fill!(f32, |v| v as f32),
             DType::F16 => fill!(f16, to_f16),
             DType::BF16 => fill!(bf16, to_bf16),
+            DType::F8E4M3 => fill!(F8E4M3, to_f8e4m3),
+            DType::F8E5M2 => fill!(F8E5M2, to_f8e5m2),
             DType::I64 => fill!(i64, |v| v as i64),
             DType::I32 => fill!(i32, |v| v as i32),
             DType::I8 => fill!(i8, |v| v as i8),
@@ -156,6 +159,8 @@ impl Tensor {
             DType::F32 => read!(f32, |v| *v as f64),
             DType::F16 => read!(f16, |v| v.to_f64()),
             DType::BF16 => read!(bf16, |v| v.to_f64()),
+            DType::F8E4M3 => read!(F8E4M3, |v| v.to_f64()),
+            DType::F8E5M2 => read!(F8E5M2, |v| v.to_f64()),
             DType::I64 => read!(i64, |v| *v as f64),
             DType::I32 => read!(i32, |v| *v as f64),
             DType::I8 => read!(i8, |v| *v as f64),

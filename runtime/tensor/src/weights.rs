@@ -81,6 +81,8 @@ fn dtype(of: safetensors::Dtype) -> Option<DType> {
         S::F32 => DType::F32,
         S::F16 => DType::F16,
         S::BF16 => DType::BF16,
+        S::F8_E4M3 => DType::F8E4M3,
+        S::F8_E5M2 => DType::F8E5M2,
         S::I64 => DType::I64,
         S::I32 => DType::I32,
         S::I8 => DType::I8,

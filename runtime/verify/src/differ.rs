@@ -112,6 +112,8 @@ pub fn ulp(dtype: DType, v: f64) -> f64 {
         DType::F32 => (-126, f32::EPSILON as f64),
         DType::F16 => (-14, dtype.epsilon()),
         DType::BF16 => (-126, dtype.epsilon()),
+        DType::F8E4M3 => (-6, dtype.epsilon()),
+        DType::F8E5M2 => (-14, dtype.epsilon()),
         _ => return 1.0,
     };
     let v = v.abs();

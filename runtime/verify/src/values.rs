@@ -232,7 +232,7 @@ impl SpecialValues {
             let narrower = |d: &DType| d.is_float() && d.epsilon() > dtype.epsilon();
             let casts = graph.nodes.iter().flat_map(|n| &n.results).any(|t| narrower(&t.dtype));
             if distribution != Distribution::Nice && casts {
-                [DType::F32, DType::BF16, DType::F16]
+                [DType::F32, DType::BF16, DType::F16, DType::F8E4M3, DType::F8E5M2]
                     .iter()
                     .filter(|d| narrower(d))
                     .for_each(|d| ties(*d, dtype, &mut out));
@@ -277,6 +277,8 @@ fn extremes(dtype: DType) -> [f64; 14] {
         DType::F64 => (f64::MAX, f64::MIN_POSITIVE, 5e-324),
         DType::F32 => (f32::MAX as f64, f32::MIN_POSITIVE as f64, 1e-45),
         DType::F16 => (65504.0, 6.103515625e-5, 5.960464477539063e-8),
+        DType::F8E4M3 => (448.0, 0.015625, 0.001953125),
+        DType::F8E5M2 => (57344.0, 6.103515625e-5, 1.52587890625e-5),
         _ => (3.3895313892515355e38, f32::MIN_POSITIVE as f64, 9.183549615799121e-41),
     };
     let inf = f64::INFINITY;

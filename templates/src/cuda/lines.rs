@@ -40,7 +40,7 @@ struct About<'a> {
 
 impl About<'_> {
     /// The context values that every template gets.
-    fn base(&self, functions: &Functions<'_>, dtypes: &[DType]) -> Value {
+    fn base(&self, functions: &Functions<'_>, dtypes: &[DType]) -> Result<Value, EmitError> {
         let formula = [self.formula.clone()];
         let header = Header {
             name: self.name,
@@ -51,13 +51,13 @@ impl About<'_> {
             entries: &self.entries,
             in_place: false,
         };
-        let base = common(header, functions, dtypes.iter().copied(), &[]);
-        context! {
+        let base = common(header, functions, dtypes.iter().copied(), &[])?;
+        Ok(context! {
             entry => self.entries.first().map_or(String::new(), |e| e.name.clone()),
             block => BLOCK,
             args => declarations(&self.args, &[]),
             ..base
-        }
+        })
     }
 
     fn source(self, template: &str, ctx: Value) -> Result<CudaSource, EmitError> {
@@ -111,7 +111,7 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
         wide => if dtype == DType::I64 { "unsigned long long" } else { "unsigned" },
         tile => PRODUCT_TILE,
         batch => kernel.batch,
-        ..about.base(&functions, &[dtype])
+        ..about.base(&functions, &[dtype])?
     };
     about.source("product.cu.j2", ctx)
 }
@@ -188,7 +188,7 @@ pub(super) fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSou
         columns => kernel.columns,
         part => part,
         each => EACH,
-        ..about.base(&functions, &[dtype])
+        ..about.base(&functions, &[dtype])?
     };
     about.source("cumsum.cu.j2", ctx)
 }
@@ -282,7 +282,7 @@ pub(super) fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource,
         size_argument => if kernel.indices { ", size" } else { "" },
         arg_names => about.args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
         entry_points => points.collect::<Value>(),
-        ..about.base(&functions, &[dtype])
+        ..about.base(&functions, &[dtype])?
     };
     about.source("sort.cu.j2", ctx)
 }
@@ -351,7 +351,7 @@ pub(super) fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaS
         joins => kernel.reduction != ScatterReduction::Replace,
         statements => statements.into_iter().collect::<Value>(),
         joined => value,
-        ..about.base(&functions, &[dtype])
+        ..about.base(&functions, &[dtype])?
     };
     about.source("scatter.cu.j2", ctx)
 }

@@ -138,7 +138,7 @@ pub(super) fn emit(program: &Program, kernel: &MoveKernel) -> Result<CudaSource,
         entries: &entries,
         in_place: false,
     };
-    let base = common(header, &functions, [dtype].into_iter(), &[]);
+    let base = common(header, &functions, [dtype].into_iter(), &[])?;
     let ctx = context! {
         entry => entries[0].name.clone(),
         block => POINTWISE_BLOCK,
@@ -206,7 +206,7 @@ pub(super) fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSou
         entries: &entries,
         in_place: false,
     };
-    let base = common(header, &functions, [dtype].into_iter(), &[]);
+    let base = common(header, &functions, [dtype].into_iter(), &[])?;
     // Booleans are searched as numbers.
     let (ty, widened) = match dtype {
         DType::Bool => ("long long", "(long long)element".to_string()),

@@ -89,7 +89,7 @@ pub(super) fn emit(
         in_place: !shared.is_empty(),
     };
     let all = operands.iter().map(|o| o.dtype).chain(outputs.iter().map(|o| o.1));
-    let base = common(header, &functions, all.collect::<Vec<_>>().into_iter(), &[body]);
+    let base = common(header, &functions, all.collect::<Vec<_>>().into_iter(), &[body])?;
 
     let plain = unrestricted(kernel, &outputs, shared);
     let live: Vec<&Pointer> = operands.iter().filter(|o| used.contains(&o.name)).collect();

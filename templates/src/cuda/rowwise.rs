@@ -206,7 +206,7 @@ pub(super) fn emit(
         row_outputs => values.results(&[RowAccess::PerRow]),
         alignment => alignment(kernel, &used),
         entry_points => entry_points,
-        ..common(header, &values.functions, dtypes(kernel), &values.bodies)
+        ..common(header, &values.functions, dtypes(kernel), &values.bodies)?
     };
     let ctx = merge_maps([of_values, sharing.context(kernel)]);
     let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;

@@ -203,7 +203,7 @@ pub(crate) fn try_emit(program: &Program, filling: &Filling<'_>) -> Result<Resul
     let operands = filling.epilogue.map_or(&[] as &[Operand], |e| e.1);
     let tensors = filling.inputs.iter().chain(&filling.outputs).map(|t| t.dtype);
     let dtypes: Vec<DType> = tensors.chain(operands.iter().map(|o| o.dtype)).collect();
-    let base = common(header, &functions, dtypes.into_iter(), &body);
+    let base = common(header, &functions, dtypes.into_iter(), &body)?;
     let prelude = render("prelude.cu.j2", "prelude.cu", base)?;
     let text = match fill(filling, &entries[0].name, &args, prelude) {
         Ok(text) => text,

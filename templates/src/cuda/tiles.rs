@@ -50,7 +50,7 @@ impl Tiles<'_> {
         let of_all = context! {
             entry => entries[0].name.clone(),
             params => self.args.iter().map(parameter).collect::<Value>(),
-            ..common(header, functions, std::iter::empty(), &self.bodies)
+            ..common(header, functions, std::iter::empty(), &self.bodies)?
         };
         let ctx = merge_maps([own, of_all]);
         let text = render(self.template, &format!("{}.cu", identifier("", self.name)), ctx)?;

@@ -259,6 +259,8 @@ pub(super) fn code(dtype: DType) -> i32 {
         DType::F32 => DataType::Float,
         DType::F16 => DataType::Float16,
         DType::BF16 => DataType::Bfloat16,
+        DType::F8E4M3 => DataType::Float8e4m3fn,
+        DType::F8E5M2 => DataType::Float8e5m2,
         DType::I64 => DataType::Int64,
         DType::I32 => DataType::Int32,
         DType::I8 => DataType::Int8,

@@ -15,7 +15,7 @@ use hypatia_tensor::error::{Error, Result};
 /// The compute type of an element type.
 pub(super) fn computed_in(dtype: DType) -> DType {
     match dtype {
-        DType::F16 | DType::BF16 => DType::F32,
+        DType::F16 | DType::BF16 | DType::F8E4M3 | DType::F8E5M2 => DType::F32,
         // Few runtimes compute with bytes.
         DType::I8 | DType::U8 => DType::I32,
         other => other,
@@ -40,7 +40,12 @@ impl Body {
         if from == to {
             return value.to_string();
         }
-        self.op("Cast", &[value], &[("to", Attr::Int(code(to).into()))])
+        let to_code = ("to", Attr::Int(code(to).into()));
+        if to.only_stored() {
+            // Where the model saturates, it clips first.
+            return self.op("Cast", &[value], &[to_code, ("saturate", Attr::Int(0))]);
+        }
+        self.op("Cast", &[value], &[to_code])
     }
 
     /// Adds a term.

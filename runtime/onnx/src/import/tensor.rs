@@ -35,6 +35,8 @@ pub(super) fn dtype(code: i32) -> Result<DType, TensorFault> {
         DataType::Double => DType::F64,
         DataType::Float16 => DType::F16,
         DataType::Bfloat16 => DType::BF16,
+        DataType::Float8e4m3fn => DType::F8E4M3,
+        DataType::Float8e5m2 => DType::F8E5M2,
         DataType::Int64 => DType::I64,
         DataType::Int32 => DType::I32,
         DataType::Int8 => DType::I8,
@@ -138,7 +140,7 @@ fn typed(
             narrow(-128, 127)?;
             whole(Tensor::from_slice(shape, &t.int32_data.iter().map(|v| *v as i8).collect::<Vec<_>>()))
         }
-        DType::U8 | DType::Bool => {
+        DType::F8E4M3 | DType::F8E5M2 | DType::U8 | DType::Bool => {
             narrow(0, if dtype == DType::Bool { 1 } else { 255 })?;
             whole(Tensor::from_bytes(dtype, shape, &t.int32_data.iter().map(|v| *v as u8).collect::<Vec<_>>()))
         }

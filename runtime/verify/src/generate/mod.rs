@@ -68,9 +68,20 @@ pub struct Instance {
 const SIZES: [i64; 8] = [2, 3, 1, 5, 0, 7, 8, 16];
 const SIZE_WEIGHTS: [u32; 8] = [20, 25, 15, 12, 8, 8, 8, 4];
 /// Main element types, simplest first.
-pub(super) const DTYPES: [DType; 9] =
-    [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool];
-const DTYPE_WEIGHTS: [u32; 9] = [24, 14, 14, 14, 10, 8, 5, 5, 6];
+pub(super) const DTYPES: [DType; 11] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I8,
+    DType::U8,
+    DType::Bool,
+    DType::F8E4M3,
+    DType::F8E5M2,
+];
+const DTYPE_WEIGHTS: [u32; 11] = [24, 14, 14, 14, 10, 8, 5, 5, 6, 3, 3];
 
 /// Sizes with their weights: the usual ones, then those of the rule. If a guard or a type names
 /// unusual sizes, both groups are about equally likely.

@@ -282,8 +282,7 @@ pub fn modulo(ctx: &mut Ctx) -> Out {
 /// Cast to a given element type.
 pub fn cast(ctx: &mut Ctx) -> Out {
     ctx.arity(1, 1, 1)?;
-    // These two attributes concern 8-bit floats only.
-    ctx.attrs.ignore("saturate");
+    // Concerns float8e8m0 only.
     ctx.attrs.ignore("round_mode");
     let Some(to) = ctx.attrs.int("to")? else { return ctx.wrong("the attribute `to` is missing") };
     let to = tensor::dtype(i32::try_from(to).unwrap_or(-1))?;
@@ -293,13 +292,13 @@ pub fn cast(ctx: &mut Ctx) -> Out {
 /// Cast to the element type of another operand.
 pub fn cast_like(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 2, 1)?;
-    ctx.attrs.ignore("saturate");
     ctx.attrs.ignore("round_mode");
     let to = ctx.ty(1)?.dtype;
     convert(ctx, to)
 }
 
 fn convert(ctx: &mut Ctx, to: DType) -> Out {
+    let saturate = saturates(ctx)?;
     let integer = |d| matches!(d, DType::I64 | DType::I32 | DType::Bool);
     if integer(to)
         && let Some(sym) = ctx.sym(0).and_then(|s| s.cast(to))
@@ -307,7 +306,28 @@ fn convert(ctx: &mut Ctx, to: DType) -> Out {
         return Ok(vec![sym.into()]);
     }
     let x = ctx.value(0)?;
+    let x = if saturate { within_range(ctx, x, to)? } else { x };
     Ok(vec![ctx.cast(x, to)?.into()])
+}
+
+/// The attribute `saturate`, which concerns casts to 8-bit floats only.
+pub fn saturates(ctx: &mut Ctx) -> Out<bool> {
+    Ok(ctx.attrs.int_or("saturate", 1)? != 0)
+}
+
+/// What a cast to an 8-bit float saturates: numbers beyond its range, infinities too, become its
+/// ends. NaN stays NaN. A value that cannot leave the range is returned as it is.
+fn within_range(ctx: &mut Ctx, x: Value, to: DType) -> Out<Value> {
+    let from = ctx.dtype_of(x);
+    let inside = matches!(from, DType::Bool | DType::I8 | DType::U8) || from == to;
+    if !to.only_stored() || inside || (from, to) == (DType::F8E4M3, DType::F8E5M2) {
+        return Ok(x);
+    }
+    let x = if from.only_stored() { ctx.cast(x, from.compute())? } else { x };
+    let from = ctx.dtype_of(x);
+    let (low, high) = (ctx.number(from, -to.largest())?, ctx.number(from, to.largest())?);
+    let x = ctx.builtin(BuiltinScalar::Max, &[x, low])?;
+    ctx.builtin(BuiltinScalar::Min, &[x, high])
 }
 
 /// Shifts bits left or right. A shift that is negative, or at least as wide as the type, gives 0,

@@ -1,4 +1,4 @@
-//! Linear quantisation to and from integers, and products of quantised operands.
+//! Linear quantisation to and from integers and 8-bit floats, and products of quantised operands.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -6,6 +6,7 @@ use hypatia_dsl::shape::{Dim, show_shape};
 
 use super::super::context::{Ctx, Out};
 use super::super::tensor;
+use super::pointwise::saturates;
 use hypatia_graph::Value;
 
 /// A scale or zero point, broadcast to the operand: per tensor, per index of an axis, or per block
@@ -60,11 +61,10 @@ fn named(ctx: &Ctx, attr: &str, since: i64) -> Out<Option<DType>> {
     }
 }
 
-/// x / scale, rounded, plus the zero point, saturated to the integer type.
+/// x / scale, rounded, plus the zero point, saturated to the type. An 8-bit float rounds at the end.
 pub fn quantize(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
-    // Concerns 8-bit floats only.
-    ctx.attrs.ignore("saturate");
+    let saturate = saturates(ctx)?;
     let (x, scale) = (ctx.value(0)?, ctx.value(1)?);
     let shape = ctx.shape_of(x);
     let (axis, block) = axis_and_block(ctx, shape.len())?;
@@ -74,6 +74,7 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
     let (low, high) = match to {
         DType::U8 => (0.0, 255.0),
         DType::I8 => (-128.0, 127.0),
+        DType::F8E4M3 | DType::F8E5M2 => (-to.largest(), to.largest()),
         other => return ctx.unsupported(format!("quantisation to {other}")),
     };
     let compute = named(ctx, "precision", 23)?.unwrap_or(ctx.dtype_of(scale));
@@ -83,7 +84,7 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
     let scale = spread(ctx, scale, &shape, axis, block)?;
     let (x, scale) = (ctx.cast(x, compute)?, ctx.cast(scale, compute)?);
     let y = ctx.builtin(BuiltinScalar::Div, &[x, scale])?;
-    let y = ctx.builtin(BuiltinScalar::Round, &[y])?;
+    let y = if to.only_stored() { y } else { ctx.builtin(BuiltinScalar::Round, &[y])? };
     // Narrow floats cannot represent all sums.
     let mut y = ctx.cast(y, if compute == DType::F64 { DType::F64 } else { DType::F32 })?;
     let wide = ctx.dtype_of(y);
@@ -91,6 +92,9 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
         let z = spread(ctx, z, &shape, axis, block)?;
         let z = ctx.cast(z, wide)?;
         y = ctx.builtin(BuiltinScalar::Add, &[y, z])?;
+    }
+    if to.only_stored() && !saturate {
+        return Ok(vec![ctx.cast(y, to)?.into()]);
     }
     let (low, high) = (ctx.number(wide, low)?, ctx.number(wide, high)?);
     let y = ctx.builtin(BuiltinScalar::Max, &[y, low])?;
@@ -105,14 +109,17 @@ pub fn dequantize(ctx: &mut Ctx) -> Out {
     let shape = ctx.shape_of(x);
     let (axis, block) = axis_and_block(ctx, shape.len())?;
     let to = named(ctx, "output_dtype", 23)?.unwrap_or(ctx.dtype_of(scale));
-    if !ctx.dtype_of(x).is_int() || !to.is_float() {
+    let stored = ctx.dtype_of(x).only_stored();
+    if !(ctx.dtype_of(x).is_int() || stored) || !to.computes_in_floats() {
         return ctx.unsupported(format!("dequantisation of {} to {to}", ctx.dtype_of(x)));
     }
     let scale = spread(ctx, scale, &shape, axis, block)?;
-    let mut y = ctx.cast(x, DType::I32)?;
+    // Differences of bytes are exact in i32, those of 8-bit floats in the type of the result.
+    let between = if stored { to } else { DType::I32 };
+    let mut y = ctx.cast(x, between)?;
     if let Some(z) = ctx.maybe(2)? {
         let z = spread(ctx, z, &shape, axis, block)?;
-        let z = ctx.cast(z, DType::I32)?;
+        let z = ctx.cast(z, between)?;
         y = ctx.builtin(BuiltinScalar::Sub, &[y, z])?;
     }
     let (y, scale) = (ctx.cast(y, to)?, ctx.cast(scale, to)?);
