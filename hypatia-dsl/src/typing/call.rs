@@ -125,7 +125,7 @@ impl Call<'_> {
     pub(super) fn needs_numbers(&self, i: usize) -> Result<(), TypeError> {
         let ty = self.operand(i)?;
         if ty.dtype.only_stored() {
-            return Err(stored(&self.name, &self.operand_name(i), ty).about(i));
+            return Err(stored(self.name, &self.operand_name(i), ty).about(i));
         }
         if ty.dtype == DType::Bool {
             let text = format!("`{}` must contain numbers, but is {ty}", self.operand_name(i));
@@ -141,13 +141,13 @@ impl Call<'_> {
         match to {
             Some(_) if ty.dtype.only_stored() => Ok(()),
             None if ty.dtype.only_stored() => {
-                let op = BuiltinOp::from_name(&self.name);
+                let op = BuiltinOp::from_name(self.name);
                 let carries = |o: &&BuiltinOp| o.accumulator() == op && op.is_some() && !o.is_pair();
                 let summed = BuiltinOp::ALL.iter().find(carries).map_or("gemm", |o| o.name());
                 let hint = format!(
                     "`{summed}` with the epilogue `acc` and `to = f32` sums in f32; or cast both operands first"
                 );
-                Err(stored(&self.name, &self.operand_name(i), ty).about(i).hint(hint))
+                Err(stored(self.name, &self.operand_name(i), ty).about(i).hint(hint))
             }
             _ => self.needs_numbers(i),
         }

@@ -209,6 +209,8 @@ impl Asked {
             DType::I8 => "int8",
             DType::U8 => "uint8",
             DType::Bool => "bool",
+            DType::F8E4M3 => "float8_e4m3fn",
+            DType::F8E5M2 => "float8_e5m2",
         };
         let mut given = Vec::new();
         for ((i, arg), words) in self.source.args.iter().enumerate().zip(&words) {
