@@ -32,6 +32,9 @@ pub fn test_block(
     let mut w = Writer::of(&sides.graph, &sides.numbers, instance);
     let (l, r) = (w.value(left, 0), w.value(right, 0));
     let (tight_l, tight_r) = (w.value(left, 3), w.value(right, 3));
+    let dtype = sides.graph.ty(left).dtype;
+    // Nothing computes in a type that is only stored.
+    let number = |text: &str| if dtype.only_stored() { format!("cast({text}, to = f32)") } else { text.to_string() };
     let integers = difference.is_some_and(|d| d.whole.is_some());
     let (given, expect) = match failure {
         Failure::Bits
@@ -44,13 +47,15 @@ pub fn test_block(
         {
             match difference {
                 // Truth values are compared directly.
-                _ if sides.graph.ty(left).dtype == DType::Bool => (l, r),
-                Some(d) if d.left == d.right && !integers => (format!("1 / {tight_l}"), format!("1 / {tight_r}")),
+                _ if dtype == DType::Bool => (l, r),
+                Some(d) if d.left == d.right && !integers => {
+                    (format!("1 / {}", number(&tight_l)), format!("1 / {}", number(&tight_r)))
+                }
                 Some(d) if d.left.is_finite() && d.right.is_finite() => {
                     let shape = &sides.graph.ty(left).shape;
                     let dims: Vec<String> = shape.iter().map(|d| d.to_string()).collect();
                     w.extra.push(format!("const same: bool[{}] = 1;", dims.join(", ")));
-                    (format!("eq({l}, {r})"), "same".to_string())
+                    (format!("eq({}, {})", number(&l), number(&r)), "same".to_string())
                 }
                 _ => (l, r),
             }

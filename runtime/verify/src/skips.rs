@@ -1,7 +1,8 @@
 //! Instances that are skipped because their reference is undefined for an element type.
 //!
 //! In: instances, skipped and compared ones. Out: a note for the report. Invariant: an element type
-//! is listed only if no instance of it was compared; `bool` alone is not reported, as in `check`.
+//! is listed only if no instance of it was compared; `bool` alone is not reported, as in `check`, and
+//! types in which nothing computes never are.
 
 use std::collections::BTreeSet;
 
@@ -42,10 +43,12 @@ impl Skips {
     /// undefined.
     pub(super) fn note(&self, what: &str) -> Option<String> {
         let why = self.why.as_ref()?;
-        let never: Vec<DType> = self.skipped.difference(&self.compared).copied().collect();
-        match never.as_slice() {
-            [] => Some(format!("{} instances were skipped because {what} is undefined there: {why}", self.count)),
-            [DType::Bool] => None,
+        if self.skipped.is_subset(&self.compared) {
+            return Some(format!("{} instances were skipped because {what} is undefined there: {why}", self.count));
+        }
+        let never = self.skipped.difference(&self.compared).copied();
+        match never.filter(|d| !d.only_stored()).collect::<Vec<_>>().as_slice() {
+            [] | [DType::Bool] => None,
             some => {
                 let names: Vec<&str> = some.iter().map(|d| d.name()).collect();
                 Some(format!("{what} is undefined for {}: skipped", names.join(", ")))
