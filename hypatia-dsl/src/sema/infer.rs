@@ -4,8 +4,8 @@
 //! or why there is none. Invariant: `Ok(None)` means that the type depends on something unknown.
 
 use crate::dtype::DType;
-use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, OpId, ParamKind, Program, VarId};
-use crate::shape::broadcast;
+use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, InView, OpId, ParamKind, Program, VarId};
+use crate::shape::{Dim, Shape, broadcast};
 use crate::typing::{
     Bindings, Facts, TensorType, TypeError, apply_op, apply_scalar, eval, eval_guard, normalise_attrs, type_fact,
 };
@@ -203,10 +203,13 @@ impl<'p> Infer<'p> {
         let Build::Node(n) = b else { return Ok(()) };
         for a in &n.args {
             let BuildArg::One(a) = a else { continue };
-            if let Head::In(_) = n.head {
+            if let Head::In(view) = n.head {
                 let Some(t) = self.build(a)? else { continue };
                 let symbolic = t.shape.iter().chain(&out.shape).any(|d| d.as_const().is_none());
-                if broadcast(&out.shape, &t.shape).as_ref() != Some(&out.shape) && !symbolic {
+                // `col(v)` has one number for each row.
+                let last = (view == InView::Col).then(|| Dim::from(1));
+                let read: Shape = t.shape.iter().cloned().chain(last).collect();
+                if broadcast(&out.shape, &read).as_ref() != Some(&out.shape) && !symbolic {
                     return Err(TypeError::new(
                         crate::diag::Code(304),
                         format!("the epilogue reads {t}, which does not broadcast to the output {out}"),

@@ -126,10 +126,6 @@ impl<'a> Scores<'a> {
             }
             _ => match product(self.graph, value) {
                 Some((factors, beside, term)) if self.factors.is_none_or(|f| f == factors) => {
-                    // A column does not broadcast to the scores as it is.
-                    if term.nodes.iter().any(|n| matches!(n, TermNode::In { view: InView::Col, .. })) {
-                        return None;
-                    }
                     self.factors = Some(factors);
                     self.region.push(value.node);
                     let leaves: Vec<TermId> = beside.iter().map(|v| self.read(*v)).collect();

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrValue, OpBody, OpId, ParamKind, Program, ScalarId};
-use hypatia_dsl::scalar::Term;
-use hypatia_dsl::shape::Dim;
+use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpId, ParamKind, Program, ScalarId};
+use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::shape::{Dim, Shape};
 use hypatia_dsl::typing::{TensorType, apply_op, apply_scalar, normalise_attrs};
 
 use super::{Graph, Kernels, Node, NodeId, NodeKind, Value, check_term};
@@ -59,7 +59,40 @@ impl Graph {
         term: Option<Term>,
     ) -> Result<Vec<Value>> {
         let (attrs, results) = self.type_op(op, operands, &attrs, term.as_ref())?;
-        let first = self.push(NodeKind::Op { op, attrs, term }, operands.to_vec(), results);
+        self.push_op(op, attrs, term, operands.to_vec(), results)
+    }
+
+    /// Adds an application whose types and attributes are known to be right. A term that reads a
+    /// column (`col(v)`) gets `v` with a last axis of size 1 instead, which broadcasts as any
+    /// operand does: no other part of Hypatia knows columns.
+    pub(super) fn push_op(
+        &mut self,
+        op: OpId,
+        attrs: Vec<AttrValue>,
+        mut term: Option<Term>,
+        mut operands: Vec<Option<Value>>,
+        results: Vec<TensorType>,
+    ) -> Result<Vec<Value>> {
+        if let Some(term) = &mut term {
+            let first = tensor_params(self.program.op(op)).min(operands.len());
+            let columns = columns(term);
+            for &input in &columns {
+                let Some(v) = operands.get(first + input as usize).copied().flatten() else { continue };
+                let wide: Shape = self.ty(v).shape.iter().cloned().chain([Dim::from(1)]).collect();
+                let wide = self.builtin(BuiltinOp::Reshape, &[v], vec![wide.into()])?;
+                let at = (operands.len() - first) as u32;
+                operands.extend(wide.first().copied().map(Some));
+                for node in &mut term.nodes {
+                    if *node == (TermNode::In { input, view: InView::Col }) {
+                        *node = TermNode::In { input: at, view: InView::Broadcast };
+                    }
+                }
+            }
+            if !columns.is_empty() {
+                drop_unread(term, &mut operands, first);
+            }
+        }
+        let first = self.push(NodeKind::Op { op, attrs, term }, operands, results);
         Ok(self.results(first.node))
     }
 
@@ -270,6 +303,33 @@ impl Graph {
             }
         }
         Ok(())
+    }
+}
+
+/// The operands that a term reads as columns.
+fn columns(term: &Term) -> Vec<u32> {
+    let column = |n: &TermNode| match n {
+        TermNode::In { input, view: InView::Col } => Some(*input),
+        _ => None,
+    };
+    let mut found: Vec<u32> = term.nodes.iter().filter_map(column).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// Drops the operands of a term, those from `first` on, that it does not read.
+fn drop_unread(term: &mut Term, operands: &mut Vec<Option<Value>>, first: usize) {
+    let reads = |i: usize| term.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input as usize == i));
+    let kept: Vec<usize> = (0..operands.len() - first).filter(|i| reads(*i)).collect();
+    if kept.len() + first == operands.len() {
+        return;
+    }
+    *operands = operands[..first].iter().copied().chain(kept.iter().map(|i| operands[first + i])).collect();
+    for node in &mut term.nodes {
+        if let TermNode::In { input, .. } = node {
+            *input = kept.iter().position(|i| *i == *input as usize).unwrap_or_default() as u32;
+        }
     }
 }
 

@@ -135,7 +135,7 @@ impl<'g> Instantiator<'g> {
             let program = this.graph.program.clone();
             match &program.op(op).body {
                 OpBody::Defined(body) if this.inline => this.expand(op, operands, &attrs, term, body, &results),
-                _ => Ok(this.graph.push_op(op, attrs, term, operands, results)),
+                _ => this.graph.push_op(op, attrs, term, operands.to_vec(), results),
             }
         })
     }
@@ -438,20 +438,5 @@ fn coerce(ty: AttrType, value: AttrValue) -> AttrValue {
             AttrValue::List(l.into_iter().map(|v| coerce(AttrType::Float, v)).collect())
         }
         (_, value) => value,
-    }
-}
-
-impl Graph {
-    /// Adds a node whose types and attributes are known to be correct.
-    fn push_op(
-        &mut self,
-        op: OpId,
-        attrs: Vec<AttrValue>,
-        term: Option<Term>,
-        operands: &[Option<Value>],
-        results: Vec<TensorType>,
-    ) -> Vec<Value> {
-        let first = self.push(NodeKind::Op { op, attrs, term }, operands.to_vec(), results);
-        self.results(first.node)
     }
 }

@@ -12,9 +12,8 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::{AttrValue, InView, OpBody, ScalarBody, ScalarId};
+use hypatia_dsl::ir::{AttrValue, OpBody, ScalarBody, ScalarId};
 use hypatia_dsl::scalar::{Term, TermNode};
-use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -220,9 +219,8 @@ impl NoisyGraph<'_> {
                 TermNode::Param(i) => *params.get(*i as usize).ok_or_else(broken)?,
                 TermNode::Acc => acc.ok_or_else(broken)?,
                 TermNode::Second => return Err(broken()),
-                TermNode::In { input, view } => {
+                TermNode::In { input, .. } => {
                     let v = *reads.get(*input as usize).ok_or_else(broken)?;
-                    let v = self.column(v, *view)?;
                     if self.out.ty(v).dtype == DType::Bool { v } else { self.cast(v, default)? }
                 }
                 TermNode::Lit(l) if compared[i] && self.in_f64 => self.out.number(default, l.0)?,
@@ -266,16 +264,6 @@ impl NoisyGraph<'_> {
         }
         term.roots.iter().for_each(|r| other[r.0 as usize] = true);
         compared.into_iter().zip(other).map(|(c, o)| c && !o).collect()
-    }
-
-    /// `col(v)` as an ordinary broadcast: appends an axis of size 1.
-    fn column(&mut self, v: Value, view: InView) -> Result<Value> {
-        if view != InView::Col {
-            return Ok(v);
-        }
-        let shape: Vec<AttrValue> =
-            self.out.ty(v).shape.iter().cloned().chain([Dim::from(1)]).map(AttrValue::Dim).collect();
-        Ok(self.out.builtin(BuiltinOp::Reshape, &[v], vec![AttrValue::List(shape)])?[0])
     }
 
     fn cast(&mut self, v: Value, to: DType) -> Result<Value> {

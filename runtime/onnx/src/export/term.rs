@@ -6,7 +6,7 @@
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::{InView, Program, ScalarBody};
+use hypatia_dsl::ir::{Program, ScalarBody};
 use hypatia_dsl::scalar::{Term, TermNode, expand};
 
 use super::body::{Attr, Body, code};
@@ -60,17 +60,10 @@ impl Body {
                 TermNode::Param(_) | TermNode::Second => return Err(broken()),
                 TermNode::Acc => (leaves.acc.clone().ok_or_else(broken)?, Kind::Number),
                 TermNode::Lit(v) => (self.number(compute, v.0)?, Kind::Number),
-                TermNode::In { input, view } => {
+                TermNode::In { input, .. } => {
                     let (name, dtype) = leaves.reads.get(*input as usize).ok_or_else(broken)?;
                     let kind = dtype.kind();
                     let value = if kind == Kind::Bool { name.clone() } else { self.cast(name, *dtype, compute) };
-                    let value = match view {
-                        InView::Col => {
-                            let last = self.vector(&[-1])?;
-                            self.op("Unsqueeze", &[&value, &last], &[])
-                        }
-                        InView::Broadcast | InView::Row | InView::Full => value,
-                    };
                     (value, kind)
                 }
                 TermNode::Cast { to, arg } => {
