@@ -13,6 +13,7 @@ mod facts;
 pub mod fusions;
 #[doc(hidden)]
 pub mod generated;
+mod grad;
 mod graph;
 mod inline;
 pub mod instantiate;
