@@ -227,6 +227,12 @@ impl Graph {
         self.nodes[value.node.index()].name = name.into();
     }
 
+    /// The input of that name.
+    pub fn input_named(&self, name: &str) -> Option<Value> {
+        let named = |id: &&NodeId| matches!(&self.node(**id).kind, NodeKind::Input { name: n } if n == name);
+        self.inputs.iter().find(named).map(|id| Value { node: *id, output: 0 })
+    }
+
     /// The type of a value.
     pub fn ty(&self, value: Value) -> &TensorType {
         &self.nodes[value.node.index()].results[value.output as usize]

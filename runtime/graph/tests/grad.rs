@@ -287,6 +287,10 @@ fn gathers_and_scatters_have_gradients() {
         let y = c.op(BuiltinOp::GatherElements, &[x, indices], vec![axis.into()]);
         c.agrees("gather_elements", &y);
     }
+    let mut c = Case::new();
+    let (x, indices) = (c.input(&[3, 4]), c.indices(&[3, 1], &[2, 0, -1]));
+    let y = c.op(BuiltinOp::GatherElements, &[x, indices], vec![1.into()]);
+    c.agrees("one index for each row", &y);
     for (batch, shape, of, indices) in [
         (0, &[3, 4, 2][..], &[2, 2][..], &[0, 1, -1, -4][..]),
         (0, &[3, 4], &[3, 1], &[0, 0, -1]),
@@ -402,7 +406,8 @@ fn gradients_of_outputs_may_be_given() {
     let x = g.input("x", ty);
     let y = g.call("exp", &[x], &[]).unwrap()[0];
     let z = g.call("mul", &[x, x], &[]).unwrap()[0];
-    (g.output("y", y), g.output("z", z));
+    g.output("y", y);
+    g.output("z", z);
     let joint = g.vjp(&["y", "z"], &["x"]).unwrap();
     let of = |values: [f64; 2]| Tensor::from_slice(&[2], &values).unwrap();
     let inputs = [("x".into(), of([0.0, 1.0])), ("y.grad".into(), of([2.0, 1.0])), ("z.grad".into(), of([1.0, 3.0]))];
@@ -438,7 +443,8 @@ fn mistakes_say_what_is_wrong() {
     let mut g = Graph::new(library());
     let ty = |dtype, n: i64| TensorType { dtype, shape: vec![Dim::from(n)] };
     let (x, i) = (g.input("weight", ty(DType::F32, 3)), g.input("index", ty(DType::I64, 3)));
-    (g.output("wide", x), g.output("whole", i));
+    g.output("wide", x);
+    g.output("whole", i);
     let of = |loss: &str, by: &str| g.grad(loss, &[by]).unwrap_err().to_string();
     assert_eq!(
         of("wide", "weight"),

@@ -37,7 +37,8 @@ impl Backward<'_> {
         self.add(x, part)
     }
 
-    /// Each gradient is added at the row-major position of its element.
+    /// Each gradient is added at the row-major position of its element. One index for each row, as
+    /// cross-entropy has, needs no sums: the gradient stands where the axis has that index.
     pub(super) fn gather_elements(&mut self, a: &Applied) -> Result<()> {
         let (x, indices, gradient) = (a.operand(0)?, a.operand(1)?, a.gradient()?);
         if !self.wants(x) {
@@ -45,9 +46,17 @@ impl Backward<'_> {
         }
         let (shape, among) = (self.emit.shape(x), self.emit.shape(indices));
         let axis = a.axis(0, shape.len())?;
+        let mut single = shape.clone();
+        single[axis] = Dim::from(1);
+        if among == single {
+            let (index, along) = (self.counted_from_start(indices, &shape[axis])?, self.iota(&shape, axis)?);
+            let here = self.emit.call(BuiltinScalar::Eq, &[along, index])?;
+            let part = self.emit.only_where(here, gradient)?;
+            return self.add(x, part);
+        }
         let mut at = Vec::with_capacity(shape.len());
-        for i in 0..shape.len() {
-            at.push(if i == axis { self.from_start(indices, &shape[i])? } else { self.iota(&among, i)? });
+        for (i, size) in shape.iter().enumerate() {
+            at.push(if i == axis { self.counted_from_start(indices, size)? } else { self.iota(&among, i)? });
         }
         let position = self.position(&shape, &at)?;
         let (position, updates) = (self.emit.flat(position)?, self.emit.flat(gradient)?);
@@ -70,14 +79,14 @@ impl Backward<'_> {
         };
         let leading = batch + parts as usize;
         let mut at = Vec::with_capacity(leading);
-        for i in 0..leading {
+        for (i, size) in shape.iter().enumerate().take(leading) {
             at.push(if i < batch {
                 self.iota(&among, i)?
             } else {
                 let j = (i - batch) as i64;
                 let part = self.emit.slice(indices, last, Dim::from(j), Dim::from(j + 1), 1)?;
                 let part = self.emit.reshape(part, among.clone())?;
-                self.from_start(part, &shape[i])?
+                self.counted_from_start(part, size)?
             });
         }
         let position = self.position(&shape[..leading], &at)?;
@@ -105,7 +114,7 @@ impl Backward<'_> {
     }
 
     /// Indices in i64, those below 0 counted from the end.
-    fn from_start(&mut self, indices: Value, length: &Dim) -> Result<Value> {
+    fn counted_from_start(&mut self, indices: Value, length: &Dim) -> Result<Value> {
         let indices = self.emit.cast(indices, DType::I64)?;
         let (zero, length) = (self.emit.number(DType::I64, 0.0)?, self.whole(length)?);
         let below = self.emit.call(BuiltinScalar::Lt, &[indices, zero])?;

@@ -89,7 +89,7 @@ impl Graph {
                 return Err(Error::Input(format!("the output `{name}` is {ty}: only floats have gradients")));
             }
             let called = format!("{name}.grad");
-            if graph.inputs.iter().any(|i| graph.node(*i).name == called) {
+            if graph.input_named(&called).is_some() {
                 return Err(Error::Input(format!("the graph has an input `{called}` already")));
             }
             given.push(graph.input(called, ty));
@@ -115,9 +115,8 @@ fn parameter(graph: &Graph, name: &str) -> Result<Value> {
         NodeKind::Input { name } => name.as_str(),
         _ => "",
     };
-    let found = graph.inputs.iter().find(|id| name_of(id) == name);
-    let Some(node) = found else { return Err(unknown("input", name, graph.inputs.iter().map(name_of))) };
-    let value = Value { node: *node, output: 0 };
+    let found = graph.input_named(name);
+    let Some(value) = found else { return Err(unknown("input", name, graph.inputs.iter().map(name_of))) };
     let ty = graph.ty(value);
     if !ty.dtype.computes_in_floats() {
         return Err(Error::Input(format!("the input `{name}` is {ty}: only floats have gradients")));
