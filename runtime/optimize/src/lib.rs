@@ -27,6 +27,7 @@ pub mod label_filter;
 pub mod language;
 pub mod lower;
 pub mod matcher;
+pub mod numbers;
 pub mod outcome;
 pub mod problem;
 pub mod range_loss;

@@ -47,6 +47,7 @@ pub use self::sums::{Target, VirtualSum};
 use super::analysis::EGraph;
 use super::analysis::{Sort, has_several_results};
 use super::language::{Discriminant, Node, Payload};
+use super::numbers::enlarging;
 
 /// Limits of one search.
 #[derive(Clone, Copy, Debug)]
@@ -449,6 +450,11 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         if !self.may_match() {
             return ON;
         }
+        if self.what.prepared.reads_numbers
+            && let Some(wide) = self.nodes.iter().find_map(|n| self.enlarging(n))
+        {
+            return self.miss(wide, || MissReason::Type);
+        }
         (self.emit)(&MatchState {
             roots: &self.roots,
             bindings: &self.bindings,
@@ -572,6 +578,15 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
 
     /// False if a guard on this variable alone does not hold. A probe (for `--why-not`) has to see
     /// the guard fail, so it skips this check.
+    /// A constant that the rule knows as a number, but that enlarges what stands beside it.
+    fn enlarging(&self, node: &Node) -> Option<Id> {
+        let Payload::Scalar(_) = node.payload else { return None };
+        let classes = node.children.iter().map(|c| self.host.find(*c));
+        let of = |c: Id| (self.type_of(c).map_or(&[][..], |t| t.shape.as_slice()), self.host.number(c).is_some());
+        let operands: SmallVec<[_; 3]> = classes.map(of).collect();
+        enlarging(&operands).map(|i| node.children[i])
+    }
+
     fn may_be(&self, var: VarId) -> bool {
         let early = match self.what.prepared.early.get(var.index()) {
             Some(early) if !early.is_empty() && self.probe.is_none() => early,

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use super::Discriminant;
 use crate::language::LabelSet;
+use crate::numbers::reads_numbers;
 
 /// Maximum nesting of partial sums that are searched.
 pub(super) const MAX_DEPTH: usize = 6;
@@ -52,6 +53,8 @@ pub struct Prepared {
     pub(super) below_work: Option<Vec<Discriminant>>,
     /// One of its variables matches arbitrary pointwise work.
     pub any_work: bool,
+    /// A constant of the left side may be lost but for its value: a literal, or `value(v)`.
+    pub(super) reads_numbers: bool,
     /// Nodes that the e-graph must hold for a match to exist.
     pub needed: Vec<Discriminant>,
     /// The label filter of each root.
@@ -183,6 +186,7 @@ impl Prepared {
             heads: first.and_then(|p| heads_of(program, p, terms)),
             below_work: first.and_then(|p| heads_below_work(program, p)),
             any_work: rule.vars.iter().any(|v| v.sort == Sort::Region),
+            reads_numbers: reads_numbers(rule),
             needed,
             required: rule.lhs.iter().map(|p| RequiredLabels::of(program, p, terms)).collect(),
         }

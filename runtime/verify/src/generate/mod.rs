@@ -31,6 +31,7 @@ use crate::source::Source;
 use crate::values::{Demand, Distribution, Ensemble, Magnitude, PARTS, SpecialValues, tensor};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
+use hypatia_optimize::numbers::{any_enlarges, reads_numbers};
 use hypatia_tensor::tensor::Tensor;
 
 /// Why these choices gave no instance.
@@ -250,6 +251,9 @@ impl Generator<'_, '_> {
             if eval_guard(guard, &self.env.attrs, &facts) != Some(true) {
                 return reject(format!("guard {} of the rule does not hold", i + 1));
             }
+        }
+        if reads_numbers(self.rule) && any_enlarges(&self.graph) {
+            return reject("a number enlarges what stands beside it");
         }
         let Generator { graph, env, distribution, branches, numbers, .. } = self;
         Ok(Instance { graph, env, left, inputs, constants, distribution, branches, numbers })
