@@ -133,10 +133,12 @@ fn the_tests_of_files_that_compile_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/pass");
     let files = [
         ("attributes.hyp", 5),
+        ("columns.hyp", 3),
         ("constructs.hyp", 3),
         ("gated.hyp", 2),
         ("group_norm.hyp", 3),
         ("no_elements.hyp", 3),
+        ("numbers.hyp", 2),
         ("order.hyp", 1),
         ("overflow.hyp", 2),
         ("regrouping.hyp", 0),

@@ -9,10 +9,16 @@ use hypatia_dsl::ir::{AExpr, Fact, Pat, Rule};
 use hypatia_dsl::shape::{Dim, Shape, broadcast};
 use hypatia_graph::{Graph, NodeKind, splat};
 
-/// True if a constant of the left side may be lost but for its value: a literal, or `value(v)`.
+/// True if the left side has literals, or numbers of a body.
 pub fn reads_numbers(rule: &Rule) -> bool {
-    let guards = rule.lets.iter().map(|(_, e)| e).chain(rule.requires.iter());
-    rule.lhs.iter().any(has_literal) || guards.into_iter().any(asks_for_value)
+    rule.lhs.iter().any(has_literal) || has_numbers_of_a_body(rule)
+}
+
+/// True if the rule was derived from a body, and a constant gives one of its attributes. A rule that
+/// somebody wrote says itself which shapes `value(c)` may have.
+pub fn has_numbers_of_a_body(rule: &Rule) -> bool {
+    let mut guards = rule.lets.iter().map(|(_, e)| e).chain(rule.requires.iter());
+    rule.derived && guards.any(asks_for_value)
 }
 
 fn has_literal(p: &Pat) -> bool {

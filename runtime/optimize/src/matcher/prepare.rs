@@ -53,7 +53,7 @@ pub struct Prepared {
     pub(super) below_work: Option<Vec<Discriminant>>,
     /// One of its variables matches arbitrary pointwise work.
     pub any_work: bool,
-    /// A constant of the left side may be lost but for its value: a literal, or `value(v)`.
+    /// The left side has numbers, which match constants that enlarge nothing.
     pub(super) reads_numbers: bool,
     /// Nodes that the e-graph must hold for a match to exist.
     pub needed: Vec<Discriminant>,

@@ -31,7 +31,7 @@ use crate::source::Source;
 use crate::values::{Demand, Distribution, Ensemble, Magnitude, PARTS, SpecialValues, tensor};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
-use hypatia_optimize::numbers::{any_enlarges, reads_numbers};
+use hypatia_optimize::numbers::{any_enlarges, has_numbers_of_a_body};
 use hypatia_tensor::tensor::Tensor;
 
 /// Why these choices gave no instance.
@@ -252,7 +252,7 @@ impl Generator<'_, '_> {
                 return reject(format!("guard {} of the rule does not hold", i + 1));
             }
         }
-        if reads_numbers(self.rule) && any_enlarges(&self.graph) {
+        if has_numbers_of_a_body(self.rule) && any_enlarges(&self.graph) {
             return reject("a number enlarges what stands beside it");
         }
         let Generator { graph, env, distribution, branches, numbers, .. } = self;
