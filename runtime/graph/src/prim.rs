@@ -1,8 +1,9 @@
 //! Builtin ops with their attributes as plain numbers.
 //!
 //! In: a builtin op, its attribute values, and the values of the symbols in them. Out: a [`Prim`].
-//! The reference evaluator and the planner read attributes only here, so only this module depends
-//! on the order in which `core.hyp` declares them. Invariant: axes are in range and sizes are not
+//! The reference evaluator and the planner read attributes only here, so of these only this module
+//! depends on the order in which `core.hyp` declares them. (`grad`, whose sizes may stay symbols,
+//! reads them itself.) Invariant: axes are in range and sizes are not
 //! negative.
 
 use hypatia_dsl::builtin::{BuiltinOp, ScatterReduction, scatter_reduction};

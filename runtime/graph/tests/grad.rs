@@ -168,6 +168,27 @@ fn epilogues_pass_gradients_on() {
     }
 }
 
+/// Ops that are defined by a body, also inside one another.
+#[test]
+fn ops_of_the_library_have_gradients_through_their_bodies() {
+    let ops: [(&str, &[&[usize]]); 8] = [
+        ("softmax", &[&[2, 3, 4]]),
+        ("safe_softmax", &[&[2, 5]]),
+        ("log_softmax", &[&[3, 4]]),
+        ("layer_norm", &[&[2, 3, 5], &[5], &[5]]),
+        ("rms_norm", &[&[3, 4], &[4]]),
+        ("attention", &[&[2, 3, 4], &[2, 5, 4], &[2, 5, 3], &[3, 5]]),
+        ("swiglu", &[&[3, 4], &[5, 4], &[5, 4], &[2, 5]]),
+        ("mlp", &[&[2, 3, 4], &[5, 4], &[5], &[2, 5], &[2]]),
+    ];
+    for (name, shapes) in ops {
+        let mut c = Case::new();
+        let operands: Vec<Option<Value>> = shapes.iter().map(|s| Some(c.input(s))).collect();
+        let y = c.graph.named_op(name, &operands, &[], None).unwrap();
+        assert!(c.agrees(name, &y) > 4);
+    }
+}
+
 #[test]
 fn convolutions_of_every_form_have_gradients() {
     // Sizes of x and w, strides, before, after, dilations, groups.

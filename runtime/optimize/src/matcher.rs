@@ -576,8 +576,6 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         }
     }
 
-    /// False if a guard on this variable alone does not hold. A probe (for `--why-not`) has to see
-    /// the guard fail, so it skips this check.
     /// A constant that the rule knows as a number, but that enlarges what stands beside it.
     fn enlarging(&self, node: &Node) -> Option<Id> {
         let Payload::Scalar(_) = node.payload else { return None };
@@ -587,6 +585,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         enlarging(&operands).map(|i| node.children[i])
     }
 
+    /// False if a guard on this variable alone does not hold. A probe (for `--why-not`) has to see
+    /// the guard fail, so it skips this check.
     fn may_be(&self, var: VarId) -> bool {
         let early = match self.what.prepared.early.get(var.index()) {
             Some(early) if !early.is_empty() && self.probe.is_none() => early,

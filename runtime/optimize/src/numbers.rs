@@ -1,9 +1,10 @@
 //! Constants that a rule knows as numbers.
 //!
 //! In: a rule, and the shapes beside such a constant. Out: whether the rule may lose the constant's
-//! shape, and whether that shape matters. Invariant: the matcher and `verify` decide alike. A
-//! constant whose elements all equal 2 is the number 2 only where it enlarges nothing: a reduction
-//! could hide the larger size from the types of both sides.
+//! shape, and whether that shape matters. Invariant: a constant whose elements all equal 2 is the
+//! number 2 only where it enlarges nothing, since a reduction could hide the larger size from the
+//! types of both sides. The matcher asks for every number; `verify`, whose literals are of rank 0,
+//! only for the numbers of a body.
 
 use hypatia_dsl::ir::{AExpr, Fact, Pat, Rule};
 use hypatia_dsl::shape::{Dim, Shape, broadcast};
