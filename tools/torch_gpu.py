@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Times `torch.compile(model, backend="hypatia")` beside eager and PyTorch's own compiler on a GPU.
+"""Times `torch.compile(model, backend=backend)` beside eager and PyTorch's own compiler on a GPU.
 
-    python3 tools/torch_gpu.py [--seconds N] [--only TEXT] [--modes MODE ...]
+    python3 tools/torch_gpu.py [--seconds N] [--only TEXT] [--modes MODE ...] [--train]
 
 Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT and GPT-2 (random
 weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
 behind the other, in bf16; the host's part alone; the first result of each side in seconds; and the
 error's root mean square against float64, over eager's. Peers that no longer fit into the seconds
-are left out.
+are left out. With --train, a call is forward and backward, and the error is that of all gradients.
 """
 
 import argparse
@@ -17,15 +17,16 @@ import time
 import hypatia_core as hyp
 import torch
 from torch import nn
+from hypatia_core.backend import backend
 from torch_host import print_breakdown
 
 MODES = ["default", "reduce-overhead", "max-autotune"]
 
 
-def mlp(width, layers):
+def mlp(width, layers, activation=nn.ReLU):
     parts = []
     for _ in range(layers):
-        parts += [nn.Linear(width, width), nn.ReLU()]
+        parts += [nn.Linear(width, width), activation()]
     return nn.Sequential(*parts)
 
 
@@ -42,11 +43,31 @@ def gpt2():
     return GPT2Model(GPT2Config(use_cache=False)).eval(), (torch.randint(50257, (4, 512)),)
 
 
+def vit():
+    from transformers import ViTConfig, ViTModel
+
+    return ViTModel(ViTConfig(), add_pooling_layer=False).eval(), (torch.randn(32, 3, 224, 224),)
+
+
+def llama():
+    from gpu_models import LLAMA
+    from transformers import LlamaConfig, LlamaModel
+
+    return LlamaModel(LlamaConfig(**LLAMA, use_cache=False)).eval(), (torch.randint(32000, (4, 512)),)
+
+
 CASES = {
     "MLP 256x2 b256": lambda: (mlp(256, 2), (torch.randn(256, 256),)),
     "MLP 1024x4 b512": lambda: (mlp(1024, 4), (torch.randn(512, 1024),)),
     "BERT-base b8 s128": bert,
     "GPT-2 b4 s512": gpt2,
+}
+TRAINED = {
+    **CASES,
+    "MLP 4096x4 b4096": lambda: (mlp(4096, 4), (torch.randn(4096, 4096),)),
+    "MLP 4096x4 b4096, GELU": lambda: (mlp(4096, 4, nn.GELU), (torch.randn(4096, 4096),)),
+    "ViT-B/16 b32": vit,
+    "Llama b4 s512": llama,
 }
 
 
@@ -74,6 +95,19 @@ def per_call(f, inputs, rounds=7):
     return statistics.median(times)
 
 
+def step(f, model, gradient):
+    """Forward and backward as one function, which returns all gradients as one tensor if asked to."""
+
+    def both(*inputs, collect=False):
+        for p in model.parameters():
+            p.grad = None
+        y = first(f(*inputs))
+        y.backward(gradient(y))
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]) if collect else y
+
+    return both
+
+
 def host(f, inputs):
     """Microseconds until a call returns, while the GPU works on earlier ones."""
     times = []
@@ -87,17 +121,30 @@ def host(f, inputs):
     return statistics.median(times)
 
 
-def case(name, make, modes, deadline):
+def case(name, make, modes, deadline, train):
     torch.manual_seed(0)
     model, inputs = make()
-    exact = first(model.cuda().double()(*(t.cuda().double() if t.is_floating_point() else t.cuda() for t in inputs)))
+    model = model.cuda().double()
+    given = {}
+
+    def gradient(y):
+        if "g" not in given:
+            given["g"] = torch.randn(y.shape, device="cuda").bfloat16() / y.numel() ** 0.5
+        return given["g"].to(y.dtype)
+
+    def once(f, inputs):
+        return step(f, model, gradient)(*inputs, collect=True) if train else first(f(*inputs))
+
+    exact = once(model, [t.cuda().double() if t.is_floating_point() else t.cuda() for t in inputs])
     model = model.bfloat16()
     inputs = tuple(t.cuda().bfloat16() if t.is_floating_point() else t.cuda() for t in inputs)
     sides = {
         "eager": lambda: model,
-        "hypatia": lambda: torch.compile(model, backend="hypatia"),
-        "hypatia, frozen": lambda: torch.compile(model, backend="hypatia", options={"frozen": True}),
+        "hypatia": lambda: torch.compile(model, backend=backend),
+        "hypatia, frozen": lambda: torch.compile(model, backend=backend, options={"frozen": True}),
     }
+    if train:
+        del sides["hypatia, frozen"]
     for mode in modes:
         sides[mode] = lambda mode=mode: torch.compile(model, mode=None if mode == "default" else mode)
     eager_error = None
@@ -110,16 +157,17 @@ def case(name, make, modes, deadline):
         start = time.perf_counter()
         try:
             f = build()
-            y = first(f(*inputs))
+            y = once(f, inputs)
             torch.cuda.synchronize()
             cold = time.perf_counter() - start
             error = (y.double() - exact).square().mean().sqrt().item()
             for _ in range(3):  # A plan is made and measured.
-                y = first(f(*inputs))
+                y = once(f, inputs)
                 hyp.wait_for_plans()
             error = max(error, (y.double() - exact).square().mean().sqrt().item())
             ready = time.perf_counter() - start
-            us, of_host = per_call(f, inputs), host(f, inputs)
+            timed = step(f, model, gradient) if train else f
+            us, of_host = per_call(timed, inputs), host(timed, inputs)
         except Exception as problem:
             print(f"{name:20} {side:16} FAILED {type(problem).__name__}: {problem}", flush=True)
             continue
@@ -138,14 +186,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--only", default="")
     parser.add_argument("--modes", nargs="*", default=MODES, choices=MODES)
+    parser.add_argument("--train", action="store_true")
     given = parser.parse_args()
     deadline = time.perf_counter() + given.seconds
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "hypatia-core", hyp.__version__)
-    with torch.no_grad():
-        print_breakdown("cuda")
-        for name, make in CASES.items():
+    with torch.set_grad_enabled(given.train):
+        if not given.train:
+            print_breakdown("cuda")
+        for name, make in (TRAINED if given.train else CASES).items():
             if given.only in name:
-                case(name, make, given.modes, deadline)
+                case(name, make, given.modes, deadline, given.train)
 
 
 if __name__ == "__main__":

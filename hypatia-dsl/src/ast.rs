@@ -223,7 +223,19 @@ pub enum DimExpr {
     Rest(Option<Expr>, Span),
 }
 
-/// `op NAME<generics>(params) -> result { builtin; ... }` or `... = body [{ costs }];`
+/// `grad(y, dy) = body` behind the body of an op: the gradients of its operands.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct OpGrad {
+    /// One for each result of the op, then one for the gradient of each.
+    pub names: Vec<Name>,
+    /// One expression for each operand whose elements can be floats; `(a, b)` for two.
+    pub body: Expr,
+    /// `let name = e` behind the body, in order.
+    pub lets: Vec<(Name, Expr)>,
+}
+
+/// `op NAME<generics>(params) -> result { builtin; ... }` or `... = body [grad(...) = ...]
+/// [{ costs }];`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Op {
     /// Its name.
@@ -238,6 +250,8 @@ pub struct Op {
     pub body: Option<Expr>,
     /// `let name = e` behind the body, in order.
     pub lets: Vec<(Name, Expr)>,
+    /// The gradients of the operands, if they are written.
+    pub grad: Option<OpGrad>,
     /// True if the block says `builtin;`.
     pub builtin: bool,
     /// `flops = ...; read = ...; write = ...;`

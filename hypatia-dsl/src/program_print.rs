@@ -158,6 +158,10 @@ pub fn show_program(p: &Program, wanted: &dyn Fn(&Origin) -> bool) -> String {
                 out.push_str(&format!("\n  = {};\n", bodies.join(", ")));
             }
         }
+        for (operand, b) in op.grad.iter().flat_map(|g| &g.of) {
+            let vars = op.grad.as_ref().map_or(&op.vars, |g| &g.vars);
+            out.push_str(&format!("  gradient of {} = {};\n", op.params[*operand].name, show_build(p, vars, b)));
+        }
         op.requires.iter().for_each(|g| out.push_str(&format!("  requires {};\n", show_expr(&op.vars, g))));
     }
     for r in p.rulesets.iter().filter(|r| wanted(&r.origin)) {

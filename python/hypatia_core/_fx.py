@@ -55,7 +55,7 @@ SCALARS = {
     "trunc": "trunc",
 }
 #: Functions of two tensors or numbers; the operands take the result's type.
-PAIRS = {"mul": "mul", "div": "div", "maximum": "max", "minimum": "min", "pow": "pow"}
+PAIRS = {"mul": "mul", "div": "div", "maximum": "max", "minimum": "min", "pow": "pow", "remainder": "remainder"}
 #: Comparisons: the scalar, and whether the operands are exchanged and the result negated.
 COMPARISONS = {
     "eq": ("eq", False, False),
@@ -96,17 +96,17 @@ def unsupported(node: fx.Node, device: torch.device) -> str:
     return REFUSED[name](node) if name in REFUSED else ""
 
 
+def strides_of(t: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a result: PyTorch's, or those of `empty_like` where these overlap or leave gaps."""
+    sizes, strides = tuple(map(int, t.shape)), tuple(map(int, t.stride()))
+    return torch.empty_like(torch.empty_strided(sizes, strides, device="meta")).stride()
+
+
 def memory_order(t: torch.Tensor) -> list[int] | None:
-    """The axes in the order of memory, where that is not the order of rows and leaves no gaps."""
-    if t.is_contiguous():
-        return None
-    order = sorted(range(t.dim()), key=lambda axis: -t.stride(axis))
-    dense = 1
-    for axis in reversed(order):
-        if t.shape[axis] != 1 and t.stride(axis) != dense:
-            return None
-        dense *= int(t.shape[axis])
-    return order
+    """The axes of a result in the order of memory, where that is not the order of rows."""
+    strides = strides_of(t)
+    order = sorted(range(t.dim()), key=lambda axis: -strides[axis])
+    return None if t.is_contiguous() or order == list(range(t.dim())) else order
 
 
 class Importer:
@@ -352,6 +352,57 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("gelu_tanh" if tanh else "gelu", [b.value(n.args[0])])
 
 
+# Gradients of functions stay whole, so that what is saved for them are operands or results, and no
+# mask whose elements flip where an operand is rounded to the other side of 0.
+
+
+@row("threshold_backward")
+def _(b: Importer, n: Node) -> Any:
+    gradient, x, threshold = n.args
+    dtype = b.dtype(n)
+    low = b.call("le", [b.operand(x, dtype), b.operand(threshold, dtype)])
+    return b.call("select", [low, b.g.number(dtype, 0.0), b.operand(gradient, dtype)])
+
+
+@row("gelu_backward")
+def _(b: Importer, n: Node) -> Any:
+    dtype = b.dtype(n)
+    if b.argument(n, 2, "approximate", "none") == "tanh":
+        return b.call("mul", [b.value(n.args[0]), b.call("gelu_tanh_grad", [b.value(n.args[1])])])
+    gradient, x, number, call = *widened(b, n), b.g.number, b.call
+    wide = b.g.type_of(x)[0]
+    below = call("add", [number(wide, 1.0), call("erf", [call("mul", [x, number(wide, 0.5**0.5)])])])
+    density = call("exp", [call("mul", [call("mul", [x, x]), number(wide, -0.5)])])
+    density = call("mul", [call("mul", [density, number(wide, 0.3989422804014327)]), x])
+    slope = call("add", [call("mul", [below, number(wide, 0.5)]), density])
+    return b.cast(call("mul", [gradient, slope]), dtype)
+
+
+@row("silu_backward")
+def _(b: Importer, n: Node) -> Any:
+    gradient, x = widened(b, n)
+    one, share = b.g.number(b.g.type_of(x)[0], 1.0), b.call("sigmoid", [x])
+    bend = b.call("add", [one, b.call("mul", [x, b.call("sub", [one, share])])])
+    return b.cast(b.call("mul", [gradient, b.call("mul", [share, bend])]), b.dtype(n))
+
+
+@row("sigmoid_backward", "tanh_backward")
+def _(b: Importer, n: Node) -> Any:
+    gradient, y = widened(b, n)
+    one = b.g.number(b.g.type_of(y)[0], 1.0)
+    if name_of(n.target) == "sigmoid_backward":
+        slope = b.call("mul", [b.call("sub", [one, y]), y])
+    else:
+        slope = b.call("sub", [one, b.call("mul", [y, y])])
+    return b.cast(b.call("mul", [gradient, slope]), b.dtype(n))
+
+
+def widened(b: Importer, n: Node) -> tuple[Value, Value]:
+    """A gradient and a tensor in the type in which their element type is computed."""
+    wide = "f64" if b.dtype(n) == "f64" else "f32"
+    return b.operand(n.args[0], wide), b.operand(n.args[1], wide)
+
+
 @row("leaky_relu")
 def _(b: Importer, n: Node) -> Any:
     slope = b.argument(n, 1, "negative_slope", 0.01)
@@ -483,6 +534,16 @@ def _(b: Importer, n: Node) -> Any:
     for size in b.number(sizes):
         count *= size
     rows = b.reshaped(b.value(x), (_size(shape) // max(count, 1), count))
+    further = [None, None]
+    if any(u.target is not operator.getitem or u.args[1] != 0 for u in n.users):
+        # Training saves the mean and the reciprocal of the deviation.
+        kinds = [(NAMES[t.dtype], tuple(int(s) for s in t.shape)) for t in n.meta["val"][1:]]
+        wide = b.cast(rows, "f64" if b.dtype(x) == "f64" else "f32")
+        mean = b.call("mean", [wide], axes=[1], keepdims=True)
+        centred = b.call("sub", [wide, mean])
+        variance = b.call("mean", [b.call("mul", [centred, centred])], axes=[1], keepdims=True)
+        deviation = b.call("rsqrt", [b.call("add", [variance, b.g.number(b.g.type_of(wide)[0], float(eps))])])
+        further = [b.reshaped(b.cast(v, to), s) for v, (to, s) in zip((mean, deviation), kinds, strict=True)]
     params = [None if p is None else b.reshaped(b.value(p), (count,)) for p in (weight, bias)]
     attrs = {"eps": float(eps)}
     if params[0] is None:
@@ -490,7 +551,7 @@ def _(b: Importer, n: Node) -> Any:
         made = made if params[1] is None else b.call("add", [made, params[1]])
     else:
         made = b.g.call("layer_norm", [rows, *params], attrs)[0]
-    return [b.reshaped(made, shape), None, None]
+    return [b.reshaped(made, shape), *further]
 
 
 @row("_fused_rms_norm")
@@ -574,18 +635,18 @@ def keep_attention(module: fx.GraphModule) -> None:
     module.recompile()
 
 
-#: Where attention's ops keep what is not a plain tensor: mask, dropout and `is_causal`.
+#: Where attention's ops keep what is not a plain tensor: the mask and `is_causal`.
 ATTENTION = {
-    "_scaled_dot_product_flash_attention_for_cpu": ("attn_mask", 3, 4),
-    "_scaled_dot_product_flash_attention": (None, 3, 4),
-    "_scaled_dot_product_efficient_attention": (3, 5, 6),
-    "_scaled_dot_product_cudnn_attention": (3, 5, 6),
+    "_scaled_dot_product_flash_attention_for_cpu": ("attn_mask", 4),
+    "_scaled_dot_product_flash_attention": (None, 4),
+    "_scaled_dot_product_efficient_attention": (3, 6),
+    "_scaled_dot_product_cudnn_attention": (3, 6),
 }
 
 
 @row(*ATTENTION)
 def _(b: Importer, n: Node) -> Any:
-    where, _, at = ATTENTION[name_of(n.target)]
+    where, at = ATTENTION[name_of(n.target)]
     mask = None if where is None else n.kwargs.get(where) if isinstance(where, str) else b.argument(n, where, "")
     return [build_attention(b, n, mask, b.argument(n, at, "is_causal", False), n.kwargs.get("scale")), *[None] * 8]
 
@@ -643,6 +704,52 @@ def _(b: Importer, n: Node) -> Any:
     return b.reshaped(b.call("gather_nd", [b.value(x), joined], batch=0), b.shape(n))
 
 
+@row("scatter")
+def _(b: Importer, n: Node) -> Any:
+    # One index a row: the element that it names is another one.
+    x, axis, index, value = n.args[:4]
+    shape = b.shape(x)
+    axis = b.axis(b.number(axis), len(shape))
+    places = b.call("iota", [], shape=list(shape), axis=axis, to="i64")
+    chosen = b.call("eq", [places, b.operand(index, "i64")])
+    return b.call("select", [chosen, b.operand(value, b.dtype(n)), b.value(x)])
+
+
+@row("index_put")
+def _(b: Importer, n: Node) -> Any:
+    x, (index,), updates = n.args[:3]
+    shape, dtype = b.shape(x), b.dtype(n)
+    count = _size(b.shape(index))
+    values = b.operand(updates, dtype)
+    wanted = (*b.shape(index), *shape[1:])
+    if tuple(b.g.type_of(values)[1]) != wanted:
+        values = b.call("expand", [values], shape=list(wanted))
+    rows = b.reshaped(b.operand(index, "i64"), (count,))
+    how = "add" if b.argument(n, 3, "accumulate", False) else "set"
+    return b.call("scatter", [b.value(x), rows, b.reshaped(values, (count, *shape[1:]))], how=how)
+
+
+@row("slice_scatter", "select_scatter")
+def _(b: Importer, n: Node) -> Any:
+    # What lies before, the new elements, what lies behind.
+    x, source = b.value(n.args[0]), b.operand(n.args[1], b.dtype(n))
+    shape = b.shape(n)
+    axis = b.axis(b.argument(n, 2, "dim", 0), len(shape))
+    size = shape[axis]
+    if name_of(n.target) == "select_scatter":
+        start = b.argument(n, 3, "index") % size
+        stop = start + 1
+        source = b.reshaped(source, (*shape[:axis], 1, *shape[axis + 1 :]))
+    else:
+        start, stop = b.argument(n, 3, "start") or 0, b.argument(n, 4, "end")
+        stop = size if stop is None else stop
+        start, stop = (max(0, min(size, e + size if e < 0 else e)) for e in (start, stop))
+    parts = [b.call("slice", [x], axis=axis, start=0, stop=start, step=1)] if start > 0 else []
+    parts.append(source)
+    parts += [b.call("slice", [x], axis=axis, start=stop, stop=size, step=1)] if stop < size else []
+    return parts[0] if len(parts) == 1 else b.call("concat", parts, axis=axis)
+
+
 @row("arange")
 def _(b: Importer, n: Node) -> Any:
     numbers, dtype = b.number(list(n.args)), b.dtype(n)
@@ -681,10 +788,17 @@ def _only_first(node: Node) -> str:
     return f"results of {name_of(node.target)} beside the first" if later else ""
 
 
+def draws_nothing(node: Node) -> bool:
+    """Whether a node is attention without dropout, or its gradient, which PyTorch calls random all the same."""
+    if "_scaled_dot_product" not in name_of(node.target):
+        return False
+    names = [a.name for a in node.target._schema.arguments]
+    at = names.index("dropout_p") if "dropout_p" in names else len(node.args)
+    return not (node.args[at] if len(node.args) > at else node.kwargs.get("dropout_p", 0.0))
+
+
 def _no_dropout(node: Node) -> str:
-    at = ATTENTION[name_of(node.target)][1]
-    dropout = node.args[at] if len(node.args) > at else node.kwargs.get("dropout_p", 0.0)
-    return "attention with dropout" if dropout else _only_first(node)
+    return _only_first(node) if draws_nothing(node) else "attention with dropout"
 
 
 def _transposed(node: Node) -> str:
@@ -725,6 +839,27 @@ def _overlay(node: Node) -> str:
     return "as_strided reads memory past its operand" if is_overlay(node) else ""
 
 
+def _one_index(node: Node) -> str:
+    x, axis, index, value = node.args[:4]
+    a, i = x.meta["val"].shape, index.meta["val"].shape
+    wanted = [1 if k == axis % max(len(a), 1) else size for k, size in enumerate(a)]
+    one = not isinstance(value, fx.Node) and not node.kwargs.get("reduce")
+    return "" if one and len(a) == len(i) and list(i) == wanted else "scatter of several elements of a row"
+
+
+def _rows(node: Node) -> str:
+    indices = node.args[1]
+    one = len(indices) == 1 and isinstance(indices[0], fx.Node)
+    whole = one and not indices[0].meta["val"].dtype.is_floating_point
+    plain = whole and indices[0].meta["val"].dtype not in (torch.bool, torch.uint8)
+    return "" if plain else "index_put by a mask, or of several axes"
+
+
+def _steps(node: Node) -> str:
+    step = node.args[5] if len(node.args) > 5 else node.kwargs.get("step", 1)
+    return "slice_scatter with steps" if step != 1 else ""
+
+
 def _whole_axis(node: Node) -> str:
     x, axis, index = node.args[:3]
     a, i = x.meta["val"].shape, index.meta["val"].shape
@@ -743,7 +878,6 @@ def _to_cpu(node: Node) -> str:
 #: Nodes of the table that are refused all the same, with the reason.
 REFUSED: dict[str, Callable[[fx.Node], str]] = {
     **dict.fromkeys([*BITS, "bitwise_not"], _only_bools),
-    "native_layer_norm": _only_first,
     "_fused_rms_norm": _only_first,
     **dict.fromkeys(ATTENTION, _no_dropout),
     "convolution": _transposed,
@@ -753,6 +887,9 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "as_strided": _overlay,
     "gather": _whole_axis,
     "index": _leading_integers,
+    "scatter": _one_index,
+    "index_put": _rows,
+    "slice_scatter": _steps,
     "clone": _to_cpu,
     "_to_copy": _to_cpu,
 }

@@ -2,13 +2,12 @@
 
 In: a graph of aten ops that plans can compute, and its arguments. Out: its results. Invariant: they
 are PyTorch's up to rounding; a call that PyTorch computes is counted with its reason. Results have
-PyTorch's strides, except those that overlap or leave gaps, which are row-major.
+PyTorch's strides, except where these overlap or leave gaps: then those of `empty_like`.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from . import _launch, _native
 from ._eager import NAMES
-from ._fx import Importer, memory_order
+from ._fx import Importer, strides_of
 from ._rules import Rules
 from .errors import InputError
 from .nn import _runtime
@@ -287,11 +286,3 @@ class Loose(Part):
 def is_fixed(value: Any) -> bool:
     """Whether a tensor's sizes are numbers."""
     return isinstance(value, Tensor) and all(isinstance(n, int) for n in value.shape)
-
-
-def strides_of(t: Tensor) -> tuple[int, ...]:
-    """The strides of a result: PyTorch's, or those of rows where those overlap or leave gaps."""
-    if memory_order(t) is not None:
-        return tuple(map(int, t.stride()))
-    sizes = [max(int(n), 1) for n in t.shape]
-    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))

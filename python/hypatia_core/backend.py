@@ -1,13 +1,15 @@
-"""`torch.compile(model, backend="hypatia")`: whole graphs, for inference on the CPU and on CUDA.
+"""`torch.compile(model, backend="hypatia")`: whole graphs, on the CPU and on CUDA.
 
 In: the graphs that PyTorch captures. Out: callables. Invariant: parts of a graph whose ops Hypatia
 knows become plans, made for the shapes of each call; the rest stays PyTorch's, and `report()` names
-the ops that were in the way. Graphs with gradients are PyTorch's as a whole.
+the ops that were in the way. Where gradients are wanted, PyTorch derives the backward graph and says
+what is saved for it (the least, by a minimum cut); both graphs are divided alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,14 +18,16 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _launch, _native
-from ._fx import TABLE, is_overlay, keep_attention, name_of, unsupported
+from ._fx import TABLE, draws_nothing, is_overlay, keep_attention, name_of, unsupported
 from ._part import Options, Part
 from ._rules import Rules, library
+from ._training import Halves
 from .errors import InputError
 from .fuse import _together
 from .nn import _runtime
@@ -81,8 +85,7 @@ def backend(
 
     trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example_inputs)
     if trains:
-        note("graph", "gradients are wanted")
-        return module.forward
+        return training(module, example_inputs, chosen, replace(how, frozen=False))
 
     keep_attention(module)
 
@@ -98,6 +101,33 @@ def backend(
         module, example_inputs
     )
     return direct[0].beside(compiled) if len(direct) == 1 else compiled
+
+
+def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: Options) -> Callable[..., Any]:
+    """Forward and backward of a graph, both divided.
+
+    Plans have weights as operands: each step of training changes them.
+    """
+
+    halves = Halves(inputs)
+
+    def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        computes = divided(graph, rules, options=how)
+        halves.take_forward(graph, computes)
+        return make_boxed_func(computes)
+
+    def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+        computes = divided(graph, rules, options=how)
+        halves.take_backward(graph, computes)
+        return make_boxed_func(computes)
+
+    compile_both = aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=table(),
+    )
+    return halves.beside(compile_both(module, inputs))
 
 
 def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
@@ -248,8 +278,8 @@ def indivisible(graph: fx.GraphModule) -> str:
         return "as_strided reads memory past its operand"
     if any(op._schema.is_mutable for op in ops):
         return "a node changes its operand"
-    # Attention has the tag too; without dropout it draws nothing, and the importer knows no other.
     device = device_of(graph)
-    left = [n.target for n in graph.graph.nodes if computes(n) and unsupported(n, device)]
-    random = sum(torch.Tag.nondeterministic_seeded in op.tags for op in left if isinstance(op, torch._ops.OpOverload))
+    left = [n for n in graph.graph.nodes if computes(n) and unsupported(n, device) and not draws_nothing(n)]
+    ops = [n.target for n in left if isinstance(n.target, torch._ops.OpOverload)]
+    random = sum(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
     return "the order of several random nodes counts" if random > 1 else ""

@@ -125,7 +125,8 @@ with_spans! {
     Generic { name bound }
     OpParam { variadic name ty optional default }
     TypeExpr { dtype dims span }
-    Op { name generics params results body lets builtin settings requires }
+    OpGrad { names body lets }
+    Op { name generics params results body lets grad builtin settings requires }
     ResultType { variadic ty }
     Pattern { name params body }
     Binder { name family }

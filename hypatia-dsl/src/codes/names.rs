@@ -70,7 +70,7 @@ its members with `[g in family]`, and applies `g`.",
         "circular definition",
         "The definition of a scalar, op, pattern or family uses itself, directly or through others; the message
 shows the cycle. Definitions are inlined where they are used, so this would never end. The `grad` of a
-scalar can use the scalar, because it does not define it.",
+scalar or an op can use it, because it does not define it.",
         "scalar f(x) = g(x) + 1;\nscalar g(x) = f(x) * 2;",
         "scalar f(x) = x + 1;\nscalar g(x) = f(x) * 2;",
     ),

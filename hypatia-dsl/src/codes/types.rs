@@ -203,8 +203,9 @@ with attributes. Each uses its own part of the language.",
         331,
         "wrong number of derivatives",
         "`grad` lists the derivatives of a scalar by its parameters, in their order, so it needs one for each
-parameter. `grad` can be omitted: derivatives are then computed from the body. A written derivative is
-checked against the body.",
+parameter. `grad` of an op, `grad(y, dy) = ...`, names each result and then the gradient of each, and has
+one expression for each operand whose elements can be floats. `grad` can be omitted: derivatives are
+then computed from the body. A written derivative is checked against the body.",
         "scalar scaled(x, s) = x * s grad s;",
         "scalar scaled(x, s) = x * s grad s, x;",
     ),

@@ -103,7 +103,7 @@ impl Layout<'_> {
         }
         match head.as_str() {
             "rule" => self.rule(&nodes),
-            "op" => self.body(&nodes, &["let"]),
+            "op" => self.body(&nodes, &["let", "grad"]),
             "pattern" => self.body(&nodes, &[]),
             "scalar" => self.body(&nodes, &["device", "grad"]),
             _ => Doc::group(vec![self.element(&nodes, true)]),
@@ -112,8 +112,11 @@ impl Layout<'_> {
 
     /// `... { a; b; }`
     fn block(&self, head: &str, before: &[Node], open: usize, inner: &[Node], close: usize) -> Doc {
-        let before_doc =
-            if head == "op" { self.body(before, &["let"]) } else { Doc::group(vec![self.element(before, true)]) };
+        let before_doc = if head == "op" {
+            self.body(before, &["let", "grad"])
+        } else {
+            Doc::group(vec![self.element(before, true)])
+        };
         let mut statements = Vec::new();
         for statement in inner.split_inclusive(|n| matches!(n, Node::Token(i) if self.text(*i) == ";")) {
             let Some(first) = statement.first().map(Node::first) else { continue };
@@ -140,23 +143,28 @@ impl Layout<'_> {
         Doc::group(all)
     }
 
-    /// `head = body` and then clauses, for scalars and ops: the clauses break first, then the body
-    /// moves to its own line.
+    /// `head = body` and then clauses, for scalars and ops: the clauses break first, each onto a line
+    /// of its own, then the body moves to its own line.
     fn body(&self, nodes: &[Node], clauses: &[&str]) -> Doc {
         let is = |n: &Node, word: &str| matches!(n, Node::Token(i) if self.text(*i) == word);
         let clause = nodes.iter().skip(2).position(|n| clauses.iter().any(|c| is(n, c))).map_or(nodes.len(), |p| p + 2);
         let (main, clause) = nodes.split_at(clause);
-        let mut doc = match main.iter().position(|n| is(n, "=")) {
+        let doc = match main.iter().position(|n| is(n, "=")) {
             Some(at) => Doc::group(vec![
                 self.element(&main[..at], true),
                 Doc::nest(vec![Doc::Line, self.token(main[at].first()), Doc::text(" "), self.value(&main[at + 1..])]),
             ]),
             None => self.element(main, true),
         };
-        if !clause.is_empty() {
-            doc = Doc::Concat(vec![doc, Doc::nest(vec![Doc::Line, self.element(clause, true)])]);
+        let mut all = vec![doc];
+        let mut rest = clause;
+        while let Some((_, behind)) = rest.split_first() {
+            let starts = |n: &Node| clauses.iter().any(|c| is(n, c));
+            let (one, others) = rest.split_at(1 + behind.iter().position(starts).unwrap_or(behind.len()));
+            all.push(Doc::nest(vec![Doc::Line, Doc::group(vec![self.element(one, true)])]));
+            rest = others;
         }
-        Doc::group(vec![doc])
+        Doc::group(all)
     }
 
     /// `rule name: left => right`, broken before `=>`; each clause is on its own line.
@@ -289,7 +297,9 @@ impl Layout<'_> {
     fn sequence(&self, nodes: &[Node]) -> Doc {
         let mut all = Vec::new();
         for (k, node) in nodes.iter().enumerate() {
-            if k > 0 && self.space(node.first()) {
+            // `grad(y, dy) = ...` names values; `grad (a + b), c` has derivatives.
+            let names = matches!(nodes.get(k + 1), Some(Node::Token(i)) if self.text(*i) == "=");
+            if k > 0 && self.space(node.first()) && !(names && self.text(node.first()) == "(") {
                 all.push(Doc::text(" "));
             }
             all.push(match node {

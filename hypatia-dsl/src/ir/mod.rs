@@ -238,6 +238,8 @@ pub struct OpDef {
     pub requires: Vec<Guard>,
     /// Its definition.
     pub body: OpBody,
+    /// The gradients of its operands, if they are written; otherwise they follow from the body.
+    pub grad: Option<Box<OpGrad>>,
     /// Cost formulas, if written, over the variables; `out` is the first result's shape.
     pub cost: CostFormulas,
     /// The custom domain of ONNX whose nodes of the op's name are this op. It is no part of a file:
@@ -245,7 +247,33 @@ pub struct OpDef {
     pub domain: Option<String>,
 }
 
+/// The gradients of an op's operands, as they are written.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpGrad {
+    /// The variables of the op's signature, then one for each result, then one for the gradient of
+    /// each result.
+    pub vars: Vec<Var>,
+    /// The variable of the first result. Those of the other results follow, then the gradients.
+    pub first: VarId,
+    /// Operands (as indices of `params`) with their gradients, in order: all whose elements can be
+    /// floats.
+    pub of: Vec<(usize, Build)>,
+}
+
 impl OpDef {
+    /// True if elements of this operand can be floats, so that it has a gradient.
+    pub fn has_gradient(&self, operand: &Param) -> bool {
+        let ParamKind::Tensor { ty, .. } = &operand.kind else { return false };
+        match &ty.dtype {
+            DTypePat::Is(d) => d.computes_in_floats(),
+            DTypePat::Var(v) => match self.bounds.iter().find(|(of, _)| of == v) {
+                Some((_, allowed)) => allowed.iter().any(|d| d.computes_in_floats()),
+                None => true,
+            },
+            DTypePat::Any | DTypePat::Expr(_) => true,
+        }
+    }
+
     /// True if what a term of this op reads must broadcast to its first result. In an op with a
     /// body, the op that is handed the term decides.
     pub fn terms_read_results(&self) -> bool {

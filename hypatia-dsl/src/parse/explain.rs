@@ -165,7 +165,7 @@ fn words(rule: Rule) -> Option<Vec<String>> {
         Rule::where_clause => quoted(&["where"]),
         Rule::class_clause | Rule::class_statement => quoted(&["class"]),
         Rule::device => quoted(&["device"]),
-        Rule::grads => quoted(&["grad"]),
+        Rule::grads | Rule::op_grad => quoted(&["grad"]),
         Rule::cublaslt => quoted(&["cublaslt"]),
         Rule::template => quoted(&["template"]),
         Rule::pointwise => quoted(&["pointwise"]),

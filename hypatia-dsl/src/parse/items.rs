@@ -131,6 +131,7 @@ impl Builder<'_> {
             results: Vec::new(),
             body: None,
             lets: Vec::new(),
+            grad: None,
             builtin: false,
             settings: Vec::new(),
             requires: Vec::new(),
@@ -164,6 +165,7 @@ impl Builder<'_> {
                         match part.as_rule() {
                             Rule::op_block => self.op_block(part, &mut op)?,
                             Rule::let_clause => op.lets.extend(self.lets(part)?),
+                            Rule::op_grad => op.grad = Some(self.op_grad(part)?),
                             _ => op.body = Some(self.expr(part)?),
                         }
                     }
@@ -172,6 +174,18 @@ impl Builder<'_> {
             }
         }
         Ok(op)
+    }
+
+    fn op_grad(&self, pair: Pair<'_, Rule>) -> Built<OpGrad> {
+        let (mut names, mut body, mut lets) = (Vec::new(), None, Vec::new());
+        for p in Children::of(pair) {
+            match p.as_rule() {
+                Rule::alternatives => body = Some(self.expr(p)?),
+                Rule::let_clause => lets.extend(self.lets(p)?),
+                _ => names.push(self.name(p)),
+            }
+        }
+        Ok(OpGrad { names, body: body.ok_or(Bug(Rule::op_grad))?, lets })
     }
 
     fn op_param(&self, pair: Pair<'_, Rule>) -> Built<OpParam> {

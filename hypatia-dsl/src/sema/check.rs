@@ -12,8 +12,8 @@ use crate::ast;
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Head, NodePat, OpDef, ParamKind, Pat,
-    Program, Rule, Sort, VarId,
+    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Head, NodePat, OpDef, OpGrad, ParamKind,
+    Pat, Program, Rule, Sort, VarId,
 };
 use crate::shape::Dim;
 use crate::source::Span;
@@ -118,6 +118,67 @@ pub(super) fn body(
         d = d.hint(h);
     }
     Some(d)
+}
+
+/// Checks that the gradients of an op have the types of its operands. `nodes` are their
+/// applications with their spans, operands first.
+pub(super) fn gradients(
+    program: &Program,
+    def: &OpDef,
+    op: &ast::Op,
+    grad: &OpGrad,
+    nodes: &[(Build, Span)],
+) -> Option<Diagnostic> {
+    let at = op.grad.as_ref().map_or(op.name.span, |g| g.body.span);
+    let (mut failure, mut passed) = (None, false);
+    for mut inst in instances(def, None) {
+        for (i, pattern) in def.results.iter().enumerate() {
+            let Some(ty) = concrete(pattern, &inst.bindings) else { return None };
+            for v in [i, i + def.results.len()] {
+                inst.types.insert(VarId(grad.first.0 + v as u32), ty.clone());
+            }
+        }
+        let lookup = |v: VarId| inst.types.get(&v).cloned();
+        let mut infer = Infer::new(program, &lookup);
+        infer.bindings = inst.bindings.clone();
+        infer.absent = inst.absent.clone();
+        if def.requires.iter().any(|g| infer.holds(g) != Some(true)) {
+            return None; // as for bodies
+        }
+        for (operand, b) in &grad.of {
+            let operand = VarId(*operand as u32);
+            if inst.absent.contains(&operand) {
+                continue;
+            }
+            let wanted = &inst.types[&operand];
+            let with = describe(&grad.vars, &inst.types, &inst.absent);
+            match infer.build(b) {
+                Ok(None) => passed = true,
+                Ok(Some(have)) if !types_differ(&have, wanted) => passed = true,
+                Ok(Some(have)) => {
+                    let name = &def.vars[operand.index()].name;
+                    let d = Diagnostic::error(
+                        code::BODY_TYPE,
+                        format!("the gradient of `{name}` does not have its type"),
+                        at,
+                    );
+                    let d = d.label(format!("this has type {have}, the operand {wanted}")).note(format!("with {with}"));
+                    return Some(d.hint("sum over the axes along which the operand was broadcast"));
+                }
+                Err(e) => {
+                    let (e, span) = locate(&infer, nodes).unwrap_or((e, at));
+                    failure.get_or_insert((e, span, with));
+                }
+            }
+        }
+    }
+    // Users of the op get errors for the ranks that do not type-check.
+    let (error, span, with) = failure.filter(|_| !passed)?;
+    let d = Diagnostic::error(error.code, error.message, span).label("in this gradient").note(format!("with {with}"));
+    Some(match error.hint {
+        Some(h) => d.hint(h),
+        None => d,
+    })
 }
 
 /// The result of one choice of ranks for a rule.

@@ -44,7 +44,10 @@ pub(crate) fn mentions(e: &Expr, f: &mut dyn FnMut(&Path, bool)) {
 pub(crate) fn item_mentions(kind: &ItemKind, f: &mut dyn FnMut(&Path, bool)) {
     match kind {
         ItemKind::Scalar(x) => x.body.iter().chain(&x.grads).for_each(|e| mentions(e, f)),
-        ItemKind::Op(x) => x.body.iter().chain(x.lets.iter().map(|l| &l.1)).for_each(|e| mentions(e, f)),
+        ItemKind::Op(x) => {
+            let of_grad = x.grad.iter().flat_map(|g| std::iter::once(&g.body).chain(g.lets.iter().map(|l| &l.1)));
+            x.body.iter().chain(x.lets.iter().map(|l| &l.1)).chain(of_grad).for_each(|e| mentions(e, f));
+        }
         ItemKind::Pattern(x) => mentions(&x.body, f),
         ItemKind::Rule(x) => {
             [&x.lhs, &x.rhs].into_iter().chain(x.lets.iter().map(|l| &l.1)).for_each(|e| mentions(e, f));

@@ -25,6 +25,7 @@ mod instances;
 mod kernels;
 mod lets;
 pub(crate) mod mentions;
+mod op_grads;
 mod ops;
 mod patterns;
 mod recursion;
@@ -44,8 +45,8 @@ use crate::ast::{self, ItemKind};
 use crate::code;
 use crate::diag::{Code, Diagnostic};
 use crate::ir::{
-    CostFormulas, Head, Kernel, OpBody, OpDef, OpId, Origin, Param, ParamKind, Program, Rule, RuleSetId, ScalarBody,
-    ScalarId, Test,
+    CostFormulas, Head, Kernel, OpBody, OpDef, OpGrad, OpId, Origin, Param, ParamKind, Program, Rule, RuleSetId,
+    ScalarBody, ScalarId, Test,
 };
 use crate::parallel::side_by_side;
 use crate::resolve::{ItemRef, Resolved, Space};
@@ -202,6 +203,7 @@ impl<'a> Sema<'a> {
                         variadic_result: false,
                         requires: Vec::new(),
                         body: OpBody::Defined(Vec::new()),
+                        grad: None,
                         cost: CostFormulas::default(),
                         domain: None,
                     });
@@ -451,8 +453,10 @@ impl<'a> Sema<'a> {
                 bodies.push((id, op, nodes));
             }
             self.diags.extend(diags);
+            let grad = self.op_grad(at, op, &def);
             if let Some(b) = body {
                 let slot = &mut self.program.ops[id.index()];
+                slot.grad = grad.map(Box::new);
                 slot.body = OpBody::Defined(b);
                 slot.vars = vars;
             }
@@ -465,6 +469,22 @@ impl<'a> Sema<'a> {
             _ => None,
         });
         self.diags.extend(found.into_iter().flatten());
+    }
+
+    /// The gradients that an op writes, type-checked. `def` is its signature.
+    fn op_grad(&mut self, at: ItemRef, op: &ast::Op, def: &OpDef) -> Option<OpGrad> {
+        op.grad.as_ref()?;
+        let (grad, nodes, diags) = {
+            let mut cx = Cx::new(self, at.file);
+            let grad = op_grads::read(&mut cx, op, def);
+            (grad, cx.nodes, cx.diags)
+        };
+        self.diags.extend(diags);
+        let grad = grad?;
+        if !self.resolved.trusted[at.file] {
+            self.diags.extend(check::gradients(&self.program, def, op, &grad, &nodes));
+        }
+        Some(grad)
     }
 
     /// Rules, kernels and tests are independent of each other, so they are checked in parallel.

@@ -74,6 +74,7 @@ pub(super) fn signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<OpDef> {
         variadic_result,
         requires,
         body: body?,
+        grad: None,
         cost: cost?,
         domain: None,
     })
@@ -352,9 +353,8 @@ fn builtin(cx: &mut Cx<'_>, op: &ast::Op, params: &[Param]) -> Option<OpBody> {
     Some(OpBody::Builtin(b))
 }
 
-/// The body of an op: one expression for each result, and the variables, including new ones.
-pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<Vec<Build>> {
-    // The same variables in the same order as in the signature.
+/// Declares the variables of an op's signature, in the same order, for its body or its `grad`.
+pub(super) fn declare_signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) {
     for (i, v) in def.vars.iter().enumerate() {
         let span = op.params.get(i).map_or(op.name.span, |p| p.name.span);
         cx.declare(&v.name, v.sort, span);
@@ -365,11 +365,21 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
     cx.params = op.params.len();
     cx.context = AttrContext::Body;
     cx.bind_hint = "declare it as an operand, `{}: T[..]`, or as an attribute, `{}: float = 1.0`";
-    let body = op.body.as_ref()?;
-    let parts: Vec<&'a Expr> = match &body.kind {
+}
+
+/// The parts of `(a, b)`, or the only part.
+pub(super) fn parts(body: &Expr) -> Vec<&Expr> {
+    match &body.kind {
         ExprKind::Tuple(items) => items.iter().collect(),
         _ => vec![body],
-    };
+    }
+}
+
+/// The body of an op: one expression for each result, and the variables, including new ones.
+pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<Vec<Build>> {
+    declare_signature(cx, op, def);
+    let body = op.body.as_ref()?;
+    let parts = parts(body);
     if parts.len() != op.results.len() {
         let d = Diagnostic::error(
             code::BODY_TYPE,
@@ -380,8 +390,15 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
         .also(op.results[0].ty.span, "declared here");
         return cx.report(d);
     }
+    bind_lets(cx, &op.lets)?;
+    let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
+    built.into_iter().collect()
+}
+
+/// Puts the `let`s of a body in scope.
+pub(super) fn bind_lets<'a>(cx: &mut Cx<'a>, lets: &'a [(ast::Name, Expr)]) -> Option<()> {
     let mut good = true;
-    for (name, e) in &op.lets {
+    for (name, e) in lets {
         match cx.bind_let(name, e) {
             Some(LetValue::Tensor) => {}
             // Like a tensor, it is written out wherever its name occurs.
@@ -389,11 +406,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
             None => good = false,
         }
     }
-    if !good {
-        return None;
-    }
-    let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
-    built.into_iter().collect()
+    good.then_some(())
 }
 
 /// The variables of an op's attributes.

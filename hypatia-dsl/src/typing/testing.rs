@@ -97,6 +97,7 @@ fn builtin(op: &crate::ast::Op) -> OpDef {
         variadic_result: false,
         requires: vec![],
         body: OpBody::Builtin(BuiltinOp::from_name(&op.name.node).unwrap()),
+        grad: None,
         cost: CostFormulas::default(),
         domain: None,
     }

@@ -242,6 +242,7 @@ fn defined() -> (Program, OpId) {
             Box::new(AExpr::Value(AttrValue::Float(0.0))),
         )],
         body: OpBody::Defined(vec![]),
+        grad: None,
         cost: CostFormulas::default(),
         domain: None,
     });

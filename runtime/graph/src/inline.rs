@@ -5,7 +5,7 @@
 //! outputs and types stay the same. A subexpression that a body mentions twice, such as a mean, is
 //! one node.
 
-use super::instantiate::Numbers;
+use super::instantiate::{Inline, Numbers};
 use super::{Graph, Instantiator, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
@@ -20,9 +20,18 @@ impl Graph {
 
     /// [`Graph::inlined`], with the unrounded numbers of the bodies.
     pub fn inlined_with_numbers(&self) -> Result<(Graph, Numbers)> {
+        self.rebuilt(Inline::All)
+    }
+
+    /// The graph with every defined op replaced by its body, but for ops that write their gradients.
+    pub(super) fn inlined_for_gradients(&self) -> Result<Graph> {
+        Ok(self.rebuilt(Inline::WithoutGradients)?.0)
+    }
+
+    fn rebuilt(&self, inline: Inline) -> Result<(Graph, Numbers)> {
         let mut out = Graph::new(self.program.clone());
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
-        let mut into = Instantiator::inlining(&mut out);
+        let mut into = Instantiator::with(&mut out, inline);
         into.allow(self.nodes.len().saturating_mul(GROWTH));
         for node in &self.nodes {
             let first_new = into.graph.nodes.len();

@@ -31,12 +31,23 @@ const MAX_DEPTH: usize = 400;
 /// graph.
 const MAX_NODES: usize = 100_000;
 
+/// Which defined ops are replaced by their bodies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Inline {
+    /// None.
+    Nothing,
+    /// All.
+    All,
+    /// Those that do not write their gradients.
+    WithoutGradients,
+}
+
 /// Builds expressions into a graph.
 pub struct Instantiator<'g> {
     /// The graph to which nodes are added.
     pub graph: &'g mut Graph,
     shared: HashMap<Key, Vec<Value>>,
-    inline: bool,
+    inline: Inline,
     depth: usize,
     limit: usize,
     /// The unrounded numbers of the constants made from numbers.
@@ -60,12 +71,24 @@ impl<'g> Instantiator<'g> {
     /// Builds nodes as written.
     pub fn new(graph: &'g mut Graph) -> Instantiator<'g> {
         let limit = graph.nodes.len() + MAX_NODES;
-        Instantiator { graph, shared: HashMap::new(), inline: false, depth: 0, limit, numbers: Numbers::new() }
+        Instantiator {
+            graph,
+            shared: HashMap::new(),
+            inline: Inline::Nothing,
+            depth: 0,
+            limit,
+            numbers: Numbers::new(),
+        }
     }
 
     /// Builds nodes with every defined op replaced by its body.
     pub fn inlining(graph: &'g mut Graph) -> Instantiator<'g> {
-        Instantiator { inline: true, ..Instantiator::new(graph) }
+        Instantiator::with(graph, Inline::All)
+    }
+
+    /// Builds nodes with some defined ops replaced by their bodies.
+    pub(super) fn with(graph: &'g mut Graph, inline: Inline) -> Instantiator<'g> {
+        Instantiator { inline, ..Instantiator::new(graph) }
     }
 
     /// Allows this many more nodes than the default.
@@ -134,10 +157,18 @@ impl<'g> Instantiator<'g> {
         self.share(key, |this| {
             let program = this.graph.program.clone();
             match &program.op(op).body {
-                OpBody::Defined(body) if this.inline => this.expand(op, operands, &attrs, term, body, &results),
+                OpBody::Defined(body) if this.inlines(op) => this.expand(op, operands, &attrs, term, body, &results),
                 _ => this.graph.push_op(op, attrs, term, operands.to_vec(), results),
             }
         })
+    }
+
+    fn inlines(&self, op: OpId) -> bool {
+        match self.inline {
+            Inline::Nothing => false,
+            Inline::All => true,
+            Inline::WithoutGradients => self.graph.program.op(op).grad.is_none(),
+        }
     }
 
     fn share(&mut self, key: Key, make: impl FnOnce(&mut Self) -> Result<Vec<Value>>) -> Result<Vec<Value>> {

@@ -479,6 +479,82 @@ fn narrow_types_round_derivatives_once() {
     }
 }
 
+/// The library as a file of a user extends it.
+fn with(text: &str) -> Arc<Program> {
+    let text = format!("edition 1;\nuse core::*;\nuse nn::*;\n{text}");
+    let file = SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };
+    let checked = hypatia_library::check(vec![file]);
+    Arc::new(checked.program.unwrap_or_else(|| panic!("{:?}", checked.diagnostics)))
+}
+
+/// A gradient that an op writes takes the place of its body's.
+#[test]
+fn ops_may_write_their_gradients() {
+    // On purpose not the derivative, so that it is seen.
+    let program = with(
+        "op odd<T: float>(x: T[..s], w: T[..s]?, i: i64[..s]) -> (T[..s], T[..s])\n\
+           = (x * 2, (w else 0) + 1)\n\
+           grad(y, z, dy, dz) = (dy * y + 10, dz * 100);",
+    );
+    let mut g = Graph::new(program);
+    let ty = |dtype| TensorType { dtype, shape: vec![Dim::from(2)] };
+    let (x, w, i) = (g.input("x", ty(DType::F64)), g.input("w", ty(DType::F64)), g.input("i", ty(DType::I64)));
+    let results = g.call("odd", &[x, w, i], &[]).unwrap();
+    g.output("y", results[0]);
+    g.output("z", results[1]);
+    let of = |values: [f64; 2]| Tensor::from_slice(&[2], &values).unwrap();
+    let inputs = [
+        ("x".to_string(), of([1.0, 2.0])),
+        ("w".to_string(), of([0.0, 0.0])),
+        ("i".to_string(), Tensor::from_slice(&[2], &[0i64, 0]).unwrap()),
+        ("y.grad".to_string(), of([1.0, -1.0])),
+        ("z.grad".to_string(), of([3.0, 4.0])),
+    ];
+    let both = evaluate(&g.vjp(&["y", "z"], &["x", "w"]).unwrap(), &inputs, Mode::Exact).unwrap();
+    assert_eq!((both[2].to_f64(), both[3].to_f64()), (vec![12.0, 6.0], vec![300.0, 400.0]));
+    // Where nothing depends on the second result, its gradient is 0.
+    let one = evaluate(&g.vjp(&["y"], &["w"]).unwrap(), &inputs[..4], Mode::Exact).unwrap();
+    assert_eq!(one[2].to_f64(), [0.0, 0.0]);
+}
+
+/// A row that a mask hides as a whole has gradients of 0, and each narrow gradient is rounded once.
+#[test]
+fn softmax_has_a_gradient_of_its_own() {
+    let mut g = Graph::new(library());
+    let x = g.input("x", TensorType { dtype: DType::F64, shape: vec![Dim::from(2), Dim::from(3)] });
+    let y = g.call("safe_softmax", &[x], &[("axis", (-1).into())]).unwrap()[0];
+    g.output("y", y);
+    let hidden = f64::NEG_INFINITY;
+    let of = |values: [f64; 6]| Tensor::from_slice(&[2, 3], &values).unwrap();
+    let inputs = [
+        ("x".to_string(), of([hidden, hidden, hidden, 0.0, hidden, 0.0])),
+        ("y.grad".to_string(), of([1.0, 2.0, 3.0, 1.0, 2.0, 3.0])),
+    ];
+    let got = evaluate(&g.vjp(&["y"], &["x"]).unwrap(), &inputs, Mode::Exact).unwrap();
+    assert_eq!(got[1].to_f64(), [0.0, 0.0, 0.0, -0.5, 0.0, 0.5]);
+
+    for dtype in [DType::BF16, DType::F16] {
+        let mut g = Graph::new(library());
+        let x = g.input("x", TensorType { dtype, shape: vec![Dim::from(8), Dim::from(8)] });
+        let y = g.call("standardize", &[x], &[]).unwrap()[0];
+        g.output("y", y);
+        let joint = g.vjp(&["y"], &["x"]).unwrap();
+        let mut seed = 3;
+        let mut random = || {
+            let values: Vec<f64> = (0..64).map(|_| dtype.round(number(&mut seed))).collect();
+            Tensor::from_f64(dtype, &[8, 8], &values).unwrap()
+        };
+        let inputs = [("x".to_string(), random()), ("y.grad".to_string(), random())];
+        let exact = evaluate(&joint, &inputs, Mode::Exact).unwrap()[1].to_f64();
+        let rounded = evaluate(&joint, &inputs, Mode::Rounded).unwrap()[1].to_f64();
+        for (exact, rounded) in exact.iter().zip(&rounded) {
+            // The result that it reads is rounded too; the sums around it average that.
+            let bound = dtype.epsilon() * (exact.abs() / 2.0 + 4.0);
+            assert!((exact - rounded).abs() <= bound, "{dtype}: {rounded} instead of {exact}");
+        }
+    }
+}
+
 #[test]
 fn mistakes_say_what_is_wrong() {
     let mut g = Graph::new(library());

@@ -2,6 +2,7 @@
 //! ops.
 #![allow(clippy::unwrap_used)]
 
+pub mod joint;
 pub mod random;
 pub mod rows;
 
@@ -110,6 +111,7 @@ fn op(builtin: BuiltinOp) -> OpDef {
         variadic_result: builtin == Split,
         requires: Vec::new(),
         body: OpBody::Builtin(builtin),
+        grad: None,
         cost: Default::default(),
         domain: None,
     }

@@ -32,6 +32,7 @@ mod inside;
 mod kernels;
 pub mod mutate;
 mod noise;
+mod op_grads;
 mod ops;
 mod options;
 mod proof;

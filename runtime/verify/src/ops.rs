@@ -1,4 +1,5 @@
-//! Defined ops: the body has the declared type, and a row-wise kernel computes what the body means.
+//! Defined ops: the body has the declared type, a row-wise kernel computes what the body means, and
+//! a written `grad` is its derivative.
 //!
 //! In: a defined op. Out: an entry. Operands and attributes are generated as for a rule whose left
 //! side is the op alone; the kernel is run as the CPU executor runs it.
@@ -16,6 +17,7 @@ use super::claim::claim_for;
 use super::differ::{far_apart, position};
 use super::generate::{Focus, Instance, Reject, elements, instance};
 use super::hints::Hints;
+use super::op_grads;
 use super::options::{Options, seed_of};
 use super::range::Meaning;
 use super::report::{Counterexample, Entry, Status, Subject};
@@ -50,7 +52,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     let seed = seed_of(options, &def.name);
     let (mut cases, mut tries, mut status, mut last) = (0, 0, Status::Verified, String::new());
     let (mut skips, mut meaningless) = (Skips::default(), None);
-    let mut full = 0;
+    let (mut full, mut compared) = (0, 0);
     while full < options.cases
         && cases < 2 * options.cases
         && tries < options.cases * TRIES_PER_CASE
@@ -67,6 +69,14 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         };
         let dtype = made.left.first().map(|v| made.graph.ty(*v).dtype);
         match check(&made, kernel) {
+            Verdict::Right if def.grad.is_some() => match gradients(&made, seed.wrapping_add(tries as u64)) {
+                Ok(elements) => compared += elements,
+                Err(message) => {
+                    cases += 1;
+                    status = Status::False(Box::new(Counterexample { message, kind: "gradient", test: String::new() }));
+                    break;
+                }
+            },
             Verdict::Right => {}
             Verdict::NoMeaning(message) => {
                 skips.skip(dtype, &message);
@@ -99,6 +109,10 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         let reason = "the search found only empty operands that it accepts".to_string();
         status = Status::NotExercised { reason };
     }
+    if def.grad.is_some() && compared == 0 && status == Status::Verified {
+        let reason = "no point was found where the derivative of the body is finite".to_string();
+        status = Status::NotExercised { reason };
+    }
     let (name, origin) = (def.name.clone(), def.origin.clone());
     let note = skips.note("its body").filter(|_| !matches!(status, Status::False(_)));
     vec![Entry {
@@ -113,6 +127,18 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         proved: None,
         derived: false,
     }]
+}
+
+/// Compares the written gradients, unless the numbers are extreme. Returns the number of elements.
+fn gradients(made: &Instance, seed: u64) -> std::result::Result<usize, String> {
+    if !moderate(made) {
+        return Ok(0);
+    }
+    op_grads::compare(made, seed).unwrap_or_else(|e| Err(format!("`grad` cannot be computed: {e}")))
+}
+
+fn moderate(made: &Instance) -> bool {
+    !matches!(made.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far)
 }
 
 fn wrong(name: &str, made: &Instance, kind: &'static str, message: &str) -> Status {
@@ -165,8 +191,7 @@ fn check(made: &Instance, with: Option<&Kernel>) -> Verdict {
         Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
         Err(e) => return Verdict::Wrong("body", e.to_string()),
     }
-    let judged = !matches!(made.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far);
-    let Some(with) = with.filter(|_| judged) else { return Verdict::Right };
+    let Some(with) = with.filter(|_| moderate(made)) else { return Verdict::Right };
     // Operands for which the body itself has no value say nothing about the kernel.
     if let Err(e) = evaluate(&graph, &made.inputs, Mode::Exact) {
         return Verdict::Outside(e.to_string());

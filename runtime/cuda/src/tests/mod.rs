@@ -11,6 +11,7 @@ mod chain;
 mod emulated;
 mod heads;
 mod irregular;
+mod joint;
 mod launcher;
 mod pair;
 mod precision;

@@ -1,9 +1,9 @@
 //! Gradients of graphs: reverse-mode differentiation.
 //!
 //! In: a graph, the names of outputs, the names of inputs. Out: the same graph, with the gradients
-//! of these inputs as further outputs. Ops are replaced by their bodies first, so an op of a user
-//! has a gradient as soon as its body has one; scalars have theirs from their `grad` or from their
-//! body. Invariant: a gradient has the type of the input that it belongs to, and a value on which
+//! of these inputs as further outputs. Ops without `grad` are replaced by their bodies first, so an
+//! op of a user has a gradient as soon as its body has one; scalars have theirs from their `grad` or
+//! from their body. Invariant: a gradient has the type of the input that it belongs to, and a value on which
 //! nothing depends costs no node.
 //!
 //! Products and sums of f16 and bf16 are rounded as in the forward direction. A derivative of more
@@ -17,6 +17,7 @@ mod products;
 mod reductions;
 mod scalars;
 mod views;
+mod written;
 
 use std::collections::HashMap;
 
@@ -56,7 +57,7 @@ impl Graph {
     /// # Ok::<(), hypatia::Error>(())
     /// ```
     pub fn grad(&self, loss: &str, params: &[&str]) -> Result<Graph> {
-        let (mut graph, _) = self.inlined_with_numbers()?;
+        let mut graph = self.inlined_for_gradients()?;
         let of = output(&graph, loss)?;
         let ty = graph.ty(of).clone();
         if !ty.dtype.computes_in_floats() || ty.shape.iter().any(|d| d.as_const() != Some(1)) {
@@ -79,7 +80,7 @@ impl Graph {
     /// # Errors
     /// As [`Graph::grad`], but outputs have any shape.
     pub fn vjp(&self, outputs: &[&str], params: &[&str]) -> Result<Graph> {
-        let (mut graph, _) = self.inlined_with_numbers()?;
+        let mut graph = self.inlined_for_gradients()?;
         let of = outputs.iter().map(|name| output(&graph, name)).collect::<Result<Vec<_>>>()?;
         let by = params.iter().map(|name| parameter(&graph, name)).collect::<Result<Vec<_>>>()?;
         let mut given = Vec::with_capacity(of.len());
@@ -268,7 +269,7 @@ impl<'g> Backward<'g> {
                     OpBody::Builtin(op) => {
                         self.op(&Applied { op, attrs, term, operands: node.operands, results, given })
                     }
-                    OpBody::Defined(_) => Err(Error::Internal("a defined op that was not inlined".into())),
+                    OpBody::Defined(_) => self.written(op, &node.operands, &attrs, &results, &given),
                 },
             };
             done.map_err(|e| match e {

@@ -49,6 +49,7 @@ fn op(builtin: BuiltinOp, params: Vec<Param>) -> OpDef {
         variadic_result: builtin == BuiltinOp::Split,
         requires: vec![],
         body: OpBody::Builtin(builtin),
+        grad: None,
         cost: CostFormulas::default(),
         domain: None,
     }

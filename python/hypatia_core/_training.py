@@ -1,0 +1,124 @@
+"""Training: forward and backward of a compiled graph as one function of autograd.
+
+In: both halves, as AOTAutograd made them, and what it says about the graph. Out: a function of the
+graph's arguments with gradients. Invariant: it does what AOTAutograd's own runtime does for a graph
+without mutation, aliases and sizes among its arguments; other graphs are left to that runtime, which
+takes the host longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
+from torch.autograd.function import once_differentiable
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class Halves:
+    """Forward and backward of one graph. The backward graph is made with the first backward pass."""
+
+    inputs: Sequence[Any]
+    """What the graph was compiled for."""
+    forward: Callable[..., Any] | None = None
+    backward: Callable[..., Any] | None = None
+    about: Any = None
+    """AOTAutograd's description of the graph."""
+    arguments: list[Any] = field(default_factory=list)
+    """What the placeholders of the forward graph stand for."""
+    tangents: list[Any] = field(default_factory=list)
+    """What the last placeholders of the backward graph stand for: gradients of results."""
+    saved: int = 0
+    own: Callable[..., Any] | None = None
+    """The graph as a function, once both halves are known, if it is simple."""
+
+    def take_forward(self, graph: fx.GraphModule, computes: Callable[..., Any]) -> None:
+        """Note what computes the forward graph. It must be called while the graph is compiled."""
+        context = TracingContext.try_get()
+        self.forward, self.about = computes, context and context.fw_metadata
+        self.arguments = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
+        results = graph.graph.output_node().args[0]
+        if self.about is not None and isinstance(results, (list, tuple)):
+            self.saved = len(results) - len(self.about.output_info)
+
+    def take_backward(self, graph: fx.GraphModule, computes: Callable[..., Any]) -> None:
+        """Note what computes the backward graph."""
+        self.backward = computes
+        self.tangents = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")][self.saved :]
+        if self.simple():
+            self.own = self.function()
+
+    def beside(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that calls AOTAutograd's until the backward graph is known."""
+
+        def graph(*args: Any) -> Any:
+            return compiled(*args) if self.own is None else self.own(*args)
+
+        return graph
+
+    def simple(self) -> bool:
+        """Whether arguments, results and saved tensors are all that passes between the halves."""
+        about = self.about
+        if about is None or self.forward is None or len(self.arguments) != len(self.inputs):
+            return False
+        known = [*self.inputs, *self.arguments, *self.tangents]
+        if not all(isinstance(t, Tensor) for t in known) or any(not is_fixed(t) for t in self.arguments):
+            return False
+        wanted = sum(o.requires_grad for o in about.output_info)
+        new = (OutputType.non_alias, OutputType.unsafe_view_alias)
+        plain = all(o.output_type in new and issubclass(o.raw_type, Tensor) for o in about.output_info)
+        changed = any(i.mutates_data or i.mutates_metadata for i in about.input_info)
+        classes = all(type(t).__name__ == "PlainTensorMeta" for t in about.subclass_inp_meta)
+        further = about.tokens or about.num_intermediate_bases or about.grad_enabled_mutation is not None
+        return plain and classes and not changed and not further and wanted == len(self.tangents)
+
+    def function(self) -> Callable[..., Any]:
+        """The graph as a function."""
+        forward, backward = self.forward, self.backward
+        assert forward is not None and backward is not None
+        count = len(self.about.output_info)
+        wanted = [i for i, o in enumerate(self.about.output_info) if o.requires_grad]
+        others = [i for i in range(count) if i not in wanted]
+        layouts = [(tuple(map(int, t.shape)), tuple(map(int, t.stride()))) for t in self.tangents]
+
+        class Compiled(torch.autograd.Function):
+            """The compiled graph."""
+
+            @staticmethod
+            def forward(ctx: Any, *args: Tensor) -> tuple[Tensor, ...]:
+                # The graph has the conversions of autocast already.
+                with torch._C._DisableAutocast():
+                    made = forward(*args)
+                results = tuple(made[:count])
+                ctx.save_for_backward(*made[count:])
+                if others:
+                    ctx.mark_non_differentiable(*(results[i] for i in others))
+                return results
+
+            @staticmethod
+            @once_differentiable
+            def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+                of = (laid_out(gradients[i], *layout) for i, layout in zip(wanted, layouts, strict=True))
+                with torch._C._DisableAutocast():
+                    return tuple(backward(*ctx.saved_tensors, *of))
+
+        return Compiled.apply
+
+
+def is_fixed(t: Tensor) -> bool:
+    """Whether a tensor's sizes are numbers."""
+    return all(isinstance(n, int) for n in t.shape)
+
+
+def laid_out(t: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """A gradient with the strides that the backward graph was made for."""
+    if t.stride() == strides:
+        return t
+    return torch.empty_strided(sizes, strides, dtype=t.dtype, device=t.device).copy_(t)
