@@ -8,6 +8,7 @@ what is saved for it (the least, by a minimum cut); both graphs are divided alik
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -227,8 +228,13 @@ def divided(
     for node in graph.graph.nodes:
         if computes(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
+    drawn = random(graph)
+    kept = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
     partitioner = CapabilityBasedPartitioner(graph, Known(device), allows_single_node_partition=single)
     whole = partitioner.partition_and_fuse(prefix="hypatia_")
+    if random(whole) != drawn:
+        note("graph", "parts would change the order in which random numbers are drawn")
+        return kept.forward
     for node in whole.graph.nodes:
         if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node, device):
             note("graph", f"{name_of(node.target) or 'getitem'} stands alone: there is nothing to fuse")
@@ -278,8 +284,10 @@ def indivisible(graph: fx.GraphModule) -> str:
         return "as_strided reads memory past its operand"
     if any(op._schema.is_mutable for op in ops):
         return "a node changes its operand"
-    device = device_of(graph)
-    left = [n for n in graph.graph.nodes if computes(n) and unsupported(n, device) and not draws_nothing(n)]
-    ops = [n.target for n in left if isinstance(n.target, torch._ops.OpOverload)]
-    random = sum(torch.Tag.nondeterministic_seeded in op.tags for op in ops)
-    return "the order of several random nodes counts" if random > 1 else ""
+    return ""
+
+
+def random(graph: fx.GraphModule) -> list[str]:
+    """The nodes that draw random numbers, in order."""
+    ops = [n for n in graph.graph.nodes if isinstance(n.target, torch._ops.OpOverload) and not draws_nothing(n)]
+    return [n.name for n in ops if torch.Tag.nondeterministic_seeded in n.target.tags]

@@ -221,7 +221,7 @@ def test_graphs_that_must_stay_whole():
     f = torch.compile(noisy, backend=backend)
     with torch.no_grad():
         torch.testing.assert_close(f(torch.ones(4)), noisy(torch.ones(4)))
-    assert "the order of several random nodes counts" in computed_by_pytorch()
+    assert hyp.report().hypatia >= 1
 
 
 def test_mutated_inputs_and_aliases():
@@ -264,7 +264,7 @@ def test_backward_ops():
     """Those that training alone makes: gathers, losses, slices, embeddings."""
 
     def f(x, i, w):
-        y = w[i] + x.gather(1, i[:, :1]) * x[:, 1:3].sum()
+        y = w[i] + x.gather(1, i[:, :1])[:, None] * x[:, 1:3].sum()
         loss = F.cross_entropy(y.flatten(0, 1), i.flatten()) + F.embedding(i, w).select(1, 0).amax()
         return loss + (x.remainder(0.7) * w[0]).sum() + torch.cat([x, w]).std()
 

@@ -247,7 +247,7 @@ def test_gradients_add_up():
 
 
 def test_a_graph_that_is_kept():
-    """`retain_graph`, hooks, and a second derivative, which AOTAutograd refuses."""
+    """`retain_graph`, hooks, and a second derivative, which is refused."""
     model = mlp()
     f, x = compiled(model), torch.randn(4, 8, requires_grad=True)
     seen = []
@@ -259,7 +259,7 @@ def test_a_graph_that_is_kept():
     handle.remove()
     want = torch.autograd.grad(model(x).square().mean(), model[0].weight)[0]
     torch.testing.assert_close(seen[-1], want)
-    with pytest.raises(RuntimeError, match="double"):
+    with pytest.raises(RuntimeError, match=r"twice|double"):
         g = torch.autograd.grad(f(x).square().mean(), x, create_graph=True)[0]
         g.sum().backward()
 
