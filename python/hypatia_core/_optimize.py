@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.tools_common import legalize_graph
 
 from . import _launch
+from ._division import parts
 from ._fusion import fusion, text_of
-from ._fx import SHAPED, TABLE, Importer, name_of, read_outside
+from ._fx import SHAPED, TABLE, Importer, name_of, read_outside, unsupported
 from ._rules import Rules, Scalar, library
-from .backend import Known, device_of, table
+from .backend import computes, device_of, table
 from .errors import InputError
 from .fuse import _together
 
@@ -100,8 +100,7 @@ def with_values(module: fx.GraphModule) -> None:
 def fusions(module: fx.GraphModule, rules: Rules, device: torch.device, target: str) -> list[Fused]:
     """What the rules fuse, in all parts of the graph whose ops are known."""
     found: list[Fused] = []
-    for part in CapabilityBasedPartitioner(module, Known(device)).propose_partitions():
-        nodes = [n for n in module.graph.nodes if n in part.nodes]
+    for nodes in parts(module.graph, lambda n: computes(n) and not unsupported(n, device)):
         imported = Importer(module, rules, nodes)
         model = imported.g.model(**_launch.settings_on(torch.device("cpu")))
         found += [Fused(*one[:3]) for one in model.fusions(target)]

@@ -1,9 +1,9 @@
 """Training: forward and backward of a compiled graph as one function of autograd.
 
 In: both halves, as AOTAutograd made them, and what it says about the graph. Out: a function of the
-graph's arguments with gradients. Invariant: it does what AOTAutograd's own runtime does for a graph
-without mutation, aliases and sizes among its arguments; other graphs are left to that runtime, which
-takes the host longer.
+graph's arguments with gradients. Invariant: it does what AOTAutograd's own runtime does for a
+graph without mutation, aliases and sizes among its arguments; other graphs are left to that
+runtime, which takes the host longer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 @dataclass
 class Halves:
-    """Forward and backward of one graph. The backward graph is made with the first backward pass."""
+    """Forward and backward of one graph. The latter is made with the first backward pass."""
 
     inputs: Sequence[Any]
     """What the graph was compiled for."""
@@ -88,6 +88,12 @@ class Halves:
         others = [i for i in range(count) if i not in wanted]
         layouts = [(tuple(map(int, t.shape)), tuple(map(int, t.stride()))) for t in self.tangents]
 
+        @once_differentiable
+        def once(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            of = (laid_out(gradients[i], *layout) for i, layout in zip(wanted, layouts, strict=True))
+            with torch._C._DisableAutocast():
+                return tuple(backward(*ctx.saved_tensors, *of))
+
         class Compiled(torch.autograd.Function):
             """The compiled graph."""
 
@@ -103,11 +109,8 @@ class Halves:
                 return results
 
             @staticmethod
-            @once_differentiable
-            def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-                of = (laid_out(gradients[i], *layout) for i, layout in zip(wanted, layouts, strict=True))
-                with torch._C._DisableAutocast():
-                    return tuple(backward(*ctx.saved_tensors, *of))
+            def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+                return once(ctx, *grad_outputs)
 
         return Compiled.apply
 

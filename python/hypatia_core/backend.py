@@ -2,8 +2,8 @@
 
 In: the graphs that PyTorch captures. Out: callables. Invariant: parts of a graph whose ops Hypatia
 knows become plans, made for the shapes of each call; the rest stays PyTorch's, and `report()` names
-the ops that were in the way. Where gradients are wanted, PyTorch derives the backward graph and says
-what is saved for it (the least, by a minimum cut); both graphs are divided alike.
+the ops that were in the way. Where gradients are wanted, PyTorch derives the backward graph and
+says what is saved for it (the least, by a minimum cut); both graphs are divided alike.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-from torch.fx.passes.operator_support import OperatorSupportBase
 
 from . import _launch, _native
+from ._division import divide
 from ._fx import TABLE, draws_nothing, is_overlay, keep_attention, name_of, unsupported
 from ._part import Options, Part
 from ._rules import Rules, library
@@ -52,7 +51,8 @@ RANDOM = (
 
 def table() -> dict[Any, Any]:
     """PyTorch's decompositions into core ops, without those of ops that are better left whole."""
-    whole = {*TABLE, *RANDOM}
+    # The gradient of an embedding, taken apart, writes the whole table in f32 first.
+    whole = {*TABLE, *RANDOM, "embedding_dense_backward"}
     return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in whole}
 
 
@@ -185,18 +185,6 @@ def computes(node: fx.Node) -> bool:
     return node.op == "call_function" and not isinstance(node.meta.get("val"), (int, float, torch.SymInt))
 
 
-class Known(OperatorSupportBase):
-    """The nodes that plans can compute."""
-
-    def __init__(self, device: torch.device) -> None:
-        """Args: the device of the plans."""
-        self.device = device
-
-    def is_node_supported(self, submodules: Mapping[str, torch.nn.Module], node: fx.Node) -> bool:
-        """Whether a plan can compute a node."""
-        return computes(node) and not unsupported(node, self.device)
-
-
 def device_of(graph: fx.GraphModule) -> torch.device:
     """The device of a graph's plans: the GPU if there is one."""
     found: list[torch.device] = []
@@ -230,8 +218,7 @@ def divided(
             note("graph", f"PyTorch computes {why}")
     drawn = random(graph)
     kept = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
-    partitioner = CapabilityBasedPartitioner(graph, Known(device), allows_single_node_partition=single)
-    whole = partitioner.partition_and_fuse(prefix="hypatia_")
+    whole = divide(graph, lambda n: computes(n) and not unsupported(n, device), single)
     if random(whole) != drawn:
         note("graph", "parts would change the order in which random numbers are drawn")
         return kept.forward
@@ -289,5 +276,6 @@ def indivisible(graph: fx.GraphModule) -> str:
 
 def random(graph: fx.GraphModule) -> list[str]:
     """The nodes that draw random numbers, in order."""
-    ops = [n for n in graph.graph.nodes if isinstance(n.target, torch._ops.OpOverload) and not draws_nothing(n)]
-    return [n.name for n in ops if torch.Tag.nondeterministic_seeded in n.target.tags]
+    drawing = torch.Tag.nondeterministic_seeded
+    nodes = [n for n in graph.graph.nodes if n.op == "call_function" and not draws_nothing(n)]
+    return [n.name for n in nodes if isinstance(n.target, torch._ops.OpOverload) and drawing in n.target.tags]

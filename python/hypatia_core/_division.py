@@ -1,0 +1,58 @@
+"""Which nodes of a graph form parts.
+
+In: a graph, and which of its nodes plans can compute. Out: the graph with a module for each part.
+Invariant: what a part needs comes before it.
+
+Nodes that plans cannot compute lie between parts. A node's level is the largest number of parts
+that lie before it on a path of the graph, divided by such nodes; the nodes of one level are a part.
+So there are as few parts as there can be, and a node is in the part of what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import fx
+from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+#: Nodes that compute nothing by themselves.
+VIEWS = ("view", "getitem")
+
+
+def levels(graph: fx.Graph, known: Callable[[fx.Node], bool]) -> dict[fx.Node, int]:
+    """The level of each node that plans can compute."""
+    own: dict[fx.Node, int] = {}
+    level: dict[fx.Node, int] = {}
+    free: set[fx.Node] = set()
+    for node in graph.nodes:
+        read = node.all_input_nodes
+        if node.op == "call_function" and known(node):
+            own[node] = max([0, *(level[r] if r in own else level[r] + 1 for r in read)])
+            if all(r not in own or r in free for r in read):
+                free.add(node)
+        level[node] = own.get(node, max([-1, *(level[r] for r in read)]))
+    # What depends on no part is computed where it is first needed: it need not be kept until then.
+    for node in reversed(list(graph.nodes)):
+        users = [level[u] for u in node.users if u.op != "output"]
+        if node in free and users and len(users) == len(node.users):
+            own[node] = level[node] = min(users)
+    return own
+
+
+def parts(graph: fx.Graph, known: Callable[[fx.Node], bool], single: bool = False) -> list[list[fx.Node]]:
+    """The nodes of each part, in order. `single` makes parts of ops that stand alone too."""
+    found: dict[int, list[fx.Node]] = {}
+    for node, level in levels(graph, known).items():
+        found.setdefault(level, []).append(node)
+    return [nodes for _, nodes in sorted(found.items()) if single or sum(map(computes, nodes)) > 1]
+
+
+def divide(module: fx.GraphModule, known: Callable[[fx.Node], bool], single: bool) -> fx.GraphModule:
+    """The graph with its parts as modules."""
+    found = parts(module.graph, known, single)
+    return fuse_by_partitions(module, [dict.fromkeys(nodes) for nodes in found], prefix="hypatia_")
+
+
+def computes(node: fx.Node) -> bool:
+    """Whether a node is more than another view of what it reads."""
+    return getattr(node.target, "__name__", "").split(".")[0] not in VIEWS
