@@ -566,6 +566,9 @@ impl Site<'_> {
             "," if self.text(0) == "rule" && self.expects(Rule::becomes) => {
                 "put several roots in parentheses: `(p, q) => (r, s)`".into()
             }
+            "," if self.text(0) == "test" && self.expects(Rule::semi) => {
+                "put several results in parentheses: `expect equal (a, b);`".into()
+            }
             "," | ")" if self.expects(Rule::colon) => "give the operand a type: `x: T[..s]`".into(),
             _ if token.kind == Kind::Str && self.text(0) == "use" => {
                 let module = found.trim_matches('"').trim_end_matches(".hyp").replace('/', "::");

@@ -133,7 +133,7 @@ pub(super) fn gradients(
     let (mut failure, mut passed) = (None, false);
     for mut inst in instances(def, None) {
         for (i, pattern) in def.results.iter().enumerate() {
-            let Some(ty) = concrete(pattern, &inst.bindings) else { return None };
+            let ty = concrete(pattern, &inst.bindings)?;
             for v in [i, i + def.results.len()] {
                 inst.types.insert(VarId(grad.first.0 + v as u32), ty.clone());
             }

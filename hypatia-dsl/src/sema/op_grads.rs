@@ -15,7 +15,7 @@ use super::ops;
 /// The gradients that an op writes. `None` if it writes none, or if an error was reported.
 pub(super) fn read<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<OpGrad> {
     let written = op.grad.as_ref()?;
-    let Some((first, last)) = written.names.first().zip(written.names.last()) else { return None };
+    let (first, last) = written.names.first().zip(written.names.last())?;
     let names_at = first.span.to(last.span);
     let operands = operands(cx, op, def)?;
     if written.names.len() != 2 * op.results.len() {

@@ -149,6 +149,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("sketch.hyp", 2),
         ("softcap.hyp", 2),
         ("tiled.hyp", 4),
+        ("written_gradients.hyp", 1),
     ];
     for (file, tests) in files {
         let o = hypatia(&["test", file], "", &folder);

@@ -444,6 +444,7 @@ impl Explainer<'_, '_> {
             }
             MissReason::Literal(v) => format!("the number {} is wanted, but there is {there}", show_number(*v)),
             MissReason::Type => format!("{there} is not of the type that is wanted"),
+            MissReason::Number => format!("{there} is larger than what stands beside it, so it is no number"),
             MissReason::Same(v, to) => {
                 let name = rule.vars.get(v.index()).map_or("?", |v| v.name.as_str());
                 format!("`{name}` stands for {} already, but here is {there}", self.describe(*to))

@@ -453,7 +453,7 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         if self.what.prepared.reads_numbers
             && let Some(wide) = self.nodes.iter().find_map(|n| self.enlarging(n))
         {
-            return self.miss(wide, || MissReason::Type);
+            return self.miss(wide, || MissReason::Number);
         }
         (self.emit)(&MatchState {
             roots: &self.roots,

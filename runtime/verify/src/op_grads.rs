@@ -41,7 +41,7 @@ pub(super) fn compare(made: &Instance, seed: u64) -> Result<std::result::Result<
                 continue;
             }
             compared += 1;
-            let far = |x: f64, tolerance: f64| !((w - x).abs() <= tolerance * x.abs().max(1.0));
+            let far = |x: f64, tolerance: f64| w.is_nan() || (w - x).abs() > tolerance * x.abs().max(1.0);
             if far(*d, TOLERANCE) && case.difference(name, j)?.is_some_and(|x| far(x, BY_DIFFERENCES)) {
                 let tensor = case.input(name)?;
                 return Ok(Err(format!(
@@ -145,6 +145,6 @@ impl Case {
             let rest = if values.len() > SHOWN { ", .." } else { "" };
             format!("\n  {name}: {}{:?} = [{}{rest}]", t.dtype(), t.shape(), numbers.join(", "))
         };
-        self.inputs.iter().chain(&self.given).map(|i| small(i)).collect()
+        self.inputs.iter().chain(&self.given).map(small).collect()
     }
 }

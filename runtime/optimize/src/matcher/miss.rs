@@ -27,6 +27,8 @@ pub enum MissReason {
     Literal(f64),
     /// Another type.
     Type,
+    /// A constant that enlarges nothing: one that the rule knows as a number.
+    Number,
     /// The class that the variable is already bound to.
     Same(VarId, Id),
     /// Another attribute value: its position, and the value of the node.
