@@ -129,7 +129,7 @@ pub(super) fn gradients(
     grad: &OpGrad,
     nodes: &[(Build, Span)],
 ) -> Option<Diagnostic> {
-    let at = op.grad.as_ref().map_or(op.name.span, |g| g.body.span);
+    let parts: Vec<Span> = op.grad.iter().flat_map(|g| super::ops::parts(&g.body)).map(|e| e.span).collect();
     let (mut failure, mut passed) = (None, false);
     for mut inst in instances(def, None) {
         for (i, pattern) in def.results.iter().enumerate() {
@@ -145,7 +145,8 @@ pub(super) fn gradients(
         if def.requires.iter().any(|g| infer.holds(g) != Some(true)) {
             return None; // as for bodies
         }
-        for (operand, b) in &grad.of {
+        for (i, (operand, b)) in grad.of.iter().enumerate() {
+            let at = parts.get(i).copied().unwrap_or(op.name.span);
             let operand = VarId(*operand as u32);
             if inst.absent.contains(&operand) {
                 continue;
@@ -163,7 +164,10 @@ pub(super) fn gradients(
                         at,
                     );
                     let d = d.label(format!("this has type {have}, the operand {wanted}")).note(format!("with {with}"));
-                    return Some(d.hint("sum over the axes along which the operand was broadcast"));
+                    return Some(d.hint(
+                        "sum over the axes along which the operand was broadcast; those of `..s` are \
+                         `axes = [..range(len(s))], keepdims = false`",
+                    ));
                 }
                 Err(e) => {
                     let (e, span) = locate(&infer, nodes).unwrap_or((e, at));
