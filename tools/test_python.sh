@@ -68,6 +68,7 @@ else
   left=(--ignore hypatia_core/nn --ignore hypatia_core/fuse.py --ignore hypatia_core/fused_modules.py
     --ignore hypatia_core/_eager.py --ignore hypatia_core/_fx.py --ignore hypatia_core/backend.py
     --ignore hypatia_core/_launch.py --ignore hypatia_core/_part.py --ignore hypatia_core/_fusion.py
-    --ignore hypatia_core/_optimize.py --ignore hypatia_core/_training.py --ignore hypatia_core/_division.py)
+    --ignore hypatia_core/_optimize.py --ignore hypatia_core/_training.py --ignore hypatia_core/_division.py
+    --ignore hypatia_core/_known.py)
 fi
 "$into/bin/python" -m pytest "${left[@]}"

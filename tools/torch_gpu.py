@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times `torch.compile(model, backend=backend)` beside eager and PyTorch's own compiler on a GPU.
+"""Times `torch.compile(model, backend="hypatia")` beside eager and PyTorch's own compiler on a GPU.
 
     python3 tools/torch_gpu.py [--seconds N] [--only TEXT] [--modes MODE ...] [--train]
 
@@ -16,8 +16,8 @@ import time
 
 import hypatia_core as hyp
 import torch
-from torch import nn
 from hypatia_core.backend import backend
+from torch import nn
 from torch_host import print_breakdown
 
 MODES = ["default", "reduce-overhead", "max-autotune"]
@@ -96,7 +96,7 @@ def per_call(f, inputs, rounds=7):
 
 
 def step(f, model, gradient):
-    """Forward and backward as one function, which returns all gradients as one tensor if asked to."""
+    """Forward and backward as one function; with `collect` it returns all gradients as one tensor."""
 
     def both(*inputs, collect=False):
         for p in model.parameters():

@@ -21,7 +21,8 @@ from torch.fx.passes.tools_common import legalize_graph
 from . import _launch
 from ._division import parts
 from ._fusion import fusion, text_of
-from ._fx import SHAPED, TABLE, Importer, name_of, read_outside, unsupported
+from ._fx import SHAPED, TABLE, Importer, name_of, read_outside
+from ._known import unsupported
 from ._rules import Rules, Scalar, library
 from .backend import computes, device_of, table
 from .errors import InputError

@@ -24,7 +24,8 @@ from torch._guards import TracingContext
 
 from . import _launch, _native
 from ._division import divide
-from ._fx import TABLE, draws_nothing, is_overlay, keep_attention, name_of, unsupported
+from ._fx import TABLE, keep_attention, name_of
+from ._known import draws_nothing, is_overlay, unsupported
 from ._part import Options, Part
 from ._rules import Rules, library
 from ._training import Halves
@@ -217,11 +218,11 @@ def divided(
         if computes(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
     drawn = random(graph)
-    kept = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
+    undivided = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
     whole = divide(graph, lambda n: computes(n) and not unsupported(n, device), single)
     if random(whole) != drawn:
         note("graph", "parts would change the order in which random numbers are drawn")
-        return kept.forward
+        return undivided.forward
     for node in whole.graph.nodes:
         if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node, device):
             note("graph", f"{name_of(node.target) or 'getitem'} stands alone: there is nothing to fuse")

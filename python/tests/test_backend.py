@@ -277,6 +277,15 @@ def test_backward_ops():
         torch.testing.assert_close(g, w)
 
 
+def test_rows_are_put_by_index():
+    x, i = torch.randn(5, 3), torch.tensor([4, 0, -2])
+    one, row, rows = torch.randn(()), torch.randn(3), torch.randn(3, 3)
+    for updates in (one, row, rows):
+        agrees(lambda x, i, u: (x * 2).index_put((i,), u) + 1, x, i, updates)
+        agrees(lambda x, i, u: (x * 2).index_put((i % 2,), u, accumulate=True) + 1, x, i, updates)
+    assert (hyp.report().hypatia, computed_by_pytorch()) == (6, [])
+
+
 def test_attention_is_trained_beside_plans():
     model = Transformer(True).double()
     ids = torch.randint(50, (2, 9))

@@ -1,0 +1,150 @@
+"""Which nodes of an FX graph plans can compute, and why not the others.
+
+In: a node of aten ops that knows its shapes, a device. Out: a reason, empty if a plan can compute
+it. Invariant: a node without a reason has a row in the importer's table, and the row can import it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from ._eager import NAMES
+from ._fx import ATTENTION, BITS, TABLE, Node, name_of
+
+
+def unsupported(node: fx.Node, device: torch.device) -> str:
+    """Why a node cannot be part of a graph on that device; empty if it can."""
+    if node.target is operator.getitem:
+        return unsupported(node.args[0], device) if isinstance(node.args[0], fx.Node) else "getitem"
+    name = name_of(node.target)
+    if name not in TABLE:
+        return str(node.target)
+    value = node.meta.get("val")
+    results = value if isinstance(value, (list, tuple)) else [value]
+    for t in [*results, *(a.meta.get("val") for a in node.all_input_nodes)]:
+        for one in t if isinstance(t, (list, tuple)) else [t]:
+            if isinstance(one, torch.Tensor) and one.device != device:
+                return f"{name} on {one.device}, beside {device}"
+            if isinstance(one, torch.Tensor) and one.dtype not in NAMES:
+                return f"{name} of {one.dtype}"
+    return REFUSED[name](node) if name in REFUSED else ""
+
+
+def _only_bools(node: Node) -> str:
+    return "" if node.meta["val"].dtype is torch.bool else f"{name_of(node.target)} of integers"
+
+
+def _only_first(node: Node) -> str:
+    later = [u for u in node.users if u.target is not operator.getitem or u.args[1] != 0]
+    return f"results of {name_of(node.target)} beside the first" if later else ""
+
+
+def draws_nothing(node: Node) -> bool:
+    """Whether a node is attention without dropout, or its gradient: PyTorch calls these random."""
+    if "_scaled_dot_product" not in name_of(node.target):
+        return False
+    names = [a.name for a in node.target._schema.arguments]
+    at = names.index("dropout_p") if "dropout_p" in names else len(node.args)
+    return not (node.args[at] if len(node.args) > at else node.kwargs.get("dropout_p", 0.0))
+
+
+def _no_dropout(node: Node) -> str:
+    return _only_first(node) if draws_nothing(node) else "attention with dropout"
+
+
+def _transposed(node: Node) -> str:
+    return "a transposed convolution" if node.args[6] else ""
+
+
+def _no_mode(node: Node) -> str:
+    return "division that rounds" if node.kwargs.get("rounding_mode") else ""
+
+
+def _no_half_float(node: Node) -> str:
+    whole = all(isinstance(a, fx.Node) or float(a) == int(a) for a in node.args)
+    return "" if whole else "arange with fractions"
+
+
+def _leading_integers(node: Node) -> str:
+    indices = node.args[1]
+    plain = all(isinstance(i, fx.Node) and not i.meta["val"].dtype.is_floating_point for i in indices)
+    if not plain or any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices):
+        return "an index by a mask, or of later axes"
+    return ""
+
+
+def is_overlay(node: Node) -> bool:
+    """Whether a node reads memory by strides that are not its operand's."""
+    if name_of(node.target) != "as_strided":
+        return "as_strided" in str(node.target)
+    x, sizes, strides, *offset = node.args
+    x = x.meta["val"]
+    same = len(sizes) == x.dim() and not any(isinstance(v, fx.Node) for v in (*sizes, *strides))
+    same = same and all(
+        n == m and (n == 1 or s == t) for n, m, s, t in zip(sizes, x.shape, strides, x.stride(), strict=True)
+    )
+    return not same or (bool(offset) and offset[0] not in (None, x.storage_offset()))
+
+
+def _overlay(node: Node) -> str:
+    return "as_strided reads memory past its operand" if is_overlay(node) else ""
+
+
+def _one_index(node: Node) -> str:
+    x, axis, index, value = node.args[:4]
+    a, i = x.meta["val"].shape, index.meta["val"].shape
+    wanted = [1 if k == axis % max(len(a), 1) else size for k, size in enumerate(a)]
+    one = not isinstance(value, fx.Node) and not node.kwargs.get("reduce")
+    return "" if one and len(a) == len(i) and list(i) == wanted else "scatter of several elements of a row"
+
+
+def _rows(node: Node) -> str:
+    indices = node.args[1]
+    one = len(indices) == 1 and isinstance(indices[0], fx.Node)
+    whole = one and not indices[0].meta["val"].dtype.is_floating_point
+    plain = whole and indices[0].meta["val"].dtype not in (torch.bool, torch.uint8)
+    return "" if plain else "index_put by a mask, or of several axes"
+
+
+def _steps(node: Node) -> str:
+    step = node.args[5] if len(node.args) > 5 else node.kwargs.get("step", 1)
+    return "slice_scatter with steps" if step != 1 else ""
+
+
+def _whole_axis(node: Node) -> str:
+    x, axis, index = node.args[:3]
+    a, i = x.meta["val"].shape, index.meta["val"].shape
+    same = all(p == q for k, (p, q) in enumerate(zip(a, i, strict=True)) if k != axis % max(len(a), 1))
+    return "" if len(a) == len(i) and same else "gather of a part"
+
+
+def _to_cpu(node: Node) -> str:
+    return (
+        ""
+        if node.kwargs.get("memory_format") in (None, torch.preserve_format, torch.contiguous_format)
+        else "channels last"
+    )
+
+
+#: Nodes of the table that are refused all the same, with the reason.
+REFUSED: dict[str, Callable[[fx.Node], str]] = {
+    **dict.fromkeys([*BITS, "bitwise_not"], _only_bools),
+    "_fused_rms_norm": _only_first,
+    **dict.fromkeys(ATTENTION, _no_dropout),
+    "convolution": _transposed,
+    "_native_batch_norm_legit_no_training": _only_first,
+    "div": _no_mode,
+    "arange": _no_half_float,
+    "as_strided": _overlay,
+    "gather": _whole_axis,
+    "index": _leading_integers,
+    "scatter": _one_index,
+    "index_put": _rows,
+    "slice_scatter": _steps,
+    "clone": _to_cpu,
+    "_to_copy": _to_cpu,
+}
