@@ -8,7 +8,7 @@ use hypatia_dsl::render::{Format, render};
 use hypatia_dsl::source::{SourceFile, SourceMap};
 
 /// The files, in the order in which they build on each other.
-const MODULES: [&str; 14] = [
+const MODULES: [&str; 15] = [
     "core",
     "nn",
     "onnx",
@@ -20,6 +20,7 @@ const MODULES: [&str; 14] = [
     "rotary",
     "attention",
     "grouped",
+    "attention_grad",
     "conv",
     "train",
     "short",

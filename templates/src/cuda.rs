@@ -10,6 +10,7 @@
 //! scalar functions and the value of one element.
 
 mod attention;
+mod attention_grad;
 mod attention_sm80;
 mod carry;
 mod chain;
@@ -40,6 +41,7 @@ use minijinja::{Environment, UndefinedBehavior, Value, context};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::attention::AttentionKernel;
+use hypatia_dsl::kernel::attention_grad::AttentionGradKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
@@ -440,6 +442,11 @@ pub fn attention(program: &Program, kernel: &AttentionKernel) -> Result<CudaSour
 /// Prints attention in tiles of warps, for sm_80 and later.
 pub fn warp_attention(program: &Program, kernel: &WarpAttention) -> Result<CudaSource, EmitError> {
     attention_sm80::emit(program, kernel)
+}
+
+/// Prints one of the two kernels of attention's gradients, for sm_80 and later.
+pub fn attention_grad(program: &Program, kernel: &AttentionGradKernel) -> Result<CudaSource, EmitError> {
+    attention_grad::emit(program, kernel)
 }
 
 /// Prints the kernel that joins the chunks of an attention whose keys are split.

@@ -14,6 +14,7 @@ use super::cuda::{self, CudaSource, EmitError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, Kernel, Origin, Program, RuleId};
 use hypatia_dsl::kernel::attention::AttentionKernel;
+use hypatia_dsl::kernel::attention_grad::AttentionGradKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
@@ -81,6 +82,8 @@ pub enum Body {
     WarpAttention(WarpAttention),
     /// The result of an attention whose keys are split, from these sums.
     AttentionJoin(AttentionKernel),
+    /// Gradients of attention: of queries, or of keys and values.
+    AttentionGrad(AttentionGradKernel),
     /// Elements moved.
     Move(MoveKernel),
     /// Positions of largest elements.
@@ -110,6 +113,7 @@ impl Body {
             Body::Attention(k) => cuda::attention(program, k),
             Body::WarpAttention(k) => cuda::warp_attention(program, k),
             Body::AttentionJoin(k) => cuda::attention_join(program, k),
+            Body::AttentionGrad(k) => cuda::attention_grad(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
             Body::Product(k) => cuda::product(program, k),
@@ -158,6 +162,7 @@ impl Body {
             Body::Chain(k) => (&mut k.name, &mut k.doc),
             Body::Attention(k) | Body::AttentionJoin(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::WarpAttention(k) => (&mut k.problem.name, &mut k.problem.doc),
+            Body::AttentionGrad(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),

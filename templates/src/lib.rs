@@ -8,7 +8,7 @@
 //!
 //! The templates are the `.j2` files of this folder: two for launchers, in C and Python, the others
 //! for CUDA C++. `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`,
-//! `mlp_fused`, `mlp_cluster`, `attention_sm80`, `attention_sm90`, `attention_join`, `product`,
+//! `mlp_fused`, `mlp_cluster`, `attention_sm80`, `attention_sm90`, `attention_grad`, `attention_join`, `product`,
 //! `cumsum`, `sort` and `scatter` are whole files; the others are parts that they include. Syntax: minijinja with `${ }` for values, `//%` for
 //! statements and `//#` for comments on a line of their own, so that the braces of CUDA C++ need no
 //! escapes.
@@ -40,6 +40,8 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("softmax.cu.j2", include_str!("../softmax.cu.j2")),
     ("attention_soften.cu.j2", include_str!("../attention_soften.cu.j2")),
     ("attention_walk.cu.j2", include_str!("../attention_walk.cu.j2")),
+    ("attention_fetch.cu.j2", include_str!("../attention_fetch.cu.j2")),
+    ("attention_grad.cu.j2", include_str!("../attention_grad.cu.j2")),
     ("attention_sm80.cu.j2", include_str!("../attention_sm80.cu.j2")),
     ("attention_sm90.cu.j2", include_str!("../attention_sm90.cu.j2")),
     ("attention_join.cu.j2", include_str!("../attention_join.cu.j2")),

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use crate::builtin::BuiltinScalar;
 use crate::dtype::DType;
 use crate::ir::{InView, Program};
-use crate::scalar::{Literal, Term, TermBuilder, TermId, TermNode, prune};
+use crate::scalar::{Term, TermBuilder, TermId, TermNode, prune};
 
 use super::tune::{self, StoredTiling, Table};
 use super::{Operand, Reduction, RowAccess, RowwiseKernel};
@@ -142,6 +142,9 @@ pub struct AttentionProblem {
     pub safe: bool,
     /// True if each row attends to the keys of an interval, which the kernel is given.
     pub intervals: bool,
+    /// True if the log-sum-exp of each query's scores is a second result, f32; that of a row whose
+    /// weights are all 0 is infinity.
+    pub lse: bool,
 }
 
 impl AttentionProblem {
@@ -223,30 +226,72 @@ impl AttentionKernel {
 /// What a row-wise kernel takes the softmax of, and whether rows of NaN become 0; `None` if it
 /// computes something else. The term reads the kernel's inputs.
 pub fn softmax_of(program: &Program, kernel: &RowwiseKernel) -> Option<(Term, bool)> {
-    let [(Reduction::Max, t), (Reduction::Sum, weight)] = kernel.steps.as_slice() else { return None };
     let [(_, RowAccess::Full | RowAccess::Strided, out)] = kernel.outputs.as_slice() else { return None };
-    let step = |i: usize| TermNode::In { input: (kernel.inputs.len() + i) as u32, view: InView::Broadcast };
-    let call = |terms: &mut TermBuilder, b: BuiltinScalar, args: &[TermId]| {
-        let scalar = program.builtin_scalar(b)?;
-        Some(terms.add(TermNode::Call { scalar, args: args.into() }))
-    };
-    let mut terms = TermBuilder::new();
-    let score = copied(t, &mut terms);
-    let max = terms.add(step(0));
-    let shifted = call(&mut terms, BuiltinScalar::Sub, &[score, max])?;
-    let exponential = call(&mut terms, BuiltinScalar::Exp, &[shifted])?;
-    let sum = terms.add(step(1));
-    let plain = call(&mut terms, BuiltinScalar::Div, &[exponential, sum])?;
-    let is_nan = call(&mut terms, BuiltinScalar::IsNan, &[plain])?;
-    let zero = terms.add(TermNode::Lit(Literal(0.0)));
-    let safe = call(&mut terms, BuiltinScalar::Select, &[is_nan, zero, plain])?;
-    let all = terms.finish(vec![exponential, plain, safe]);
-    let is = |term: &Term, root: TermId| same(term, term.root(), &all, root, &mut HashMap::new());
-    match () {
-        () if !is(weight, exponential) => None,
-        () if is(out, plain) => Some((prune(t), false)),
-        () if is(out, safe) => Some((prune(t), true)),
-        () => None,
+    let mut e = Exponentials::of(program, kernel)?;
+    let quotient = e.terms.builtin(program, BuiltinScalar::Div, vec![e.exponential, e.sum])?;
+    let safe = e.is_stored(program, out, quotient, 0.0)?;
+    Some((prune(e.term), safe))
+}
+
+/// What a row-wise kernel takes the log-sum-exp of, and whether that of rows of NaN is infinity;
+/// `None` if it computes something else. The term reads the kernel's inputs.
+pub fn logsumexp_of(program: &Program, kernel: &RowwiseKernel) -> Option<(Term, bool)> {
+    let [(DType::F32, RowAccess::PerRow, out)] = kernel.outputs.as_slice() else { return None };
+    let mut e = Exponentials::of(program, kernel)?;
+    let log = e.terms.builtin(program, BuiltinScalar::Log, vec![e.sum])?;
+    let total = e.terms.builtin(program, BuiltinScalar::Add, vec![log, e.max])?;
+    let safe = e.is_stored(program, out, total, f64::INFINITY)?;
+    // Terms of kernels compute in f32.
+    let mut term = e.term.clone();
+    for at in 0..term.nodes.len() {
+        if let TermNode::Cast { to: DType::F32, arg } = &term.nodes[at]
+            && let TermNode::In { input, .. } = &term.nodes[arg.0 as usize]
+            && kernel.inputs.get(*input as usize).is_some_and(|(d, _)| d.compute() == DType::F32)
+        {
+            term.nodes[at] = term.nodes[arg.0 as usize].clone();
+        }
+    }
+    Some((prune(&term), safe))
+}
+
+/// The sum of the exponentials of a row, less its maximum: how a softmax and a log-sum-exp begin.
+struct Exponentials<'k> {
+    /// What the exponentials are of, and what the kernel sums.
+    term: &'k Term,
+    weight: &'k Term,
+    terms: TermBuilder,
+    exponential: TermId,
+    max: TermId,
+    sum: TermId,
+}
+
+impl<'k> Exponentials<'k> {
+    fn of(program: &Program, kernel: &'k RowwiseKernel) -> Option<Exponentials<'k>> {
+        let [(Reduction::Max, term), (Reduction::Sum, weight)] = kernel.steps.as_slice() else { return None };
+        let step = |i: usize| TermNode::In { input: (kernel.inputs.len() + i) as u32, view: InView::Broadcast };
+        let mut terms = TermBuilder::new();
+        let score = copied(term, &mut terms);
+        let (max, sum) = (terms.add(step(0)), terms.add(step(1)));
+        let shifted = terms.builtin(program, BuiltinScalar::Sub, vec![score, max])?;
+        let exponential = terms.builtin(program, BuiltinScalar::Exp, vec![shifted])?;
+        Some(Exponentials { term, weight, terms, exponential, max, sum })
+    }
+
+    /// Whether the kernel sums the exponentials and stores `plain`: as it is if false, with
+    /// `otherwise` in place of NaN if true; `None` if it does anything else.
+    fn is_stored(&mut self, program: &Program, out: &Term, plain: TermId, otherwise: f64) -> Option<bool> {
+        let terms = &mut self.terms;
+        let is_nan = terms.builtin(program, BuiltinScalar::IsNan, vec![plain])?;
+        let other = terms.lit(otherwise);
+        let safe = terms.builtin(program, BuiltinScalar::Select, vec![is_nan, other, plain])?;
+        let all = std::mem::take(terms).finish(vec![self.exponential, plain, safe]);
+        let is = |term: &Term, root: TermId| same(term, term.root(), &all, root, &mut HashMap::new());
+        match () {
+            () if !is(self.weight, self.exponential) => None,
+            () if is(out, plain) => Some(false),
+            () if is(out, safe) => Some(true),
+            () => None,
+        }
     }
 }
 

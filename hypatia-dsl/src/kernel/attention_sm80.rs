@@ -157,6 +157,7 @@ mod tests {
             term: Term::empty(),
             safe: false,
             intervals: false,
+            lse: false,
         };
         WarpAttention { problem, units: [16; 4], tiling: WarpAttentionTiling::named(values).unwrap() }
     }

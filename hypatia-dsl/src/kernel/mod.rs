@@ -7,6 +7,7 @@
 //! `steps`.
 
 pub mod attention;
+pub mod attention_grad;
 pub mod attention_sm80;
 mod body;
 pub mod chain;

@@ -5,6 +5,7 @@
 //! is no value, whether it was written by hand or read from a file.
 
 use super::attention::{self, ATTENTION_TUNE};
+use super::attention_grad::{self, ATTENTION_GRAD_TUNE};
 use super::attention_sm80::{self, WARP_ATTENTION_TUNE};
 use super::chain::{self, CHAIN_TUNE, WARP_CHAIN_TUNE};
 use super::{TUNE, WARP_TUNE, gemm, gemm_sm80};
@@ -47,11 +48,12 @@ pub(super) fn store(template: u64, values: &[usize]) -> StoredTiling {
 
 /// The parameters of a stored tiling, by name; `None` if it is of no template of ours.
 pub fn parameters(words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
-    let tables: [(u64, &Table); 6] = [
+    let tables: [(u64, &Table); 7] = [
         (gemm::STORED, TUNE),
         (gemm_sm80::STORED, WARP_TUNE),
         (attention::STORED, ATTENTION_TUNE),
         (attention_sm80::STORED, WARP_ATTENTION_TUNE),
+        (attention_grad::STORED, ATTENTION_GRAD_TUNE),
         (chain::STORED, CHAIN_TUNE),
         (chain::WARPS_STORED, WARP_CHAIN_TUNE),
     ];

@@ -11,6 +11,7 @@ use crate::builtin::BuiltinOp;
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrPat, AttrValue, DeviceFact, Fact, NodePat, OpBody, OpDef, Pat, Sort, VarId};
 use crate::kernel::attention::ATTENTION_TUNE;
+use crate::kernel::attention_grad::{ATTENTION_GRAD_TUNE, AttentionGradTiling};
 use crate::kernel::attention_sm80::{WARP_ATTENTION_TUNE, WarpAttentionTiling};
 use crate::kernel::{TUNE, Tiling, WARP_TUNE, WarpTiling};
 use crate::shape::Dim;
@@ -32,6 +33,8 @@ enum Kind {
     Product,
     Pair,
     Attention,
+    /// The gradients of attention.
+    AttentionGrad,
 }
 
 impl Kind {
@@ -41,6 +44,7 @@ impl Kind {
             Kind::Product => &[TUNE, WARP_TUNE],
             Kind::Pair => &[TUNE],
             Kind::Attention => &[ATTENTION_TUNE, WARP_ATTENTION_TUNE],
+            Kind::AttentionGrad => &[ATTENTION_GRAD_TUNE],
         };
         let mut out: Vec<(&str, Vec<i64>)> = Vec::new();
         for (name, values) in tables.iter().copied().flatten() {
@@ -63,7 +67,12 @@ fn kind(def: &OpDef) -> Option<Kind> {
         OpBody::Builtin(BuiltinOp::Gemm) => Some(Kind::Product),
         OpBody::Builtin(BuiltinOp::Gemm2) => Some(Kind::Pair),
         OpBody::Builtin(_) => None,
-        OpBody::Defined(results) => (results.len() == 1).then_some(Kind::Attention),
+        // Attention may have the log-sum-exp of its scores as a second result.
+        OpBody::Defined(results) => match results.len() {
+            1 | 2 => Some(Kind::Attention),
+            3 => Some(Kind::AttentionGrad),
+            _ => None,
+        },
     }
 }
 
@@ -83,7 +92,7 @@ pub(super) fn check(
         );
         return cx.report(d);
     };
-    if kind != Kind::Attention && closed {
+    if matches!(kind, Kind::Product | Kind::Pair) && closed {
         let message = "a tiled kernel computes any epilogue, but this pattern fixes it";
         let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
             .hint("use a variable for the epilogue, such as `e` in `gemm(a, b, e, to = d)`");
@@ -123,6 +132,7 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
         Kind::Product => !Tiling::all(choices).is_empty() || !WarpTiling::all(choices).is_empty(),
         Kind::Pair => Tiling::all(choices).iter().any(Tiling::has_pairs),
         Kind::Attention => true,
+        Kind::AttentionGrad => !AttentionGradTiling::all(choices).is_empty(),
     };
     if !possible {
         let message = format!("the tuning parameters of kernel `{}` allow no tiling", k.name.node);
@@ -130,6 +140,9 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
                       takes two consumers";
         let d = Diagnostic::error(code::TUNE, message, k.name.span);
         let d = match kind {
+            Kind::AttentionGrad => d
+                .note("each warp has at least 16 rows of a tile")
+                .hint("add smaller values of `warps`, or larger ones of `tile_m`"),
             Kind::Pair => d
                 .note(format!("two products share the columns of a tile, 128 or 256; {limits}"))
                 .hint("add 128 or 256 to the values of `tile_n`"),
@@ -150,11 +163,11 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
 pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &[(String, Vec<i64>)]) -> Vec<AExpr> {
     let Some(gemm) = application(pattern) else { return Vec::new() };
     let kind = kind(def);
-    if kind == Some(Kind::Attention) {
+    if matches!(kind, Some(Kind::Attention | Kind::AttentionGrad)) {
         // Which operands are multiplied is known only once the body is built.
         let first = gemm.args.first_mut().map(|a| variable(cx, a));
         let types = first.map(|a| op(BinaryOp::In, AExpr::Fact(Fact::DType, a), half()));
-        let for_warps = !WarpAttentionTiling::all(choices).is_empty();
+        let for_warps = kind == Some(Kind::AttentionGrad) || !WarpAttentionTiling::all(choices).is_empty();
         let sm = if for_warps { AMPERE_SM } else { HOPPER_SM };
         return [at_least(sm)].into_iter().chain(types).collect();
     }

@@ -25,12 +25,13 @@ mod print;
 mod regions;
 mod replace;
 mod rows;
+mod scores;
 mod specialize;
 mod term;
 mod validate;
 mod widen;
 
-pub use attention::Attention;
+pub use attention::{Attention, AttentionGrad};
 pub use builder::{GraphBuilder, Size, Var};
 pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use env::{BoundTerm, Env};

@@ -20,6 +20,7 @@ use hypatia_dsl::ir::{
     Program, Rule, VarId,
 };
 use hypatia_dsl::kernel::attention::MAX_HEAD;
+use hypatia_dsl::kernel::attention_grad::MAX_GRAD_HEAD;
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::{Term, TermId, TermNode, prune};
 use hypatia_dsl::shape::Dim;
@@ -32,7 +33,7 @@ use super::matcher::{Match, Searchable, application, match_at};
 use super::report::{Choice, Considered, Fate, Open};
 use super::{Options, optimize};
 use hypatia_graph::{
-    Attention, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind,
+    Attention, AttentionGrad, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind,
     Product, Replacement, Split, Strategy, Value, constant_nodes,
 };
 use hypatia_target::device::Device;
@@ -332,7 +333,10 @@ impl Chooser<'_> {
         let is_composed = of_op(program, op, |b| *b == Backend::Composed).into_iter().any(|k| declared(k).is_some());
         if is_composed || !tiled.is_empty() {
             let parts = parts(self.node)?;
-            if Attention::of(&parts).is_some_and(|a| fits(&parts, &a)) {
+            let fits = |factors: &[Value], turned, most| fits(&parts, factors, turned, most);
+            let attention = || Attention::of(&parts).is_some_and(|a| fits(&a.factors, a.factors[1], MAX_HEAD));
+            let gradients = || AttentionGrad::of(&parts).is_some_and(|a| fits(&a.factors, a.factors[2], MAX_GRAD_HEAD));
+            if attention() || gradients() {
                 list.extend(tiled);
             }
             match is_composed {
@@ -373,14 +377,17 @@ impl Chooser<'_> {
     }
 }
 
-/// Whether no size that is known keeps a tiled kernel from computing an attention.
-fn fits(graph: &Graph, attention: &Attention) -> bool {
-    let [q, k, v] = attention.factors.map(|f| graph.ty(f));
-    let size = |t: &TensorType, from_last: usize| t.shape.iter().rev().nth(from_last).and_then(Dim::as_const);
-    let heads = [size(q, 0), size(v, 0)];
-    let alike = [k, v].iter().all(|t| t.dtype == q.dtype);
-    let good = |s: &Option<i64>| s.is_none_or(|s| s > 0 && s <= MAX_HEAD as i64);
-    alike && heads.iter().all(good) && [size(q, 1), size(k, 0)].iter().all(|s| *s != Some(0))
+/// Whether no size that is known keeps a tiled kernel from computing attention, or its gradients,
+/// of these factors, whose heads have at most so many elements; `turned` has them along the axis
+/// before the last one.
+fn fits(graph: &Graph, factors: &[Value], turned: Value, most: usize) -> bool {
+    let types = || factors.iter().map(|v| (*v, graph.ty(*v)));
+    let first = types().next().map(|(_, t)| t.dtype);
+    types().all(|(v, t)| {
+        let size = |from_last: usize| t.shape.iter().rev().nth(from_last).and_then(Dim::as_const);
+        let (head, rows) = if v == turned { (size(1), size(0)) } else { (size(0), size(1)) };
+        Some(t.dtype) == first && head.is_none_or(|s| s > 0 && s <= most as i64) && rows != Some(0)
+    })
 }
 
 /// Finds the kernels of a product's epilogue.

@@ -15,10 +15,14 @@ use super::{ALIGNMENT, Action, Buffer, BufferId, Called, Plan, Step, Storage, Vi
 /// Merges each product with the copy of its whole result into one step that can omit the copy.
 pub(super) fn remove(plan: &mut Plan) {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
-    let mut makers: HashMap<BufferId, usize> = HashMap::new();
+    let mut makers: HashMap<BufferId, (usize, usize)> = HashMap::new();
     for (i, step) in plan.steps.iter().enumerate() {
         step.reads.iter().for_each(|v| *readers.entry(v.buffer).or_insert(0) += 1);
-        makers.extend(step.writes.first().map(|v| (v.buffer, i)));
+        let stored = match &step.action {
+            Action::Call(e) => e.writes,
+            _ => 1,
+        };
+        makers.extend(step.writes.iter().take(stored).enumerate().map(|(at, v)| (v.buffer, (i, at))));
     }
     plan.outputs.iter().for_each(|(_, v)| *readers.entry(v.buffer).or_insert(0) += 1);
     let mut gone: HashSet<usize> = HashSet::new();
@@ -28,10 +32,9 @@ pub(super) fn remove(plan: &mut Plan) {
         else {
             continue;
         };
-        let Some(maker) = makers.get(&from.buffer).copied().filter(|_| readers.get(&from.buffer) == Some(&1)) else {
-            continue;
-        };
-        if let Some(step) = stored_there(plan, &plan.steps[maker], &plan.steps[at], to) {
+        let of = makers.get(&from.buffer).copied().filter(|_| readers.get(&from.buffer) == Some(&1));
+        let Some((maker, result)) = of else { continue };
+        if let Some(step) = stored_there(plan, (&plan.steps[maker], result), &plan.steps[at], to) {
             plan.steps[maker] = step;
             gone.insert(at);
         }
@@ -40,15 +43,15 @@ pub(super) fn remove(plan: &mut Plan) {
     plan.steps.retain(|_| at.next().is_none_or(|i| !gone.contains(&i)));
 }
 
-/// A product and the copy of its result as one step; `None` if the library cannot store the result
-/// there.
-fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Step> {
-    let (called, reads, fallback): (Called, usize, Vec<Step>) = match &maker.action {
-        Action::Gemm(g) => (Called::Product(g.clone()), 2, vec![maker.clone()]),
-        Action::Call(e) => (e.called.clone(), e.reads, e.fallback.clone()),
+/// A product and the copy of one of its results as one step; `None` if the library cannot store the
+/// result there.
+fn stored_there(plan: &Plan, (maker, result): (&Step, usize), copy: &Step, to: &View) -> Option<Step> {
+    let (called, reads, stored, fallback): (Called, usize, usize, Vec<Step>) = match &maker.action {
+        Action::Gemm(g) => (Called::Product(g.clone()), 2, 1, vec![maker.clone()]),
+        Action::Call(e) => (e.called.clone(), e.reads, e.writes, e.fallback.clone()),
         _ => return None,
     };
-    let out = maker.writes.first()?;
+    let out = maker.writes.get(result)?;
     if to.is_empty() || out.len() != to.len() {
         return None;
     }
@@ -57,18 +60,22 @@ fn stored_there(plan: &Plan, maker: &Step, copy: &Step, to: &View) -> Option<Ste
     match &called {
         Called::Product(g) => {
             let plain = g.scale(&plan.program).filter(|_| g.acc.is_float() && g.k > 0);
-            plain.filter(|_| reads == 2 && (matches!(maker.action, Action::Gemm(_)) || maker.kernel.is_none()))?;
+            plain.filter(|_| reads == 2 && stored == 1 && (matches!(maker.action, Action::Gemm(_)) || maker.kernel.is_none()))?;
             matrix_layout(g.m, g.n, *row, *column).filter(|(transposed, _)| !transposed)?;
         }
         // The kernel stores whole rows of values.
-        Called::Attention(_) if *column != 1 => return None,
+        Called::Attention(_) | Called::AttentionGrad(_) if *column != 1 => return None,
+        // The kernel stores one number a row.
+        Called::Attention(_) if result > 0 => return None,
         // The kernel's results are row-major.
         Called::Template(_) | Called::Pair(_) | Called::Chain(_) => return None,
-        Called::Attention(_) => {}
+        Called::Attention(_) | Called::AttentionGrad(_) => {}
     }
-    let kernel = maker.kernel.filter(|_| matches!(called, Called::Attention(_)));
+    let kernel = maker.kernel.filter(|_| matches!(called, Called::Attention(_) | Called::AttentionGrad(_)));
     let fallback = [fallback, vec![copy.clone()]].concat();
-    let step = Step::call(&maker.name, called, maker.reads[..reads].to_vec(), vec![there], fallback);
+    let mut writes = maker.writes[..stored].to_vec();
+    writes[result] = there;
+    let step = Step::call(&maker.name, called, maker.reads[..reads].to_vec(), writes, fallback);
     Some(Step { kernel, ..step })
 }
 

@@ -43,7 +43,7 @@ pub use options::Options;
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
-    Action, AttentionStep, CallStep, Called, ChainLayer, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step,
+    Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step,
     TemplateStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};

@@ -107,7 +107,7 @@ pub struct RowwiseStep {
 /// Attention over a batch of heads: softmax(score(q k^T)) v. `reads[0]` is `batch + [queries,
 /// head]`, `reads[1]` `batch + [keys, head]`, `reads[2]` `batch + [keys, value]`. The operands of
 /// the term follow, broadcast to `batch + [queries, keys]`. The result is `batch + [queries,
-/// value]`.
+/// value]`; with `lse`, `batch + [queries, 1]` is another one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionStep {
     /// The leading axes.
@@ -124,6 +124,31 @@ pub struct AttentionStep {
     pub term: Term,
     /// True if a row that the softmax makes NaN is 0.
     pub safe: bool,
+    /// True if the log-sum-exp of each query's scores is a second result.
+    pub lse: bool,
+}
+
+/// The gradients of attention over a batch of heads: of queries, keys and values. With w a weight
+/// and s the gradient of a score's product, these are s k, transpose(s) q and transpose(w) dy.
+/// `reads[0]` is `batch + [queries, head]`, `reads[1]` `batch + [keys, head]`, `reads[2]` `batch +
+/// [keys, value]`, `reads[3]`, `dy`, `batch + [queries, value]`. What the terms read follows,
+/// broadcast to `batch + [queries, keys]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionGradStep {
+    /// The leading axes.
+    pub batch: Vec<usize>,
+    /// Number of queries.
+    pub queries: usize,
+    /// Number of keys.
+    pub keys: usize,
+    /// Elements of a query and of a key.
+    pub head: usize,
+    /// Elements of a value.
+    pub value: usize,
+    /// The weight of a query and a key, from their product.
+    pub weight: Term,
+    /// The gradient of that product, from it and from the product of `dy` and a value.
+    pub slope: Term,
 }
 
 /// An op by a kernel from a user's template. `reads` are the op's operands as they lie, those that
@@ -164,6 +189,8 @@ pub enum Called {
     Chain(Vec<ChainLayer>),
     /// Attention, by a tiled kernel.
     Attention(AttentionStep),
+    /// The gradients of attention, by a tiled kernel.
+    AttentionGrad(AttentionGradStep),
     /// An op, by a kernel from a user's template.
     Template(TemplateStep),
 }
@@ -192,7 +219,7 @@ impl CallStep {
         match &self.called {
             Called::Product(g) => Some(g),
             Called::Template(t) => t.product.as_ref(),
-            Called::Pair(_) | Called::Chain(_) | Called::Attention(_) => None,
+            Called::Pair(_) | Called::Chain(_) | Called::Attention(_) | Called::AttentionGrad(_) => None,
         }
     }
 }

@@ -11,7 +11,7 @@
 
 use super::arena::last_uses;
 use super::{
-    ALIGNMENT, Action, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan, PointwiseStep,
+    ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan, PointwiseStep,
     RowwiseStep, Step, Storage, View,
 };
 use hypatia_tensor::error::{Error, Result};
@@ -115,7 +115,7 @@ impl Plan {
     fn check_step(&self, step: &Step, written: &mut [bool]) -> Checked {
         step.reads.iter().try_for_each(|v| self.check_read(v, written))?;
         let any_order = match &step.action {
-            Action::Call(e) => step.kernel.is_none() || matches!(e.called, Called::Attention(_)),
+            Action::Call(e) => step.kernel.is_none() || matches!(e.called, Called::Attention(_) | Called::AttentionGrad(_)),
             _ => false,
         };
         for (i, view) in step.writes.iter().enumerate() {
@@ -222,6 +222,7 @@ impl Plan {
                     Called::Pair(g) => pair(g, own, stored),
                     Called::Chain(layers) => chain(layers, own, stored),
                     Called::Attention(a) => attention(a, own, stored),
+                    Called::AttentionGrad(a) => attention_grad(a, own, stored),
                     Called::Template(t) => {
                         let factors =
                             |g: &GemmStep| own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]);
@@ -276,12 +277,24 @@ fn chain(layers: &[ChainLayer], reads: &[View], writes: &[View]) -> bool {
 }
 
 fn attention(a: &AttentionStep, reads: &[View], writes: &[View]) -> bool {
-    let ([q, k, v, beside @ ..], [out]) = (reads, writes) else { return false };
+    let ([q, k, v, beside @ ..], [out, lse @ ..]) = (reads, writes) else { return false };
     let shaped = |view: &View, rows: usize, columns: usize| view.shape == [&a.batch[..], &[rows, columns]].concat();
+    let second = lse.len() == usize::from(a.lse) && lse.iter().all(|l| shaped(l, a.queries, 1));
     shaped(q, a.queries, a.head)
         && shaped(k, a.keys, a.head)
         && shaped(v, a.keys, a.value)
         && shaped(out, a.queries, a.value)
+        && second
+        && beside.iter().all(|view| shaped(view, a.queries, a.keys))
+}
+
+fn attention_grad(a: &AttentionGradStep, reads: &[View], writes: &[View]) -> bool {
+    let ([q, k, v, dy, beside @ ..], [dq, dk, dv]) = (reads, writes) else { return false };
+    let shaped = |view: &View, rows: usize, columns: usize| view.shape == [&a.batch[..], &[rows, columns]].concat();
+    [q, dq].into_iter().all(|x| shaped(x, a.queries, a.head))
+        && [k, dk].into_iter().all(|x| shaped(x, a.keys, a.head))
+        && [v, dv].into_iter().all(|x| shaped(x, a.keys, a.value))
+        && shaped(dy, a.queries, a.value)
         && beside.iter().all(|view| shaped(view, a.queries, a.keys))
 }
 

@@ -51,6 +51,10 @@ impl Step {
                 // Besides the score: the maximum, the exponential, the sum.
                 scores * (2.0 * (a.head + a.value) as f64 + calls(&a.term) + 4.0)
             }
+            Action::Call(CallStep { called: Called::AttentionGrad(a), .. }) => {
+                let scores = len / (a.head.max(1) as f64) * a.keys as f64;
+                scores * (2.0 * (3 * a.head + 2 * a.value) as f64 + calls(&a.weight) + calls(&a.slope))
+            }
             Action::Conv(c) => {
                 let terms: usize = self.reads.get(1).map_or(0, |w| w.shape[1..].iter().product());
                 len * (2.0 * terms as f64 + calls(&c.term))
@@ -96,7 +100,7 @@ impl Step {
     /// The kind of work, in a word.
     pub fn kind(&self) -> &'static str {
         match &self.action {
-            Action::Call(CallStep { called: Called::Attention(_), .. }) => "tiled attention",
+            Action::Call(CallStep { called: Called::Attention(_) | Called::AttentionGrad(_), .. }) => "tiled attention",
             Action::Call(CallStep { called: Called::Template(_), .. }) => "template",
             Action::Gemm(_) | Action::Call(_) => "gemm",
             Action::Conv(_) => "conv",

@@ -60,7 +60,8 @@ impl<'p> Scores<'p> {
             head => of.padded_head(),
             value => of.padded_value(),
             intervals => of.intervals,
-            inputs => of.inputs.iter().enumerate().map(|(i, o)| input(of, i, o)).collect::<Value>(),
+            inputs => inputs(&of.inputs, &of.along, FACTORS),
+            lse => of.lse,
             ..softmax(of, factor)
         };
         Ok(Scores { functions, body, formula, values })
@@ -138,6 +139,7 @@ pub(super) fn join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         width => of.value,
         sums => of.padded_value(),
         block => block,
+        lse => of.lse,
         ..softmax(of, factor)
     };
     tiles.render(&functions, own)
@@ -149,6 +151,7 @@ fn softmax(of: &AttentionProblem, factor: f64) -> Value {
         half => of.dtype.name(),
         safe => flag(of.safe),
         exponent => format!("{:?}f", (factor * std::f64::consts::LOG2_E) as f32),
+        factor => format!("{:?}f", factor as f32),
         apart => !of.inputs.is_empty(),
     }
 }
@@ -174,12 +177,16 @@ fn factored(program: &Program, term: &Term) -> (f64, Term) {
     (factor, prune(&Term { nodes: term.nodes.clone(), roots: vec![root] }))
 }
 
-/// An operand of the scores as the template sees it.
-fn input(of: &AttentionProblem, i: usize, o: &Operand) -> Value {
-    let name = format!("in{}", i + FACTORS);
+/// The operands of the scores, which come behind so many factors, as the template sees them.
+pub(super) fn inputs(operands: &[Operand], along: &[[Along; AXES]], factors: usize) -> Value {
+    operands.iter().zip(along).enumerate().map(|(i, (o, along))| input(i + factors, o, along)).collect()
+}
+
+fn input(at: usize, o: &Operand, along: &[Along; AXES]) -> Value {
+    let name = format!("in{at}");
     let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
     let places = ["tile.b0", "tile.b1", "tile.b2", "min(q_row, m - 1)", "min(q_col, n - 1)"];
-    let steps = places.iter().zip(&of.along[i]).enumerate().filter_map(|(axis, (place, along))| match along {
+    let steps = places.iter().zip(along).enumerate().filter_map(|(axis, (place, along))| match along {
         Along::Same => None,
         Along::Dense => Some((*place).to_string()),
         Along::Strided => Some(format!("{place} * {name}_strides.at[{axis}]")),
@@ -187,7 +194,7 @@ fn input(of: &AttentionProblem, i: usize, o: &Operand) -> Value {
     let index: Vec<String> = steps.collect();
     let splat = o.access == Access::Splat;
     context! {
-        index => i + FACTORS,
+        index => at,
         splat => splat,
         first => load("0"),
         compute => compute_name(o.dtype),
@@ -209,6 +216,7 @@ fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     out.push(Arg::written(0, kernel.problem.dtype, "batch x queries x value, with its strides"));
     let about = "elements of out0 between neighbours along the batch's axes, queries and values";
     out.push(Arg::named("out0_strides", ArgKind::Sizes(AXES), about));
+    out.extend(lse(&kernel.problem));
     out.push(Arg::rows("queries of all heads"));
     let sizes = [
         ("queries", "queries of each head"),
@@ -235,19 +243,24 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     } else {
         out.extend(sums(kernel, ArgKind::Output(DType::F32)));
     }
-    out.extend(read(of));
+    if t.chunk == 0 {
+        out.extend(lse(of));
+    }
+    out.extend(read(&of.inputs, FACTORS));
+    out.extend(sizes());
+    out.push(section());
     if t.chunk > 0 {
         out.push(Arg::named("chunks", ArgKind::Size, format!("chunks of {} keys, ceil(keys / {0})", t.chunk)));
     }
-    out.extend(masked(of, t.rows(), t.keys));
+    out.extend(masked(of.intervals, t.rows(), t.keys));
     out
 }
 
-/// What the scores read, and the sizes.
-pub(super) fn read(of: &AttentionProblem) -> Vec<Arg> {
+/// What the scores read.
+pub(super) fn read(operands: &[Operand], factors: usize) -> Vec<Arg> {
     let mut out = Vec::new();
-    for (i, o) in of.inputs.iter().enumerate() {
-        let at = i + FACTORS;
+    for (i, o) in operands.iter().enumerate() {
+        let at = i + factors;
         if o.access == Access::Splat {
             out.push(Arg::read(at, o.dtype, "one element"));
             continue;
@@ -256,21 +269,39 @@ pub(super) fn read(of: &AttentionProblem) -> Vec<Arg> {
         let about = format!("elements of in{at} between neighbours along the batch's axes, queries and keys");
         out.push(Arg::named(format!("in{at}_strides"), ArgKind::Sizes(AXES), about));
     }
-    let sizes = [
+    out
+}
+
+/// The sizes.
+pub(super) fn sizes() -> [Arg; 5] {
+    [
         ("queries", "queries of each head"),
         ("keys", "keys of each head, above 0"),
         ("batch0", "first axis of the batch"),
         ("batch1", "second axis of the batch"),
         ("batch2", "third axis of the batch"),
-        ("section", "heads whose keys and values stay in the L2 cache together"),
+    ]
+    .map(|(name, about)| Arg::named(name, ArgKind::Size, about))
+}
+
+/// How many heads blocks work on at a time.
+pub(super) fn section() -> Arg {
+    Arg::named("section", ArgKind::Size, "heads whose keys and values stay in the L2 cache together")
+}
+
+/// The second result, if there is one.
+pub(super) fn lse(of: &AttentionProblem) -> Vec<Arg> {
+    let strides = "elements of out1 between neighbours along the batch's axes and queries";
+    let both = [
+        Arg::written(1, DType::F32, "batch x queries: the log-sum-exp of each query's scores"),
+        Arg::named("out1_strides", ArgKind::Sizes(AXES), strides),
     ];
-    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
-    out
+    both.into_iter().filter(|_| of.lse).collect()
 }
 
 /// The keys that queries attend to, for tiles of so many queries and keys.
-pub(super) fn masked(of: &AttentionProblem, rows: usize, keys: usize) -> Vec<Arg> {
-    if !of.intervals {
+pub(super) fn masked(intervals: bool, rows: usize, keys: usize) -> Vec<Arg> {
+    if !intervals {
         return Vec::new();
     }
     let about = format!(

@@ -5,7 +5,7 @@
 
 use minijinja::context;
 
-use super::attention::{AXES, FACTORS, Scores, flag, malformed, masked, read};
+use super::attention::{AXES, FACTORS, Scores, flag, lse, malformed, masked, read, section, sizes};
 use super::tiles::Tiles;
 use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
 use hypatia_dsl::ir::Program;
@@ -69,7 +69,10 @@ fn arguments(kernel: &WarpAttention) -> Vec<Arg> {
         out.extend([Arg::read(i, of.dtype, about), strides(&format!("in{i}"), rows)]);
     }
     out.extend([Arg::written(0, of.dtype, "batch x queries x value"), strides("out0", "queries")]);
-    out.extend(read(of));
-    out.extend(masked(of, t.rows, t.keys));
+    out.extend(lse(of));
+    out.extend(read(&of.inputs, FACTORS));
+    out.extend(sizes());
+    out.push(section());
+    out.extend(masked(of.intervals, t.rows, t.keys));
     out
 }

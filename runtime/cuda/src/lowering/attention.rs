@@ -39,8 +39,8 @@ pub enum GeneratedAttention {
 
 impl GeneratedAttention {
     /// The attention of a step; `None` if an operand would have to be copied.
-    pub fn of(plan: &Plan, step: &AttentionStep, reads: &[View], out: &View) -> Option<GeneratedAttention> {
-        let attended = Attended::of(plan, step, reads, out)?;
+    pub fn of(plan: &Plan, step: &AttentionStep, reads: &[View], writes: &[View]) -> Option<GeneratedAttention> {
+        let attended = Attended::of(plan, step, reads, writes)?;
         let hopper = if plan.device.sm == HOPPER { TiledAttention::of(attended.clone()) } else { None };
         let warps = || WarpedAttention::of(attended).map(GeneratedAttention::Warps);
         hopper.map(GeneratedAttention::Hopper).or_else(warps)
@@ -96,18 +96,23 @@ pub(super) struct Attended {
     reads: Vec<(String, View)>,
     /// The keys of each query, if a mask hides some.
     intervals: Option<Vec<Interval>>,
+    /// The strides of the log-sum-exp, if it is a result.
+    lse: Option<Strides>,
 }
 
 impl Attended {
     /// Of a step; `None` if no template computes it.
-    fn of(plan: &Plan, step: &AttentionStep, reads: &[View], out: &View) -> Option<Attended> {
-        let [q, k, v, beside @ ..] = reads else { return None };
-        let all: Vec<&View> = [q, k, v, out].into_iter().chain(beside).collect();
-        let heads = Heads::of(step, &all)?;
-        let (term, intervals, kept) = shown(plan, &step.term, (beside, &heads.strides[4..]), heads.sizes);
+    fn of(plan: &Plan, step: &AttentionStep, reads: &[View], writes: &[View]) -> Option<Attended> {
+        let ([q, k, v, beside @ ..], [out, lse @ ..]) = (reads, writes) else { return None };
+        let all: Vec<&View> = [q, k, v, out].into_iter().chain(beside).chain(lse).collect();
+        let heads = Heads::of(&step.batch, [step.queries, step.keys], &all)?;
+        let masks = &heads.strides[4..][..beside.len()];
+        let (terms, intervals, kept) = shown(plan, [&step.term, &step.term], (beside, masks), heads.sizes);
+        let [term, _] = terms;
         let read: Vec<usize> = kept.iter().map(|at| at + 4).collect();
-        let (Heads { sizes, strides }, each) = heads.packed(&read);
-        let Beside { inputs, along, of_inputs, views } = Beside::of(&all, &strides, &read, sizes);
+        let placed: Vec<usize> = (0..lse.len()).map(|i| 4 + beside.len() + i).collect();
+        let (Heads { sizes, strides }, each) = heads.packed(&[read.as_slice(), &placed].concat());
+        let Beside { inputs, along, of_inputs, views } = Beside::of(&all, &strides, &read, (sizes, 3));
         let varies = |s: &Strides| [0, 1, 2].map(|a| sizes[a] > 1 && s[a] != 0);
         let problem = AttentionProblem {
             name: "tiled_attention".into(),
@@ -121,6 +126,7 @@ impl Attended {
             term,
             safe: step.safe,
             intervals: intervals.is_some(),
+            lse: step.lse,
         };
         let alike = all[..4].iter().all(|v| v.dtype == q.dtype);
         let stored = [0, 1, 2].iter().all(|a| sizes[*a] == 1 || strides[3][*a] != 0);
@@ -129,7 +135,8 @@ impl Attended {
         }
         let factors = std::array::from_fn(|i| (all[i].clone(), strides[i]));
         let intervals = intervals.map(|rows| rows.repeat(each));
-        Some(Attended { sizes, problem, factors, strides: of_inputs, reads: views, intervals })
+        let lse = placed.first().map(|at| strides[*at]);
+        Some(Attended { sizes, problem, factors, strides: of_inputs, reads: views, intervals, lse })
     }
 
     /// The arguments that all templates have, for blocks of so many queries and tiles of so many
@@ -146,13 +153,20 @@ impl Attended {
             work = work.sizes(name, &[size]);
         }
         work.strides.extend(self.strides.iter().cloned());
-        work.strides.push(("out0_strides".into(), self.factors[3].1.map(|s| s as i64).to_vec()));
+        work.strides.extend(self.results());
         work.views.extend(self.reads.iter().cloned());
         if let Some(intervals) = &self.intervals {
             work.data.push(("ranges".into(), ranges(intervals, [rows, of_tile], keys)));
             work.data.push(("intervals".into(), intervals.iter().flatten().copied().collect()));
         }
         work
+    }
+
+    /// The strides of the results.
+    pub fn results(&self) -> Vec<(String, Vec<i64>)> {
+        let all = [Some(self.factors[3].1), self.lse];
+        let named = |(i, s): (usize, Strides)| (format!("out{i}_strides"), s.map(|s| s as i64).to_vec());
+        all.into_iter().flatten().enumerate().map(named).collect()
     }
 
     /// Tiles of keys that the blocks of a head visit.
@@ -172,21 +186,21 @@ impl Attended {
 }
 
 /// The axes of an attention, and what is read and written along them.
-struct Heads {
+pub(super) struct Heads {
     /// The batch, queries, keys.
-    sizes: [usize; BATCH + 2],
+    pub sizes: [usize; BATCH + 2],
     /// Strides of queries, keys, values, results, and what the scores read.
-    strides: Vec<Strides>,
+    pub strides: Vec<Strides>,
 }
 
 impl Heads {
     /// Those of a step; `None` if its batch has too many axes.
-    fn of(step: &AttentionStep, all: &[&View]) -> Option<Heads> {
-        let lead = step.batch.len();
+    pub fn of(batch: &[usize], [queries, keys]: [usize; 2], all: &[&View]) -> Option<Heads> {
+        let lead = batch.len();
         let sides: Vec<Vec<isize>> = all.iter().map(|v| v.strides[..lead].to_vec()).collect();
-        let (axes, collapsed) = collapse(&step.batch, &sides);
+        let (axes, collapsed) = collapse(batch, &sides);
         let before = BATCH.checked_sub(axes.len())?;
-        let mut sizes = [1, 1, 1, step.queries, step.keys];
+        let mut sizes = [1, 1, 1, queries, keys];
         sizes[before..BATCH].copy_from_slice(&axes);
         let strides = all.iter().zip(collapsed).map(|(view, own)| {
             let mut s = [0; BATCH + 2];
@@ -216,16 +230,22 @@ impl Heads {
 
 /// What the scores read.
 #[derive(Default)]
-struct Beside {
-    inputs: Vec<Operand>,
-    along: Vec<[Along; BATCH + 2]>,
-    of_inputs: Vec<(String, Vec<i64>)>,
-    views: Vec<(String, View)>,
+pub(super) struct Beside {
+    pub inputs: Vec<Operand>,
+    pub along: Vec<[Along; BATCH + 2]>,
+    /// The strides of each.
+    pub of_inputs: Vec<(String, Vec<i64>)>,
+    pub views: Vec<(String, View)>,
 }
 
 impl Beside {
-    /// The views at these places, along axes of these sizes.
-    fn of(all: &[&View], strides: &[Strides], places: &[usize], sizes: [usize; BATCH + 2]) -> Beside {
+    /// The views at these places, along axes of these sizes. They come behind so many factors.
+    pub fn of(
+        all: &[&View],
+        strides: &[Strides],
+        places: &[usize],
+        (sizes, factors): ([usize; BATCH + 2], usize),
+    ) -> Beside {
         let mut out = Beside::default();
         for (i, at) in places.iter().enumerate() {
             let (view, own) = (all[*at], strides[*at]);
@@ -239,22 +259,24 @@ impl Beside {
             let access = if splat { Access::Splat } else { Access::Strided };
             out.inputs.push(Operand { dtype: view.dtype, access });
             out.along.push(axes);
-            out.of_inputs.push((format!("in{}_strides", i + 3), own.map(|s| s as i64).to_vec()));
-            out.views.push((format!("in{}", i + 3), view.clone()));
+            let name = format!("in{}", i + factors);
+            out.of_inputs.push((format!("{name}_strides"), own.map(|s| s as i64).to_vec()));
+            out.views.push((name, view.clone()));
         }
         out
     }
 }
 
-/// The term without constant masks whose rows are intervals, these intervals, and the operands that
-/// are left.
-fn shown(
+/// A score, and a term that is 0 wherever the score's weight is, without constant masks whose rows
+/// are intervals; these intervals, and the operands that are left.
+pub(super) fn shown(
     plan: &Plan,
-    term: &Term,
+    [score, term]: [&Term; 2],
     (beside, strides): (&[View], &[Strides]),
     sizes: [usize; BATCH + 2],
-) -> (Term, Option<Vec<Interval>>, Vec<usize>) {
-    let mut term = term.clone();
+) -> ([Term; 2], Option<Vec<Interval>>, Vec<usize>) {
+    let program = &plan.program;
+    let mut terms = [score.clone(), term.clone()];
     let mut all: Option<Vec<Interval>> = None;
     let mut kept = Vec::new();
     for (at, (view, own)) in beside.iter().zip(strides).enumerate() {
@@ -268,9 +290,17 @@ fn shown(
             strides: std::array::from_fn(|axis| if sizes[axis] == 1 { 0 } else { own[axis] }),
             sizes,
         });
-        match mask.and_then(|mask| intervals::of(&plan.program, &term, at as u32, &mask)) {
+        let input = at as u32;
+        let found = mask.and_then(|mask| {
+            let hidden = intervals::of(program, &terms[0], input, &mask)?;
+            let zero = |n: &f64| intervals::is_zero(program, &terms[1], input, *n);
+            (score == term || hidden.hidden.iter().all(zero)).then_some(())?;
+            let rest = |term| intervals::without(program, term, input, hidden.shown);
+            Some((hidden.rows, [rest(&terms[0])?, rest(&terms[1])?]))
+        });
+        match found {
             Some((rows, rest)) => {
-                term = rest;
+                terms = rest;
                 all = Some(match all {
                     Some(others) => others.iter().zip(&rows).map(|(a, b)| common(*a, *b)).collect(),
                     None => rows,
@@ -280,12 +310,12 @@ fn shown(
         }
     }
     // The inputs that are left, in order.
-    for node in &mut term.nodes {
+    for node in terms.iter_mut().flat_map(|t| &mut t.nodes) {
         if let TermNode::In { input, .. } = node {
             *input = kept.iter().position(|at| *at as u32 == *input).unwrap_or_default() as u32;
         }
     }
-    (term, all, kept)
+    (terms, all, kept)
 }
 
 /// What two intervals have in common.
@@ -296,7 +326,7 @@ fn common([a, b]: Interval, [c, d]: Interval) -> Interval {
 
 /// For each block of so many queries the tiles of so many keys that some of them attend to, and
 /// those that hide none.
-fn ranges(rows: &[Interval], [of_block, of_tile]: [usize; 2], keys: usize) -> Vec<i32> {
+pub(super) fn ranges(rows: &[Interval], [of_block, of_tile]: [usize; 2], keys: usize) -> Vec<i32> {
     let (tile, last) = (of_tile as i32, keys as i32);
     let block = |rows: &[Interval]| {
         let used = || rows.iter().filter(|[first, end]| first < end);

@@ -1,9 +1,10 @@
 //! Masks whose rows are intervals: causal masks, sliding windows, blocks, padding that is known.
 //!
 //! In: the term of an attention's scores, and a constant that it reads. Out: for each query the
-//! interval of keys that are not hidden, and the term without the mask. `None` if the constant is
-//! no such mask. Invariant: where the mask hides a key, the score is so low whatever the product is
-//! that its weight is 0; elsewhere the term without the mask gives the same score.
+//! interval of keys that are not hidden, and what the mask is elsewhere, so that terms need not read
+//! it. `None` if the constant is no such mask. Invariant: where the mask hides a key, the score is
+//! so low whatever the product is that its weight is 0; elsewhere the term without the mask gives
+//! the same score.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::{Program, ScalarBody};
@@ -139,9 +140,18 @@ impl Classes<'_> {
     }
 }
 
-/// The keys that each query attends to, the same for all heads, and the term without the operand
-/// `input`.
-pub fn of(program: &Program, term: &Term, input: u32, mask: &Mask<'_>) -> Option<(Vec<Interval>, Term)> {
+/// What a mask hides, in the same way for all heads.
+pub struct Hidden {
+    /// The keys that each query attends to.
+    pub rows: Vec<Interval>,
+    /// The mask's element where a key is not hidden.
+    pub shown: f64,
+    /// Its elements elsewhere.
+    pub hidden: Vec<f64>,
+}
+
+/// What a mask, which a score reads as its operand `input`, hides.
+pub fn of(program: &Program, term: &Term, input: u32, mask: &Mask<'_>) -> Option<Hidden> {
     let mut classes = Classes { program, term, input, all: Vec::new() };
     let heads = mask.heads();
     let (first, others) = heads.split_first()?;
@@ -153,12 +163,18 @@ pub fn of(program: &Program, term: &Term, input: u32, mask: &Mask<'_>) -> Option
     }
     let mut shown = classes.all.iter().filter(|(.., hides)| hides.is_none());
     // If nothing is shown, any element serves.
-    let value = match (shown.next(), shown.next()) {
+    let shown = match (shown.next(), shown.next()) {
         (Some((_, value, _)), None) => *value,
         (None, _) => classes.all.first()?.1,
         _ => return None,
     };
-    Some((rows, without(program, term, input, value)?))
+    let hidden = classes.all.iter().filter(|(.., hides)| hides.is_some()).map(|(_, number, _)| *number).collect();
+    Some(Hidden { rows, shown, hidden })
+}
+
+/// Whether a term is 0 where one of its inputs has that value, and all others are finite.
+pub fn is_zero(program: &Program, term: &Term, input: u32, value: f64) -> bool {
+    known(program, term, input, value) == Known::Is(0.0)
 }
 
 /// What is known of a term where one of its inputs has that value.
@@ -194,6 +210,8 @@ fn call(scalar: BuiltinScalar, args: &[Known]) -> Known {
         (S::Add, [Known::Is(a), Known::Is(b)]) => Known::of(a + b),
         (S::Sub, [Known::Is(a), Known::Is(b)]) => Known::of(a - b),
         (S::Mul, [Known::Is(a), Known::Is(b)]) => Known::of(a * b),
+        (S::Mul, [Known::Is(0.0), _] | [_, Known::Is(0.0)]) => Known::Is(0.0),
+        (S::Exp, [low]) if low.is_low() => Known::Is(0.0),
         (S::Add, [a, b]) if a.is_low() && b.is_low() => Known::Low(*a == Known::Low(true) || *b == Known::Low(true)),
         (S::Add, [low, other] | [other, low]) if low.is_low() && !other.is_high() => *low,
         (S::Sub, [low, other]) if low.is_low() && !other.is_low() => *low,
@@ -203,7 +221,7 @@ fn call(scalar: BuiltinScalar, args: &[Known]) -> Known {
 
 /// The term where an input has one value, which it then does not read. `None` if the value would
 /// have to be written as a truth value.
-fn without(program: &Program, term: &Term, input: u32, value: f64) -> Option<Term> {
+pub fn without(program: &Program, term: &Term, input: u32, value: f64) -> Option<Term> {
     /// A node of the new term, or a number that is not written yet.
     #[derive(Clone, Copy)]
     enum New {

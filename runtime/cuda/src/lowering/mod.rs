@@ -6,6 +6,7 @@
 //! and compiled once; arguments have their names from the source.
 
 pub mod attention;
+pub mod attention_grad;
 mod batched;
 pub mod chain;
 #[cfg(test)]

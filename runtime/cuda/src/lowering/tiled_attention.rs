@@ -64,7 +64,7 @@ impl TiledAttention {
         let rooms = vec![("sums".to_string(), 0), ("tops".to_string(), tops)];
         let mut join = Work::new(rows, 1).sizes("queries", &[queries]).sizes("chunks", &[chunks]);
         join = join.sizes("batch1", &[b1]).sizes("batch2", &[b2]);
-        join.strides.push(("out0_strides".into(), self.attended.factors[3].1.map(|s| s as i64).to_vec()));
+        join.strides.extend(self.attended.results());
         join.rooms.clone_from(&rooms);
         vec![(Body::Attention(kernel.clone()), Work { rooms, ..work }), (Body::AttentionJoin(kernel), join)]
     }

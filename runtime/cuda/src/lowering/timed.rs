@@ -11,6 +11,7 @@ use hypatia_templates::instances::Body;
 
 use super::Work;
 use super::attention::GeneratedAttention;
+use super::attention_grad::GeneratedAttentionGrad;
 use super::chain::GeneratedChain;
 use super::product::GeneratedProduct;
 use super::template;
@@ -25,6 +26,8 @@ pub enum Timed {
     Chain(Box<GeneratedChain>),
     /// Attention, by a template of ours.
     Attention(Box<GeneratedAttention>),
+    /// The gradients of attention, by templates of ours.
+    AttentionGrad(Box<GeneratedAttentionGrad>),
     /// By a user's template: each launch that it declares.
     Template(Vec<(Body, Work)>),
 }
@@ -33,7 +36,7 @@ impl Timed {
     /// `None` if no template of ours reads the operands in place.
     pub fn of(plan: &Plan, (step, call, kernel): (&Step, &CallStep, &Kernel)) -> Option<Timed> {
         let out = step.writes.first()?;
-        let reads = &step.reads[..call.reads];
+        let (reads, writes) = (&step.reads[..call.reads], &step.writes[..call.writes]);
         match &call.called {
             Called::Product(g) | Called::Pair(g) if g.k == 0 => None,
             Called::Pair(g) => {
@@ -45,9 +48,14 @@ impl Timed {
             Called::Chain(layers) => {
                 GeneratedChain::of(&plan.device, layers, reads, out).map(|c| Timed::Chain(Box::new(c)))
             }
-            Called::Attention(a) => GeneratedAttention::of(plan, a, reads, out).map(|a| Timed::Attention(Box::new(a))),
+            Called::Attention(a) => {
+                GeneratedAttention::of(plan, a, reads, writes).map(|a| Timed::Attention(Box::new(a)))
+            }
+            Called::AttentionGrad(a) => {
+                GeneratedAttentionGrad::of(plan, a, reads, writes).map(|a| Timed::AttentionGrad(Box::new(a)))
+            }
             Called::Template(t) => {
-                Some(Timed::Template(template::variants(kernel, t, reads, &step.writes[..call.writes])))
+                Some(Timed::Template(template::variants(kernel, t, reads, writes)))
             }
         }
     }
@@ -58,6 +66,7 @@ impl Timed {
             Timed::Product(p) => p.plausible(kernel, multiprocessors),
             Timed::Chain(c) => c.plausible(multiprocessors),
             Timed::Attention(a) => a.plausible(kernel, multiprocessors),
+            Timed::AttentionGrad(a) => a.plausible(kernel, multiprocessors),
             Timed::Template(variants) => (0..variants.len() as u64).map(|i| [TEMPLATE, i, 0, 0, 0, 0, 0, 0]).collect(),
         }
     }
@@ -68,6 +77,7 @@ impl Timed {
             Timed::Product(p) => p.tiled(words),
             Timed::Chain(c) => c.tiled(words),
             Timed::Attention(a) => return a.launches(words),
+            Timed::AttentionGrad(a) => return a.launches(words),
             Timed::Template(variants) => usize::try_from(words[1]).ok().and_then(|i| variants.get(i).cloned()),
         };
         one.into_iter().collect()
@@ -84,6 +94,10 @@ impl Timed {
             Timed::Attention(a) => {
                 let [heads, queries, keys, head] = a.sizes();
                 format!("attention {queries}x{keys}x{head} heads {heads}")
+            }
+            Timed::AttentionGrad(a) => {
+                let [heads, queries, keys, head] = a.sizes();
+                format!("attention gradients {queries}x{keys}x{head} heads {heads}")
             }
             Timed::Template(_) => format!("template {}", kernel.name),
         }

@@ -243,7 +243,7 @@ pub(super) fn attention_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
 pub(super) fn generated(plan: &Plan) -> Option<GeneratedAttention> {
     let (step, e) = attention_step(plan)?;
     let Called::Attention(a) = &e.called else { return None };
-    GeneratedAttention::of(plan, a, &step.reads[..e.reads], &step.writes[0])
+    GeneratedAttention::of(plan, a, &step.reads[..e.reads], &step.writes[..e.writes])
 }
 
 fn tiled_attention(plan: &Plan) -> Option<TiledAttention> {

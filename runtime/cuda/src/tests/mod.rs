@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod attention;
+mod attention_grad;
 mod attention_sm80;
 mod chain;
 mod emulated;

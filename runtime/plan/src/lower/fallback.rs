@@ -12,8 +12,8 @@ use hypatia_dsl::ir::{Backend, KernelId};
 use super::{Lower, Parts};
 use crate::prepare::Call;
 use crate::view::row_major;
-use crate::{AttentionStep, BufferId, Called, DeclaredLaunch, GemmStep, Step, Storage, TemplateStep, View};
-use hypatia_graph::{Attention, Known, Node, NodeId, NodeKind, Value};
+use crate::{AttentionGradStep, AttentionStep, BufferId, Called, DeclaredLaunch, GemmStep, Step, Storage, TemplateStep, View};
+use hypatia_graph::{Attention, AttentionGrad, Known, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
 impl Lower<'_> {
@@ -87,19 +87,23 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// A node that is attention: one launch, or its parts.
+    /// A node that is attention, or its gradients: one kernel, or its parts.
     fn attended(&mut self, id: NodeId, node: &Node, call: &Call, operands: &[View]) -> Result<()> {
         let Parts { steps, results, values } = self.steps_of(&call.fallback, operands)?;
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }
-        let attention = Attention::of(&call.fallback.graph).and_then(|a| attention(&a, &values, results.first()?));
-        match attention {
-            Some((step, reads)) if self.own_buffers(&results, &steps) => {
+        let graph = &call.fallback.graph;
+        let attention = Attention::of(graph).and_then(|a| attention(&a, &values, results.first()?));
+        let called = attention.map(|(step, reads)| (Called::Attention(step), reads)).or_else(|| {
+            let (step, reads) = attention_grad(&AttentionGrad::of(graph)?, &values)?;
+            Some((Called::AttentionGrad(step), reads))
+        });
+        match called {
+            Some((called, reads)) if self.own_buffers(&results, &steps) => {
                 // What computes the operands runs in any case.
                 let (before, fallback) = split(steps, &reads);
                 self.plan.steps.extend(before);
-                let called = Called::Attention(step);
                 let kernel = Some(call.matched.kernel);
                 self.call_or_fallback(&node.name, kernel, called, reads, results, fallback);
             }
@@ -175,7 +179,26 @@ fn attention(a: &Attention, values: &HashMap<Value, View>, out: &View) -> Option
         value: *value,
         term: a.term.clone(),
         safe: a.safe,
+        lse: a.lse,
     };
+    Some((step, reads))
+}
+
+/// The step of the gradients of an attention and its operands, broadcast.
+fn attention_grad(a: &AttentionGrad, values: &HashMap<Value, View>) -> Option<(AttentionGradStep, Vec<View>)> {
+    let [q, k, v, dy] = a.factors.map(|f| values.get(&f));
+    let (q, k, v, dy) = (q?, k?, v?, dy?);
+    let (batch, [queries, head]) = q.shape.split_last_chunk::<2>()?;
+    let [value, keys] = *v.shape.last_chunk::<2>()?;
+    let mut swapped: Vec<usize> = (0..batch.len() + 2).collect();
+    swapped.swap(batch.len(), batch.len() + 1);
+    let scores = [batch, &[*queries, keys]].concat();
+    let mut reads = vec![q.clone(), k.clone(), v.transposed(&swapped), dy.clone()];
+    for read in &a.reads {
+        reads.push(values.get(read)?.broadcast(&scores)?);
+    }
+    let (weight, slope) = (a.weight.clone(), a.slope.clone());
+    let step = AttentionGradStep { batch: batch.to_vec(), queries: *queries, keys, head: *head, value, weight, slope };
     Some((step, reads))
 }
 
