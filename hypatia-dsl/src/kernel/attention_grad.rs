@@ -105,9 +105,12 @@ pub struct AttentionGradProblem {
     pub inputs: Vec<Operand>,
     /// For each input, how it varies along the axes: those of the batch, queries, keys.
     pub along: Vec<[Along; BATCH + 2]>,
-    /// The weight of a query and a key, from their product.
+    /// From the product of a query and a key: their weight, or what it is the exponential of.
     pub weight: Term,
-    /// The gradient of that product, from it and from the product of `dy` and a value.
+    /// True if the weight is the exponential of that.
+    pub exponential: bool,
+    /// The gradient of that product, from it, the product of `dy` and a value, and the weight, which
+    /// is the input behind all others.
     pub slope: Term,
     /// True if each query attends to the keys of an interval, which the kernel is given.
     pub intervals: bool,
@@ -214,6 +217,7 @@ mod tests {
             inputs: Vec::new(),
             along: Vec::new(),
             weight: Term::empty(),
+            exponential: true,
             slope: Term::empty(),
             intervals: false,
         };

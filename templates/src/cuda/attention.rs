@@ -79,9 +79,12 @@ pub(super) fn flag(b: bool) -> &'static str {
 pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
     let (of, t) = (&kernel.problem, &kernel.tiling);
     // The score is called for tiles that hide keys, and for those that hide none.
-    let scores = Scores::of(program, of, t.keys)?;
+    let mut scores = Scores::of(program, of, t.keys)?;
     let stages = kernel.stages();
     let stages = stages.ok_or_else(|| malformed(of, "its tiles do not fit into shared memory or registers"))?;
+    if of.lse {
+        scores.functions.need("axes");
+    }
     let tiles = Tiles {
         name: &of.name,
         doc: &of.doc,

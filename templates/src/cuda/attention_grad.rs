@@ -5,12 +5,14 @@
 
 use minijinja::{Value, context};
 
-use super::attention::{AXES, inputs, masked, read, sizes};
-use super::term::Functions;
-use super::tiles::{OnTiles, Tiles};
+use super::attention::{AXES, masked, read, sizes};
+use super::term::{Functions, compute_name};
+use super::tiles::{OnTiles, Tiles, loaded};
 use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Access, Operand};
+use hypatia_dsl::kernel::attention::{Along, BATCH};
 use hypatia_dsl::kernel::attention_grad::{AttentionGradKernel, GradSide};
 
 /// Queries, keys, values and the gradient of the result, which come before what the terms read.
@@ -28,24 +30,29 @@ pub(super) fn emit(program: &Program, kernel: &AttentionGradKernel) -> Result<Cu
         return Err(malformed("its tiles do not fit into shared memory or registers"));
     }
     let mut functions = Functions::new(program);
+    let with_weight = [of.inputs.as_slice(), &[Operand { dtype: DType::F32, access: Access::Splat }]].concat();
     let weight = OnTiles { term: &of.weight, pair: false, inputs: &of.inputs, factors: FACTORS };
-    let slope = OnTiles { term: &of.slope, pair: true, ..weight };
+    let slope = OnTiles { term: &of.slope, pair: true, inputs: &with_weight, ..weight };
     let copies = (kernel.parts() * t.columns / 2) as u64;
-    let about_slope = ("slope", "The gradient of the product of a query and a key, from both products.");
-    let mut bodies = vec![slope.function(&mut functions, about_slope, DType::F32, copies)?];
-    if kernel.side == GradSide::Keys {
-        let about = ("weight", "The weight of a query and a key, from their product.");
-        bodies.push(weight.function(&mut functions, about, DType::F32, copies)?);
-    }
+    let about_weight = match of.exponential {
+        true => "The logarithm of the weight of a query and a key, from their product.",
+        false => "The weight of a query and a key, from their product.",
+    };
+    let about_slope = "The gradient of the product of a query and a key, from both products and the weight.";
+    let bodies = vec![
+        weight.function(&mut functions, ("score", about_weight), DType::F32, copies)?,
+        slope.function(&mut functions, ("slope", about_slope), DType::F32, copies)?,
+    ];
     functions.need("axes");
     let (weight, slope) = (weight.formula(program), slope.formula(program));
+    let weight = if of.exponential { format!("exp({weight})") } else { weight };
+    let slope = slope.replace(&format!("in{}", of.inputs.len() + FACTORS), "w");
     let both = "acc = in0 transpose(in1), acc1 = in3 transpose(in2)";
     let formula = match kernel.side {
-        GradSide::Queries => format!("out0 = s in1, where s = {slope}, {both}"),
-        GradSide::Keys => {
-            format!("out1 = transpose(s) in0, out2 = transpose(w) in3, where s = {slope}, w = {weight}, {both}")
-        }
+        GradSide::Queries => "out0 = s in1",
+        GradSide::Keys => "out1 = transpose(s) in0, out2 = transpose(w) in3",
     };
+    let formula = format!("{formula}, where s = {slope}, w = {weight}, {both}");
     let tiles = Tiles {
         name: &of.name,
         doc: &of.doc,
@@ -105,8 +112,34 @@ fn values(kernel: &AttentionGradKernel) -> Value {
         of_keys,
         blocks => kernel.blocks(),
         intervals => of.intervals,
-        inputs => inputs(&of.inputs, &of.along, FACTORS),
+        exponential => of.exponential,
+        inputs => of.inputs.iter().zip(&of.along).enumerate().map(|(i, o)| input(i, o, kernel.side)).collect::<Value>(),
         stores,
+    }
+}
+
+/// An operand of the terms as the template sees it: where its part for a tile of rows begins, and its
+/// value. One that varies along a block's own rows alone is read once (`near`).
+fn input(i: usize, (o, along): (&Operand, &[Along; AXES]), side: GradSide) -> Value {
+    let name = format!("in{}", i + FACTORS);
+    let step = |axis: usize, place: &str| match along[axis] {
+        Along::Same => None,
+        Along::Dense => Some(place.to_string()),
+        Along::Strided => Some(format!("{place} * {name}_strides.at[{axis}]")),
+    };
+    let start: Vec<String> =
+        [name.clone()].into_iter().chain((0..BATCH).filter_map(|axis| step(axis, &format!("tile.b{axis}")))).collect();
+    let of_tile = ["min(q_row, m - 1)", "min(q_col, n - 1)"];
+    let steps: Vec<String> = (0..2).filter_map(|at| step(BATCH + at, of_tile[at])).collect();
+    let far = if side == GradSide::Keys { BATCH } else { BATCH + 1 };
+    let index = if steps.is_empty() { "0".to_string() } else { steps.join(" + ") };
+    let read = loaded(o.dtype, &format!("{name}_from[{index}]"));
+    context! {
+        index => i + FACTORS,
+        start => start.join(" + "),
+        compute => compute_name(o.dtype),
+        near => along[far] == Along::Same,
+        read,
     }
 }
 

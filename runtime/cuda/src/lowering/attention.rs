@@ -252,7 +252,7 @@ impl Beside {
             let axes = std::array::from_fn(|axis| match own[axis] {
                 _ if sizes[axis] == 1 => Along::Same,
                 0 => Along::Same,
-                1 if axis == BATCH + 1 => Along::Dense,
+                1 if axis >= BATCH => Along::Dense,
                 _ => Along::Strided,
             });
             let splat = axes.iter().all(|a| *a == Along::Same);

@@ -6,11 +6,11 @@
 //! whose rows are intervals is no operand: tiles that it hides are skipped on both sides.
 
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::ir::{Kernel, Program};
+use hypatia_dsl::ir::{InView, Kernel, Program};
 use hypatia_dsl::kernel::StoredTiling;
 use hypatia_dsl::kernel::attention::BATCH;
 use hypatia_dsl::kernel::attention_grad::{AttentionGradKernel, AttentionGradProblem, AttentionGradTiling, GradSide};
-use hypatia_dsl::scalar::{Term, TermNode, prune};
+use hypatia_dsl::scalar::{Term, TermBuilder, TermNode, prune};
 use hypatia_templates::instances::Body;
 
 use super::attention::{Beside, Heads, Strides, ranges, shown};
@@ -55,16 +55,14 @@ impl GeneratedAttentionGrad {
         let all: Vec<&View> = [q, k, v, dy].into_iter().chain(writes).chain(beside).collect();
         let Heads { sizes, strides } = Heads::of(&step.batch, [step.queries, step.keys], &all)?;
         let masks = &strides[FACTORS + RESULTS..];
-        let (terms, intervals, kept) = match exponent(&plan.program, &step.weight) {
-            Some(score) => {
-                // The weight is the exponential of the score: 0 where that is low.
-                let both = shown(plan, [&score, &step.slope], (beside, masks), sizes);
-                let ([score, slope], intervals, kept) = both;
-                ([exponential(&plan.program, &score)?, slope], intervals, kept)
-            }
+        let score = exponent(&plan.program, &step.weight);
+        let ([weight, slope], intervals, kept) = match &score {
+            // The weight is 0 where the score is low.
+            Some(score) => shown(plan, [score, &step.slope], (beside, masks), sizes),
             None => ([step.weight.clone(), step.slope.clone()], None, (0..beside.len()).collect()),
         };
-        let [weight, slope] = terms;
+        let exponential = score.is_some();
+        let slope = with_weight(&plan.program, (&weight, exponential), &slope, kept.len() as u32)?;
         let read: Vec<usize> = kept.iter().map(|at| at + FACTORS + RESULTS).collect();
         let Beside { inputs, along, of_inputs, views } = Beside::of(&all, &strides, &read, (sizes, FACTORS));
         let problem = AttentionGradProblem {
@@ -76,6 +74,7 @@ impl GeneratedAttentionGrad {
             inputs,
             along,
             weight,
+            exponential,
             slope,
             intervals: intervals.is_some(),
         };
@@ -226,13 +225,19 @@ fn exponent(program: &Program, weight: &Term) -> Option<Term> {
     }
 }
 
-/// The exponential of a score.
-fn exponential(program: &Program, score: &Term) -> Option<Term> {
-    let mut term = score.clone();
-    let scalar = program.builtin_scalar(BuiltinScalar::Exp)?;
-    term.nodes.push(TermNode::Call { scalar, args: vec![score.root()] });
-    term.roots = vec![hypatia_dsl::scalar::TermId(term.nodes.len() as u32 - 1)];
-    Some(term)
+/// A slope that reads the weight as this input instead of computing it.
+fn with_weight(program: &Program, (weight, exponential): (&Term, bool), slope: &Term, input: u32) -> Option<Term> {
+    let mut terms = TermBuilder::new();
+    let mut own = *terms.append(weight, &[]).first()?;
+    if exponential {
+        own = terms.builtin(program, BuiltinScalar::Exp, vec![own])?;
+    }
+    let root = terms.append(slope, &[]);
+    let mut both = terms.finish(root);
+    if let Some(node) = both.nodes.get_mut(own.0 as usize) {
+        *node = TermNode::In { input, view: InView::Broadcast };
+    }
+    Some(prune(&both))
 }
 
 /// For each block of so many keys the tiles of so many queries that attend to some of them, and
