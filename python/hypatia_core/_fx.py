@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 
 from . import _native
@@ -65,6 +64,8 @@ COMPARISONS = {
     "le": ("le", False, False),
     "ge": ("le", True, False),
 }
+#: Ops of our own that plans compute: see `_attention`.
+OWN = ("attention", "attention_lse", "attention_grad")
 SAME = ("alias", "as_strided", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
 SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
 LOGIC = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
@@ -73,9 +74,10 @@ BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
 
 def name_of(target: Any) -> str:
     """The name of an aten op without its overload, or of attention; empty for anything else."""
-    if isinstance(target, torch._ops.OpOverload) and target.namespace == "aten":
-        return target._schema.name.removeprefix("aten::")
-    return "attention" if target is torch.ops.hypatia.attention.default else ""
+    if not isinstance(target, torch._ops.OpOverload):
+        return ""
+    space, _, name = target._schema.name.partition("::")
+    return name if space == "aten" or (space == "hypatia" and name in OWN) else ""
 
 
 def strides_of(t: torch.Tensor) -> tuple[int, ...]:
@@ -582,90 +584,6 @@ def _(b: Importer, n: Node) -> Any:
     x, axis, index = n.args[:3]
     axis = b.axis(b.number(axis), len(b.shape(n)))
     return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
-
-
-@torch.library.custom_op("hypatia::attention", mutates_args=())
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
-) -> torch.Tensor:
-    """Attention as PyTorch computes it, as one op of a graph on every device."""
-    return _attention(q, k, v, mask, causal, scale)
-
-
-@attention.register_fake
-def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
-) -> torch.Tensor:
-    return torch.empty_like(_attention(q, k, v, mask, causal, scale))
-
-
-def _attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float | None) -> torch.Tensor:
-    shared = q.dim() == 4 and q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=shared)
-
-
-def keep_attention(module: fx.GraphModule) -> None:
-    """Make attention in a graph of Dynamo's one op: else PyTorch takes it apart as the device likes."""
-    for node in module.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        if given.get("dropout_p", 0.0) != 0.0 or len(node.args) > len(names):
-            continue
-        rest = (given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
-        node.target = attention._opoverload
-        node.args, node.kwargs = (given["query"], given["key"], given["value"], *rest), {}
-    module.recompile()
-
-
-#: Where attention's ops keep what is not a plain tensor: the mask and `is_causal`.
-ATTENTION = {
-    "_scaled_dot_product_flash_attention_for_cpu": ("attn_mask", 4),
-    "_scaled_dot_product_flash_attention": (None, 4),
-    "_scaled_dot_product_efficient_attention": (3, 6),
-    "_scaled_dot_product_cudnn_attention": (3, 6),
-}
-
-
-@row(*ATTENTION)
-def _(b: Importer, n: Node) -> Any:
-    where, at = ATTENTION[name_of(n.target)]
-    mask = None if where is None else n.kwargs.get(where) if isinstance(where, str) else b.argument(n, where, "")
-    return [build_attention(b, n, mask, b.argument(n, at, "is_causal", False), n.kwargs.get("scale")), *[None] * 8]
-
-
-@row("attention")
-def _(b: Importer, n: Node) -> Any:
-    return build_attention(b, n, *n.args[3:6])
-
-
-def build_attention(b: Importer, n: Node, mask: Any, causal: bool, scale: Any) -> Value:
-    """Attention of a node's first three arguments."""
-    q, k, v = n.args[:3]
-    dtype, m, s = b.dtype(q), b.shape(q)[-2], b.shape(k)[-2]
-    visible = None
-    if causal:
-        i, j = (b.call("iota", [], shape=[m, s], axis=a, to="i64") for a in (0, 1))
-        visible = b.call("le", [j, i])
-    elif mask is not None and b.dtype(mask) == "bool":
-        visible = b.value(mask)
-    hidden = None if mask is None or visible is not None else b.operand(mask, dtype)
-    if visible is not None:
-        hidden = b.call("select", [visible, b.g.number(dtype, 0.0), b.g.number(dtype, float("-inf"))])
-    scale = b.shape(q)[-1] ** -0.5 if scale is None else b.number(scale)
-    attrs = {"scale": float(scale), "safe": hidden is not None}
-    values = [b.value(t) for t in (q, k, v)]
-    if len(b.shape(q)) != 4 or (heads := b.shape(q)[1]) == (groups := b.shape(k)[1]):
-        return b.g.call("attention", [*values, hidden], attrs)[0]
-    # Several heads of queries read one head of keys.
-    batch, width = b.shape(q)[0], b.shape(q)[-1]
-    values[0] = b.reshaped(values[0], (batch, groups, heads // groups, m, width))
-    values[1:] = [b.reshaped(x, (batch, groups, 1, *b.shape(t)[2:])) for x, t in zip(values[1:], (k, v), strict=True)]
-    if mask is not None and len(b.shape(mask)) == 4:
-        of = b.shape(mask)
-        per_head = (groups, heads // groups) if of[1] == heads else (1, 1)
-        hidden = b.reshaped(hidden, (of[0], *per_head, *of[2:]))
-    made = b.g.call("attention", [*values, hidden], attrs)[0]
-    return b.reshaped(made, (batch, heads, m, b.shape(v)[-1]))
 
 
 @row("index")

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
+from ._attention import ATTENTION
 from ._eager import NAMES
-from ._fx import ATTENTION, BITS, TABLE, Node, name_of
+from ._fx import BITS, TABLE, Node, name_of
 
 
 def unsupported(node: fx.Node, device: torch.device) -> str:

@@ -19,14 +19,15 @@ from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from . import _launch, _native
+from ._attention import keep_attention
 from ._division import divide
-from ._fx import TABLE, keep_attention, name_of
+from ._fx import TABLE, name_of
 from ._known import draws_nothing, is_overlay, unsupported
 from ._part import Options, Part
+from ._partition import partition
 from ._rules import Rules, library
 from ._training import Halves
 from .errors import InputError
@@ -111,6 +112,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
     Plans have weights as operands: each step of training changes them.
     """
 
+    keep_attention(module, train=True)
     halves = Halves(inputs)
 
     def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -126,7 +128,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
     compile_both = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         decompositions=table(),
     )
     return halves.beside(compile_both(module, inputs))

@@ -82,7 +82,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
     let mut scores = Scores::of(program, of, t.keys)?;
     let stages = kernel.stages();
     let stages = stages.ok_or_else(|| malformed(of, "its tiles do not fit into shared memory or registers"))?;
-    if of.lse {
+    if of.lse && t.chunk == 0 {
         scores.functions.need("axes");
     }
     let tiles = Tiles {
@@ -110,6 +110,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         stages => stages,
         own_staging => flag(kernel.has_staging() || t.chunk > 0),
         split => t.chunk > 0,
+        lse => of.lse && t.chunk == 0,
         chunk => t.chunk / t.keys,
         k_uses => uses(0),
         v_uses => uses(1),
