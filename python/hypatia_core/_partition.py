@@ -16,10 +16,18 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from ._fx import Node, name_of
 
+#: PyTorch's cut keeps some results of pointwise work, since long chains of it would be several
+#: kernels of its compiler. In a plan they are part of what reads them.
+RECOMPUTE = {
+    "ban_recompute_used_far_apart": False,
+    "ban_recompute_long_fusible_chains": False,
+    "ban_recompute_materialized_backward": False,
+}
 #: Ops that compute nothing: their result is a view of their first argument.
 VIEWS = {
     "alias",
@@ -43,7 +51,8 @@ MAX_CONSTANT = 64
 
 def partition(joint: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and the backward graph of a joint graph."""
-    forward, backward = min_cut_rematerialization_partition(joint, inputs, **how)
+    with config.patch(RECOMPUTE):
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **how)
     return keep_whole(forward, backward, how["num_fwd_outputs"])
 
 

@@ -124,7 +124,8 @@ impl<'a> Scores<'a> {
                 Some((factors, beside, term)) => match self.place(factors) {
                     Some(at) => {
                         self.region.push(value.node);
-                        let leaves = beside.iter().map(|v| self.value(*v, depth + 1)).collect::<Option<Vec<TermId>>>()?;
+                        let leaves =
+                            beside.iter().map(|v| self.value(*v, depth + 1)).collect::<Option<Vec<TermId>>>()?;
                         let term = if at == 0 { term } else { of_second(&term) };
                         Some(self.substituted(&term, &leaves))
                     }
@@ -224,7 +225,8 @@ pub(super) fn untransposed(graph: &Graph, value: Value) -> Option<Value> {
     let rank = perm.len();
     let mut swapped: Vec<usize> = (0..rank).collect();
     swapped.swap(rank.checked_sub(1)?, rank.checked_sub(2)?);
-    let is = |(axis, wanted): (&AttrValue, usize)| matches!(axis, AttrValue::Dim(d) if d.as_const() == Some(wanted as i64));
+    let is =
+        |(axis, wanted): (&AttrValue, usize)| matches!(axis, AttrValue::Dim(d) if d.as_const() == Some(wanted as i64));
     let turns = graph.program.op(*op).body == OpBody::Builtin(BuiltinOp::Transpose) && perm.iter().zip(swapped).all(is);
     node.operands.first().copied().flatten().filter(|_| turns)
 }

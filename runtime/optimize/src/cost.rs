@@ -205,8 +205,19 @@ impl CostModel {
         cost
     }
 
+    /// True for a 16-bit float as f32 on a GPU: what reads it converts it.
+    fn widens(&self, egraph: &EGraph, class: Id, node: &Node) -> bool {
+        let Payload::Op(op, _) = node.payload else { return false };
+        let dtype = |c: Id| class_type(egraph, c).map(|t| t.dtype);
+        let from = node.children.first().and_then(|c| dtype(*c));
+        self.program.op(op).body == OpBody::Builtin(BuiltinOp::Cast)
+            && !self.device.is_host()
+            && matches!(from, Some(DType::F16 | DType::BF16))
+            && dtype(class) == Some(DType::F32)
+    }
+
     /// The additional cost of a node because its class is a result of the graph: a slice of another
-    /// tensor that is not contiguous has to be copied.
+    /// tensor that is not contiguous has to be copied, and a conversion is a launch.
     pub fn stored(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
         let cuts = |n: &Node| {
             let Payload::Op(op, attrs) = n.payload else { return false };
@@ -227,8 +238,11 @@ impl CostModel {
             Payload::Output(_) => node.children.iter().any(|c| egraph[*c].nodes.iter().any(cuts)),
             _ => cuts(node),
         };
-        let Some(ty) = class_type(egraph, class.id).filter(|_| cut && !class.data.constant) else { return 0 };
-        let moved = bytes(&concrete(ty));
+        let converted = self.widens(egraph, class.id, node);
+        let moved = match class_type(egraph, class.id).filter(|_| !class.data.constant) {
+            Some(ty) if cut || converted => bytes(&concrete(ty)),
+            _ => return 0,
+        };
         self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
     }
 
@@ -263,7 +277,7 @@ impl CostModel {
         if builtin.is_none() && !self.may_run(egraph, class, node, op) {
             return IMPOSSIBLE;
         }
-        if builtin.is_some_and(is_view) {
+        if builtin.is_some_and(is_view) || self.widens(egraph, class, node) {
             return TRIFLE;
         }
         let operands: Vec<Option<TensorType>> = node
@@ -285,6 +299,12 @@ impl CostModel {
         let dtype = operands.iter().flatten().next().map_or(DType::F32, |t| t.dtype);
         let rate = if matrix { self.device.matrix_rate(dtype) } else { self.device.vector };
         let mut cost = self.time(work, rate);
+        // Arithmetic hides the traffic of a product, but not that of what reads its result in f32
+        // where 16 bits would do.
+        if let Some(out) = outs.first().filter(|o| matrix && o.dtype == DType::F32 && dtype.size() < o.dtype.size()) {
+            let more = elements(out) * (out.dtype.size() - dtype.size()) as f64;
+            cost = cost.saturating_add(picoseconds(more / self.device.bandwidth));
+        }
         if called {
             // An additional result is not free: an epilogue of several functions is preferred to
             // it.

@@ -33,8 +33,8 @@ use super::matcher::{Match, Searchable, application, match_at};
 use super::report::{Choice, Considered, Fate, Open};
 use super::{Options, optimize};
 use hypatia_graph::{
-    Attention, AttentionGrad, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId, NodeKind,
-    Product, Replacement, Split, Strategy, Value, constant_nodes,
+    Attention, AttentionGrad, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId,
+    NodeKind, Product, Replacement, Split, Strategy, Value, constant_nodes,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;

@@ -60,7 +60,9 @@ fn stored_there(plan: &Plan, (maker, result): (&Step, usize), copy: &Step, to: &
     match &called {
         Called::Product(g) => {
             let plain = g.scale(&plan.program).filter(|_| g.acc.is_float() && g.k > 0);
-            plain.filter(|_| reads == 2 && stored == 1 && (matches!(maker.action, Action::Gemm(_)) || maker.kernel.is_none()))?;
+            plain.filter(|_| {
+                reads == 2 && stored == 1 && (matches!(maker.action, Action::Gemm(_)) || maker.kernel.is_none())
+            })?;
             matrix_layout(g.m, g.n, *row, *column).filter(|(transposed, _)| !transposed)?;
         }
         // The kernel stores whole rows of values.

@@ -43,8 +43,8 @@ pub use options::Options;
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
-    Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, GemmStep, PointwiseStep, RowwiseStep, Step,
-    TemplateStep,
+    Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, GemmStep, PointwiseStep,
+    RowwiseStep, Step, TemplateStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;

@@ -57,7 +57,9 @@ impl Plan {
                 let read = |first: usize| reads.get(first..e.reads).unwrap_or_default();
                 let what = match &e.called {
                     Called::Attention(a) => format!("attention, score {}", self.term(&a.term, read(3))),
-                    Called::AttentionGrad(a) => format!("gradients of attention, weight {}", self.term(&a.weight, read(4))),
+                    Called::AttentionGrad(a) => {
+                        format!("gradients of attention, weight {}", self.term(&a.weight, read(4)))
+                    }
                     Called::Chain(layers) => self.chain(layers, reads),
                     Called::Pair(g) => format!("two products, {}", self.term(&g.term, read(3))),
                     Called::Template(_) => {

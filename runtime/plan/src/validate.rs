@@ -11,8 +11,8 @@
 
 use super::arena::last_uses;
 use super::{
-    ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan, PointwiseStep,
-    RowwiseStep, Step, Storage, View,
+    ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan,
+    PointwiseStep, RowwiseStep, Step, Storage, View,
 };
 use hypatia_tensor::error::{Error, Result};
 
@@ -115,7 +115,9 @@ impl Plan {
     fn check_step(&self, step: &Step, written: &mut [bool]) -> Checked {
         step.reads.iter().try_for_each(|v| self.check_read(v, written))?;
         let any_order = match &step.action {
-            Action::Call(e) => step.kernel.is_none() || matches!(e.called, Called::Attention(_) | Called::AttentionGrad(_)),
+            Action::Call(e) => {
+                step.kernel.is_none() || matches!(e.called, Called::Attention(_) | Called::AttentionGrad(_))
+            }
             _ => false,
         };
         for (i, view) in step.writes.iter().enumerate() {

@@ -11,9 +11,9 @@ use super::tiles::{OnTiles, Tiles, loaded};
 use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::kernel::attention::{Along, BATCH};
 use hypatia_dsl::kernel::attention_grad::{AttentionGradKernel, GradSide};
+use hypatia_dsl::kernel::{Access, Operand};
 
 /// Queries, keys, values and the gradient of the result, which come before what the terms read.
 const FACTORS: usize = 4;
@@ -87,10 +87,9 @@ fn values(kernel: &AttentionGradKernel) -> Value {
     };
     let stores = match kernel.side {
         GradSide::Queries => vec![store(0, of.head, head, rows[0], "o", "h_at")],
-        GradSide::Keys => vec![
-            store(1, of.head, head, rows[0], "o", "h_at"),
-            store(2, of.value, value, rows[1], "o_value", "v_at"),
-        ],
+        GradSide::Keys => {
+            vec![store(1, of.head, head, rows[0], "o", "h_at"), store(2, of.value, value, rows[1], "o_value", "v_at")]
+        }
     };
     context! {
         half => of.dtype.name(),

@@ -147,7 +147,9 @@ fn kind(body: &Body) -> &'static str {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
         Body::Rowwise(_) => "rowwise",
         Body::Gemm(_) | Body::WarpGemm(_) | Body::Chain(_) => "product",
-        Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) | Body::AttentionGrad(_) => "tiled attention",
+        Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) | Body::AttentionGrad(_) => {
+            "tiled attention"
+        }
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",
         Body::Product(_) => "product",

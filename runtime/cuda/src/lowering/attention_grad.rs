@@ -250,7 +250,7 @@ fn met(queries: &[Interval], [of_block, of_tile]: [usize; 2], keys: usize) -> Ve
         let meets = |t: &&[Interval]| t.iter().any(|[first, end]| *first < b && a < *end);
         let clear = |t: &[Interval]| t.len() == of_tile && t.iter().all(|[first, end]| *first <= a && b <= *end);
         let first = tiles.iter().position(meets).unwrap_or(0);
-        let end = tiles.iter().rposition(|t| meets(t)).map_or(first, |last| last + 1);
+        let end = tiles.iter().rposition(meets).map_or(first, |last| last + 1);
         let begin = (first..end).find(|t| clear(tiles[*t])).unwrap_or(first);
         let stop = (begin..end).find(|t| !clear(tiles[*t])).unwrap_or(end);
         out.extend([first, end, begin, stop].map(|n| n as i32));

@@ -180,20 +180,42 @@ fn rows_of(shape: &[usize]) -> (usize, usize) {
 
 fn concat(step: &Step, axis: usize) -> Option<(Body, Work)> {
     let out = step.writes.first()?;
-    let (rows, n) = rows_of(&out.shape);
+    // As few axes as possible before and behind the one along which the operands lie: the place of
+    // an element takes a division for each.
+    let part = |axes: std::ops::Range<usize>| {
+        let sides: Vec<Vec<isize>> = step.reads.iter().map(|v| v.strides[axes.clone()].to_vec()).collect();
+        collapse(&out.shape[axes], &sides)
+    };
+    let (mut shape, mut strides) = part(0..axis);
+    let (behind, steps) = part(axis + 1..out.shape.len());
+    let inner: usize = behind.iter().product();
+    let dense = |(v, steps): (&View, &Vec<isize>)| {
+        behind.len() == 1 && inner > 1 && steps == &[1] && (v.shape[axis] <= 1 || v.strides[axis] == inner as isize)
+    };
+    let place = shape.len();
+    let whole = step.reads.iter().zip(&steps).all(dense);
+    // What lies behind densely is part of the axis.
+    let each = if whole { inner } else { 1 };
+    for ((own, view), steps) in strides.iter_mut().zip(&step.reads).zip(&steps) {
+        own.push(if whole { 1 } else { view.strides[axis] });
+        own.extend(steps.iter().filter(|_| !whole && inner != 1));
+    }
     let ends: Vec<usize> = step
         .reads
         .iter()
         .scan(0, |at, v| {
-            *at += v.shape[axis];
+            *at += v.shape[axis] * each;
             Some(*at)
         })
         .collect();
-    let mut work = Work::new(rows, n).sizes("sizes", &out.shape).sizes("ends", &ends);
-    for (i, v) in step.reads.iter().enumerate() {
-        work = work.strides(format!("in{i}_strides"), &v.strides);
+    shape.push(ends.last().copied().unwrap_or(0));
+    shape.extend(behind.iter().filter(|_| !whole && inner != 1));
+    let (rows, n) = rows_of(&shape);
+    let mut work = Work::new(rows, n).sizes("sizes", &shape).sizes("ends", &ends);
+    for (i, own) in strides.iter().enumerate() {
+        work = work.strides(format!("in{i}_strides"), own);
     }
-    let moves = Move::Concat { count: step.reads.len(), axis, rank: out.shape.len() };
+    let moves = Move::Concat { count: step.reads.len(), axis: place, rank: shape.len() };
     Some((move_body("concat", moves, out.dtype), work))
 }
 

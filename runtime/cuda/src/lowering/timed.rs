@@ -54,9 +54,7 @@ impl Timed {
             Called::AttentionGrad(a) => {
                 GeneratedAttentionGrad::of(plan, a, reads, writes).map(|a| Timed::AttentionGrad(Box::new(a)))
             }
-            Called::Template(t) => {
-                Some(Timed::Template(template::variants(kernel, t, reads, writes)))
-            }
+            Called::Template(t) => Some(Timed::Template(template::variants(kernel, t, reads, writes))),
         }
     }
 

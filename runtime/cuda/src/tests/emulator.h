@@ -282,7 +282,21 @@ static void emu_wait(const int pending) {
     groups.erase(groups.begin());
   }
 }
-static void emu_write(const uint32_t to, const uint32_t value) { std::memcpy(emu_dynamic + to, &value, 4); }
+// A copy that nobody has waited for may still arrive: nothing else may be written there.
+static void emu_free(const uint32_t to, const std::vector<Copy>& copies) {
+  for (const Copy& c : copies) {
+    if (to + 4 <= c.to || c.to + c.bytes <= to) continue;
+    std::fprintf(stderr, "shared memory is written where a copy is on its way\n");
+    std::abort();
+  }
+}
+static void emu_write(const uint32_t to, const uint32_t value) {
+  for (unsigned t = 0; t < blockDim.x; ++t) {
+    emu_free(to, fibers[t].begun);
+    for (const auto& group : fibers[t].on_their_way) emu_free(to, group);
+  }
+  std::memcpy(emu_dynamic + to, &value, 4);
+}
 static void emu_matrices(uint32_t (&r)[4], const uint32_t address, const bool transposed) {
   const int first = current / 32 * 32, lane = current % 32;
   fibers[current].words[0] = address;
