@@ -67,9 +67,7 @@ def attention_lse(
 
 
 @attention_lse.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     b, h, m, _ = q.shape
     return q.new_empty((b, m, h, v.shape[-1])), q.new_empty((b, h, m), dtype=torch.float32)
 
@@ -191,14 +189,14 @@ def keep_attention(module: fx.GraphModule, train: bool = False) -> None:
         given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
         if given.get("dropout_p", 0.0) != 0.0 or len(node.args) > len(names):
             continue
-        tensors = tuple(given[name] for name in names[:3])
+        q, k, v = (given[name] for name in names[:3])
         rest = (given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
         if not train:
             node.target = attention._opoverload
-            node.args, node.kwargs = (*tensors, *rest), {}
-        elif trainable(*tensors, rest[0]):
+            node.args, node.kwargs = (q, k, v, *rest), {}
+        elif trainable(q, k, v, rest[0]):
             with module.graph.inserting_before(node):
-                both = module.graph.call_function(attention_lse._opoverload, (*tensors, *rest))
+                both = module.graph.call_function(attention_lse._opoverload, (q, k, v, *rest))
                 rows = module.graph.call_function(operator.getitem, (both, 0))
             node.target, node.args, node.kwargs = torch.transpose, (rows, 1, 2), {}
     module.recompile()
@@ -233,7 +231,8 @@ ATTENTION = {
 def _(b: Importer, n: Node) -> Any:
     where, at = ATTENTION[name_of(n.target)]
     mask = None if where is None else n.kwargs.get(where) if isinstance(where, str) else b.argument(n, where, "")
-    made = Heads(b, *n.args[:3], mask, b.argument(n, at, "is_causal", False), n.kwargs.get("scale"))
+    q, k, v = n.args[:3]
+    made = Heads(b, q, k, v, mask, b.argument(n, at, "is_causal", False), n.kwargs.get("scale"))
     return [made.attention(), *[None] * 8]
 
 
@@ -307,16 +306,20 @@ class Heads:
         scale = self.b.shape(self.q)[-1] ** -0.5 if self.scale is None else self.b.number(self.scale)
         return {"scale": float(scale), "safe": self.causal or self.mask is not None}
 
+    def sizes(self, value: Value) -> list[int]:
+        """The shape of a value."""
+        return [int(n) for n in self.b.g.type_of(value)[1]]
+
     def divided(self, value: Value) -> Value:
         """Something of each head of queries, with a further axis if several heads share keys."""
         if self.each == 1:
             return value
-        batch, heads, *rest = self.b.g.type_of(value)[1]
+        batch, heads, *rest = self.sizes(value)
         return self.b.reshaped(value, (batch, heads // self.each, self.each, *rest))
 
     def whole(self, value: Value) -> tuple[int, ...]:
         """The shape of keys or values if each head of queries had its own."""
-        batch, groups, _, *rest = self.b.g.type_of(value)[1]
+        batch, groups, _, *rest = self.sizes(value)
         return (batch, groups, self.each, *rest)
 
     def operands(self) -> list[Value | None]:
@@ -325,8 +328,7 @@ class Heads:
         queries, keys, values = (b.value(t) for t in (self.q, self.k, self.v))
         if self.each > 1:
             keys, values = (
-                b.reshaped(x, (*b.shape(t)[:2], 1, *b.shape(t)[2:]))
-                for x, t in ((keys, self.k), (values, self.v))
+                b.reshaped(x, (*b.shape(t)[:2], 1, *b.shape(t)[2:])) for x, t in ((keys, self.k), (values, self.v))
             )
         return [self.divided(queries), keys, values, self.hidden()]
 
@@ -334,7 +336,7 @@ class Heads:
         """A result of each head of queries, without the further axis."""
         if self.each == 1:
             return value
-        batch, groups, each, *rest = self.b.g.type_of(value)[1]
+        batch, groups, each, *rest = self.sizes(value)
         return self.b.reshaped(value, (batch, groups * each, *rest))
 
     def attention(self) -> Value:

@@ -216,3 +216,39 @@ def test_measuring_chooses_the_faster_side():
             hyp.wait_for_plans()
     (line, *_) = [line for line in hyp.report().lines if line.hypatia_us is not None]
     assert (line.side == "hypatia") == (line.hypatia_us <= line.pytorch_us) or line.calls == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("planned", [True, False])
+def test_attention_trains_as_two_kernels(dtype, masked, planned):
+    """Forward, and the gradients of queries, keys and values, by our kernels and by PyTorch's."""
+    block = Block(causal=not masked).cuda()
+    mask = torch.rand(3, 1, 1, 40, device="cuda") > 0.3
+    mask[..., 0] = True
+
+    def f(model, x):
+        if not masked:
+            return model(x)
+        q = model.qkv(x).view(3, 40, 3, 4, 32).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q[0], q[1], q[2], mask).transpose(1, 2).reshape(3, 40, 128)
+
+    def gradients(f, model, x):
+        with torch.enable_grad():
+            y = f(model, x)
+            used = [p for p in model.parameters() if not masked or p.shape[0] == 384]
+            return torch.cat([g.flatten() for g in torch.autograd.grad(y.square().mean(), used)])
+
+    x = torch.randn(3, 40, 128, device="cuda")
+    want = gradients(f, block.double(), x.double())
+    block, x = block.to(dtype), x.to(dtype)
+    eager = gradients(f, block, x)
+    with torch.enable_grad():
+        compiled = torch.compile(f, backend=backend)
+    with hyp.nn.policy("always" if planned else "never"):
+        for _ in range(3):
+            got = gradients(compiled, block, x)
+            hyp.wait_for_plans()
+    assert (got - want).norm() <= 1.3 * (eager - want).norm()
+    if planned:
+        assert hyp.report().hypatia >= 2, hyp.report()

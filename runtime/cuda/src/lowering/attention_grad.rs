@@ -66,7 +66,7 @@ impl GeneratedAttentionGrad {
         let read: Vec<usize> = kept.iter().map(|at| at + FACTORS + RESULTS).collect();
         let Beside { inputs, along, of_inputs, views } = Beside::of(&all, &strides, &read, (sizes, FACTORS));
         let problem = AttentionGradProblem {
-            name: "attention_grad".into(),
+            name: "tiled_attention_grad".into(),
             doc: String::new(),
             dtype: q.dtype,
             head: step.head,
