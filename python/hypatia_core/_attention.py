@@ -259,7 +259,8 @@ def _(b: Importer, n: Node) -> Any:
     queries, keys, values, hidden = made.operands()
     if made.each > 1:
         keys, values = (b.call("expand", [x], shape=list(made.whole(x))) for x in (keys, values))
-    operands = [queries, keys, values, made.divided(dy_value), *numbers, hidden]
+    wide = None if hidden is None else b.cast(hidden, "f32")
+    operands = [queries, keys, values, made.divided(dy_value), *numbers, wide]
     dq, *others = b.g.call("attention_grad", operands, {"scale": made.attrs()["scale"]})
     if made.each > 1:
         summed = (b.call("sum", [b.cast(x, "f32")], axes=[2], keepdims=False) for x in others)

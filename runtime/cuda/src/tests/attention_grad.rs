@@ -144,7 +144,8 @@ fn built(dtype: DType, [b, h, m, n, d, e]: [usize; 6], apart: bool, mask: &str, 
         let l = c.numbers(&[b, h, m, 1], |i, x| if hidden(i) { f64::INFINITY } else { x + (n as f64).ln() + 1.0 });
         (None, l, c.numbers(&[b, h, m, 1], |_, x| x * 2.0))
     };
-    let operands: Vec<Value> = [q, k, v, dy, l, r].into_iter().chain(mask_of).collect();
+    let wide = mask_of.map(|m| c.builtin(BuiltinOp::Cast, m, vec![AttrValue::DType(DType::F32)]));
+    let operands: Vec<Value> = [q, k, v, dy, l, r].into_iter().chain(wide).collect();
     let made = c.graph.call("attention_grad", &operands, &[("scale", scale)]).unwrap();
     let outputs = y.map(|y| (y, m, e)).into_iter().chain(made.into_iter().zip([(m, d), (n, d), (n, e)]).map(flat));
     for (i, (v, rows, width)) in outputs.collect::<Vec<_>>().into_iter().enumerate() {
