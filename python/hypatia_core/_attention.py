@@ -53,7 +53,7 @@ def attention_lse(
 ) -> tuple[Tensor, Tensor]:
     """Attention of heads `[b, h, rows, d]` as `[b, rows, h, d]`, and the log-sum-exp of each query's scores, f32."""
     k, v = (repeated(t, q.shape[1]) for t in (k, v))
-    if flash(q, v, mask):
+    if flash(q, v, mask) and (not causal or q.shape[2] == k.shape[2]):
         y, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
     elif q.is_cuda:
         bias = added(mask, q, k)
@@ -88,7 +88,7 @@ def attention_grad(
     dy, y = dy.transpose(1, 2), y.transpose(1, 2)
     heads, groups = q.shape[1], k.shape[1]
     wide_k, wide_v = (repeated(t, heads) for t in (k, v))
-    if flash(q, v, mask):
+    if flash(q, v, mask) and (not causal or q.shape[2] == k.shape[2]):
         state = torch.zeros(2, dtype=torch.uint64, device=q.device)
         found = aten._scaled_dot_product_flash_attention_backward(
             dy, q, wide_k, wide_v, y, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, state, scale=scale
@@ -194,7 +194,7 @@ def keep_attention(module: fx.GraphModule, train: bool = False) -> None:
         if not train:
             node.target = attention._opoverload
             node.args, node.kwargs = (q, k, v, *rest), {}
-        elif trainable(q, k, v, rest[0]):
+        elif trainable(q, k, v, rest[0], rest[1], given.get("enable_gqa", False)):
             with module.graph.inserting_before(node):
                 both = module.graph.call_function(attention_lse._opoverload, (q, k, v, *rest))
                 rows = module.graph.call_function(operator.getitem, (both, 0))
@@ -202,13 +202,18 @@ def keep_attention(module: fx.GraphModule, train: bool = False) -> None:
     module.recompile()
 
 
-def trainable(q: Node, k: Node, v: Node, mask: Node | None) -> bool:
-    """Whether kernels of ours compute both passes."""
+def trainable(q: Node, k: Node, v: Node, mask: Node | None, causal: bool, shared: bool) -> bool:
+    """Whether kernels of ours compute both passes. What PyTorch refuses is left to it."""
     q, k, v = (t.meta.get("example_value") for t in (q, k, v))
-    learned = mask is not None and mask.meta["example_value"].requires_grad
-    if any(t is None or t.dim() != 4 or t.dtype is not q.dtype for t in (q, k, v)) or learned:
+    if any(t is None or t.dim() != 4 or t.dtype is not q.dtype for t in (q, k, v)):
         return False
-    return computed_on(q) and max(q.shape[-1], v.shape[-1]) <= MAX_GRAD_HEAD
+    if mask is not None:
+        of = mask.meta.get("example_value")
+        if of is None or of.requires_grad or causal or of.dtype not in (torch.bool, q.dtype):
+            return False
+    alike = q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1:3] == v.shape[1:3] and q.shape[-1] == k.shape[-1]
+    heads = q.shape[1] == k.shape[1] or (shared and q.shape[1] % k.shape[1] == 0)
+    return alike and heads and computed_on(q) and max(q.shape[-1], v.shape[-1]) <= MAX_GRAD_HEAD
 
 
 def computed_on(t: Tensor) -> bool:
