@@ -202,7 +202,7 @@ def keep_attention(module: fx.GraphModule, train: bool = False) -> None:
     module.recompile()
 
 
-def trainable(q: Node, k: Node, v: Node, mask: Node | None, causal: bool, shared: bool) -> bool:
+def trainable(q: Node, k: Node, v: Node, mask: Node | None, causal: Any, shared: Any) -> bool:
     """Whether kernels of ours compute both passes. What PyTorch refuses is left to it."""
     q, k, v = (t.meta.get("example_value") for t in (q, k, v))
     if any(t is None or t.dim() != 4 or t.dtype is not q.dtype for t in (q, k, v)):
