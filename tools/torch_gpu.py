@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Times `torch.compile(model, backend="hypatia")` beside eager and PyTorch's own compiler on a GPU.
 
-    python3 tools/torch_gpu.py [--seconds N] [--only TEXT] [--modes MODE ...] [--train]
+    python3 tools/torch_gpu.py [--seconds N] [--only TEXT] [--modes MODE ...] [--train] [--untuned]
 
 Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT and GPT-2 (random
 weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
 behind the other, in bf16; the host's part alone; the first result of each side in seconds; and the
 error's root mean square against float64, over eager's. Peers that no longer fit into the seconds
 are left out. With --train, a call is forward and backward, and the error is that of all gradients.
+With --untuned, the models are those that nobody tuned Hypatia for.
 """
 
 import argparse
@@ -56,6 +57,60 @@ def llama():
     return LlamaModel(LlamaConfig(**LLAMA, use_cache=False)).eval(), (torch.randint(32000, (4, 512)),)
 
 
+def opt():
+    from transformers import OPTConfig, OPTModel
+
+    return OPTModel(OPTConfig(use_cache=False)).eval(), (torch.randint(50272, (4, 512)),)
+
+
+def qwen():
+    """As Qwen2-0.5B: 14 heads on 2 of keys, biases in front of them."""
+    from transformers import Qwen2Config, Qwen2Model
+
+    config = Qwen2Config(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=12,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=32000,
+        use_cache=False,
+    )
+    return Qwen2Model(config).eval(), (torch.randint(32000, (4, 512)),)
+
+
+class EncoderDecoder(nn.Module):
+    """T5, whose positions are a learned bias of the scores."""
+
+    def __init__(self):
+        super().__init__()
+        from transformers import T5Config, T5Model
+
+        config = T5Config(d_model=768, d_ff=3072, num_layers=6, num_heads=12, use_cache=False)
+        self.model = T5Model(config)
+
+    def forward(self, source, target):
+        return self.model(input_ids=source, decoder_input_ids=target).last_hidden_state
+
+
+def t5():
+    return EncoderDecoder().eval(), (torch.randint(32000, (8, 128)), torch.randint(32000, (8, 128)))
+
+
+def modernbert():
+    """Rotary positions, windows of 128 in two of three layers, GeGLU."""
+    from transformers import ModernBertConfig, ModernBertModel
+
+    config = ModernBertConfig(num_hidden_layers=12, attn_implementation="sdpa")
+    return ModernBertModel(config).eval(), (torch.randint(50000, (4, 512)),)
+
+
+def convnext():
+    from torchvision.models import convnext_tiny
+
+    return convnext_tiny().eval(), (torch.randn(32, 3, 224, 224),)
+
+
 CASES = {
     "MLP 256x2 b256": lambda: (mlp(256, 2), (torch.randn(256, 256),)),
     "MLP 1024x4 b512": lambda: (mlp(1024, 4), (torch.randn(512, 1024),)),
@@ -68,6 +123,13 @@ TRAINED = {
     "MLP 4096x4 b4096, GELU": lambda: (mlp(4096, 4, nn.GELU), (torch.randn(4096, 4096),)),
     "ViT-B/16 b32": vit,
     "Llama b4 s512": llama,
+}
+UNTUNED = {
+    "OPT-125M b4 s512": opt,
+    "Qwen2 b4 s512": qwen,
+    "T5 b8 s128": t5,
+    "ModernBERT b4 s512": modernbert,
+    "ConvNeXt-T b32": convnext,
 }
 
 
@@ -187,13 +249,15 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--modes", nargs="*", default=MODES, choices=MODES)
     parser.add_argument("--train", action="store_true")
+    parser.add_argument("--untuned", action="store_true")
     given = parser.parse_args()
+    cases = UNTUNED if given.untuned else TRAINED if given.train else CASES
     deadline = time.perf_counter() + given.seconds
     print(torch.cuda.get_device_name(), "PyTorch", torch.__version__, "hypatia-core", hyp.__version__)
     with torch.set_grad_enabled(given.train):
         if not given.train:
             print_breakdown("cuda")
-        for name, make in (TRAINED if given.train else CASES).items():
+        for name, make in cases.items():
             if given.only in name:
                 case(name, make, given.modes, deadline, given.train)
 

@@ -32,6 +32,8 @@ def unsupported(node: fx.Node, device: torch.device) -> str:
                 return f"{name} on {one.device}, beside {device}"
             if isinstance(one, torch.Tensor) and one.dtype not in NAMES:
                 return f"{name} of {one.dtype}"
+    if name == "convolution" and device.type == "cuda":
+        return "convolution: on a GPU, cuDNN's kernels are faster than ours"
     return REFUSED[name](node) if name in REFUSED else ""
 
 
@@ -91,8 +93,30 @@ def is_overlay(node: Node) -> bool:
     return not same or (bool(offset) and offset[0] not in (None, x.storage_offset()))
 
 
+def reads_past(node: Node) -> bool:
+    """Whether a node reads or writes by strides what may lie beside its operand's elements.
+
+    An operand without gaps, from the first element of its memory on, has all that is asked for.
+    """
+    if not is_overlay(node):
+        return False
+    if node.kwargs:
+        return True
+    x = node.args[0].meta["val"]
+    sizes, strides, *offset = node.args[2:] if "scatter" in str(node.target) else node.args[1:]
+    asked = [*sizes, *strides, *(v for v in offset if v is not None)]
+    if not all(isinstance(v, int) for v in [*asked, *x.shape, *x.stride(), x.storage_offset()]):
+        return True
+    dense, held = True, 1
+    for n, s in sorted(zip(x.shape, x.stride(), strict=True), key=lambda axis: axis[1]):
+        dense, held = dense and (n == 1 or s == held), held * n
+    first = (offset[0] if offset else None) or 0
+    last = first + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    return not (dense and x.storage_offset() == 0 and first >= 0 and last < x.numel())
+
+
 def _overlay(node: Node) -> str:
-    return "as_strided reads memory past its operand" if is_overlay(node) else ""
+    return "as_strided by strides that are not its operand's" if is_overlay(node) else ""
 
 
 def _one_index(node: Node) -> str:

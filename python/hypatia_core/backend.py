@@ -25,7 +25,7 @@ from . import _launch, _native
 from ._attention import keep_attention
 from ._division import divide
 from ._fx import TABLE, name_of
-from ._known import draws_nothing, is_overlay, unsupported
+from ._known import draws_nothing, reads_past, unsupported
 from ._part import Options, Part
 from ._partition import partition
 from ._rules import Rules, library
@@ -270,7 +270,7 @@ def indivisible(graph: fx.GraphModule) -> str:
     Parts put their results into memory of their own, and may be moved in front of other nodes.
     """
     ops = [n.target for n in graph.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    if any(is_overlay(n) for n in graph.graph.nodes if n.op == "call_function"):
+    if any(reads_past(n) for n in graph.graph.nodes if n.op == "call_function"):
         return "as_strided reads memory past its operand"
     if any(op._schema.is_mutable for op in ops):
         return "a node changes its operand"

@@ -209,8 +209,15 @@ def test_convolution_networks(dtype):
     assert "PyTorch computes a transposed convolution" in computed_by_pytorch()
 
 
+def test_strides_within_an_operand_divide_a_graph():
+    agrees(lambda x: torch.as_strided(x * 2 + 1, (2, 2), (1, 2)) * 3 - 1, torch.randn(3, 4))
+    agrees(lambda x: torch.as_strided((x * 2 + 1), (2, 5), (1, 2), 1) * 3 - 1, torch.randn(4, 3).t())
+    assert hyp.report().hypatia == 4
+    assert set(computed_by_pytorch()) == {"PyTorch computes as_strided by strides that are not its operand's"}
+
+
 def test_graphs_that_must_stay_whole():
-    agrees(lambda x: torch.as_strided(x * 2 + 1, (2, 2), (1, 2)) + 1, torch.randn(3, 4))
+    agrees(lambda x: torch.as_strided((x * 2 + 1)[0], (2, 2), (4, 1)) + 1, torch.randn(3, 4))
     assert computed_by_pytorch() == ["as_strided reads memory past its operand"]
     hyp.reset_report()
 

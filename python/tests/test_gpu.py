@@ -1,5 +1,6 @@
 """Plans on a GPU, as guests of PyTorch, against PyTorch in float64. Skipped where there is none."""
 
+import copy
 import threading
 
 import pytest
@@ -204,6 +205,41 @@ def test_the_native_module_refuses_what_does_not_fit():
         with pytest.raises(hyp.InputError, match=message):
             plan.run_as_guest(inputs, outputs, _launch.scratch)
     assert plan.run_as_guest((x.t(), *params), (out,), _launch.scratch) == [0]
+
+
+class Images(nn.Module):
+    """Convolutions with work between them that has two parts, and a pool over all pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 4, 4)
+        self.deep, self.norm = nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.LayerNorm(16)
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        x = self.first(x)
+        y = self.down(F.gelu(self.up(self.norm(self.deep(x).permute(0, 2, 3, 1)))))
+        return F.adaptive_avg_pool2d(x + y.permute(0, 3, 1, 2), 1).flatten(1)
+
+
+def test_convolutions_are_pytorchs_and_what_lies_between_is_planned():
+    model = Images().cuda()
+    x = torch.randn(5, 3, 36, 44, device="cuda")
+    f = torch.compile(model, backend=backend)
+    close(f(x), copy.deepcopy(model), x, slack=8)
+    assert hyp.report().hypatia >= 1
+    assert any(line.why.startswith("PyTorch computes convolution: on a GPU") for line in hyp.report().lines)
+
+    def gradients(f, x):
+        with torch.enable_grad():
+            return torch.cat([g.flatten() for g in torch.autograd.grad(f(x).square().mean(), [*model.parameters()])])
+
+    hyp.reset_report()
+    trained = torch.compile(model, backend=backend)
+    eager, got = gradients(model, x), gradients(trained, x)
+    want = gradients(model.double(), x.double())
+    assert (got - want).norm() <= 1.3 * (eager - want).norm() + 1e-12
+    assert hyp.report().hypatia >= 2, hyp.report()
 
 
 def test_measuring_chooses_the_faster_side():
