@@ -18,6 +18,7 @@ mod expr;
 mod gemm;
 mod gemm_sm80;
 mod growth;
+mod join_sums;
 mod limits;
 mod lines;
 mod moves;
@@ -45,11 +46,12 @@ use hypatia_dsl::kernel::attention_grad::AttentionGradKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, PointwiseKernel, ProductKernel, RowwiseKernel, ScatterKernel,
-    SortKernel, WarpGemm,
+    ArgmaxKernel, CumsumKernel, GemmKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel,
+    RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
 };
 use term::Functions;
 
+pub use join_sums::JOIN_COLUMNS;
 pub use lines::PRODUCT_TILE;
 pub use names::{comment_lines, identifier};
 pub use rowwise::RowTarget;
@@ -281,6 +283,13 @@ pub enum Geometry {
         /// several rows; it is fastest to launch as many clusters as the device runs at a time.
         shared: u32,
     },
+    /// So many blocks share all rows, whatever their number.
+    Parts {
+        /// Threads per block.
+        block: u32,
+        /// Blocks.
+        parts: u32,
+    },
     /// As the kernel declares: `CudaSource::launch`.
     Declared,
     /// Persistent blocks that walk over tiles of a matrix, in clusters.
@@ -326,6 +335,7 @@ impl Geometry {
                 let y = block / x;
                 ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
             }
+            Geometry::Parts { block, parts } => ([parts, 1, 1], [block, 1, 1]),
             Geometry::Declared => ([1, 1, 1], [1, 1, 1]),
             Geometry::Tiles { block, cluster, rows: of_tile, columns, .. } => {
                 let tiles = rows.div_ceil(of_tile as u64).saturating_mul(n.div_ceil(columns as u64));
@@ -352,6 +362,7 @@ impl fmt::Display for Geometry {
                  {block} / x; \
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),
+            Geometry::Parts { block, parts } => write!(f, "block ({block}), grid ({parts})"),
             Geometry::Declared => write!(f, "as the kernel declares"),
             Geometry::Tiles { block, cluster, rows, columns, shared } => write!(
                 f,
@@ -462,6 +473,17 @@ pub fn rowwise(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, 
 /// Prints a row-wise kernel for these rows alone. It compiles faster and runs faster.
 pub fn rowwise_for(program: &Program, kernel: &RowwiseKernel, target: RowTarget) -> Result<CudaSource, EmitError> {
     rowwise::emit(program, kernel, Some(target))
+}
+
+/// Prints the kernel of rows whose columns are added up by blocks.
+pub fn row_sums(program: &Program, kernel: &RowSumsKernel) -> Result<CudaSource, EmitError> {
+    let target = RowTarget::Sums { n: kernel.n as u64, split: kernel.split };
+    rowwise::emit(program, &kernel.kernel, Some(target))
+}
+
+/// Prints the kernel that adds up the sums of all blocks.
+pub fn join_sums(program: &Program, kernel: &JoinSumsKernel) -> Result<CudaSource, EmitError> {
+    join_sums::emit(program, kernel)
 }
 
 /// Prints a kernel that moves elements.

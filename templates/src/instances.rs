@@ -19,8 +19,8 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, CumsumKernel, GemmKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowwiseKernel,
-    ScatterKernel, SortKernel, WarpGemm,
+    ArgmaxKernel, CumsumKernel, GemmKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel,
+    RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -70,6 +70,10 @@ pub enum Body {
     InPlace(PointwiseKernel, Vec<usize>),
     /// Row by row.
     Rowwise(RowwiseKernel),
+    /// Row by row, and sums over the rows of each block.
+    RowSums(RowSumsKernel),
+    /// Sums over blocks.
+    JoinSums(JoinSumsKernel),
     /// A matrix product with its epilogue.
     Gemm(GemmKernel),
     /// A matrix product with its epilogue, computed by warps.
@@ -107,6 +111,8 @@ impl Body {
             Body::Pointwise(k) => cuda::pointwise(program, k),
             Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
             Body::Rowwise(k) => cuda::rowwise(program, k),
+            Body::RowSums(k) => cuda::row_sums(program, k),
+            Body::JoinSums(k) => cuda::join_sums(program, k),
             Body::Gemm(k) => cuda::gemm(program, k),
             Body::WarpGemm(k) => cuda::warp_gemm(program, k),
             Body::Chain(k) => cuda::chain(program, k),
@@ -140,6 +146,7 @@ impl Body {
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
             Body::Rowwise(k) => shortener.rowwise(k),
+            Body::RowSums(k) => shortener.rowwise(&mut k.kernel),
             Body::Gemm(k) => {
                 let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
                 shortener.product(&mut k.term, &inputs, k.output)
@@ -157,6 +164,8 @@ impl Body {
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
+            Body::RowSums(k) => (&mut k.kernel.name, &mut k.kernel.doc),
+            Body::JoinSums(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
             Body::WarpGemm(k) => (&mut k.name, &mut k.doc),
             Body::Chain(k) => (&mut k.name, &mut k.doc),

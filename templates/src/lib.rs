@@ -28,6 +28,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("pointwise.cu.j2", include_str!("../pointwise.cu.j2")),
     ("epilogue.cu.j2", include_str!("../epilogue.cu.j2")),
     ("rowwise.cu.j2", include_str!("../rowwise.cu.j2")),
+    ("join_sums.cu.j2", include_str!("../join_sums.cu.j2")),
     ("moves.cu.j2", include_str!("../moves.cu.j2")),
     ("argmax.cu.j2", include_str!("../argmax.cu.j2")),
     ("half.cu.j2", include_str!("../half.cu.j2")),

@@ -189,6 +189,7 @@ fn reductions(p: &Program, dtype: DType, strided: bool) -> Instance {
         ],
         axes: if strided { [2, 1 + dtype.size() % 2] } else { [1, 1] },
         gathers: Vec::new(),
+        sums: Vec::new(),
         groups: None,
     };
     Instance { kernel: "reductions".into(), kind: "rowwise", origin: String::new(), dtype, body: Body::Rowwise(kernel) }

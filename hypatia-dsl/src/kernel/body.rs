@@ -377,6 +377,20 @@ impl<'a> Body<'a> {
         Ok(self.value(id, ty, left))
     }
 
+    /// States which axes make up a row, as a reduction over them would.
+    pub fn rows_of(&mut self, axes: &[Axis]) -> Derived<()> {
+        match self.row.clone() {
+            None => self.row = Some(axes.to_vec()),
+            Some(row) if self.same_axes(&row, axes) => {}
+            Some(row) => {
+                if !self.space.unify(&row, axes) || self.check().is_err() {
+                    return Err("it adds up other rows than it reduces".into());
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the axes of a row are others and, behind these, the given ones.
     fn ends_with(&self, row: &[Axis], group: &[Axis]) -> bool {
         let (row, group) = (self.space.now(row), self.space.now(group));

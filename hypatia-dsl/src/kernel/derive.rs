@@ -105,7 +105,7 @@ fn derive(
             _ => {}
         }
         let doc = format!("`{}` of {}:{}", def.name, def.origin.file, def.origin.line);
-        finish(&body, &values, results, &def.name, doc)
+        finish(&body, (&values, &[]), results, &def.name, doc)
     };
     attempt(true).or_else(|why| attempt(false).map_err(|_| why))
 }
@@ -120,10 +120,21 @@ pub(super) struct Shape {
     pub of_groups: usize,
 }
 
-/// The kernel that computes these values of a body.
+/// A sum over all rows.
+#[derive(Clone, Debug)]
+pub(super) struct Summed {
+    /// What is added up.
+    pub value: Val,
+    /// The type of the result.
+    pub ty: TensorType,
+    /// The axes of the result, which make up a row.
+    pub axes: Vec<Parts>,
+}
+
+/// The kernel that computes these values of a body, and sums over all rows.
 pub(super) fn finish(
     body: &Body<'_>,
-    values: &[Val],
+    (values, sums): (&[Val], &[Summed]),
     results: &[TensorType],
     name: &str,
     doc: String,
@@ -131,20 +142,27 @@ pub(super) fn finish(
     if values.len() != results.len() {
         return Err(format!("its body gives {} results, not {}", values.len(), results.len()));
     }
-    let shape = shape_of(body, values, results)?;
+    let shape = shape_of(body, values, results, sums)?;
     let (order, groups) = ordered(body)?;
+    if groups.is_some() && !sums.is_empty() {
+        return Err("it reduces groups of a row, and adds up rows".into());
+    }
     let steps: Vec<_> =
         order.iter().map(|i| &body.steps[*i]).map(|s| (s.kind, extract(body, s.value, &order))).collect();
     let terms: Vec<Term> = values.iter().map(|v| extract(body, v.id, &order)).collect();
+    let summands: Vec<Term> = sums.iter().map(|s| extract(body, s.value.id, &order)).collect();
     let mut tensors = Vec::new();
     for (i, (ty, axes)) in body.inputs.iter().enumerate() {
         let reads = |t: &Term| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input == i as u32));
         let picks = body.gathers.iter().any(|g| g.index == i);
-        let used = picks || terms.iter().chain(steps.iter().map(|(_, t)| t)).any(reads);
+        let used = picks || terms.iter().chain(&summands).chain(steps.iter().map(|(_, t)| t)).any(reads);
         tensors.push(if used { placed(body, &shape, axes, ty)? } else { vec![Vec::new(); axes.len()] });
     }
     for (value, ty) in values.iter().zip(results) {
         tensors.push(placed(body, &shape, &value.axes, ty)?);
+    }
+    for sum in sums {
+        tensors.push(placed(body, &shape, &sum.axes, &sum.ty)?);
     }
     let sizes = shape.lead.iter().chain(&shape.row).map(|a| body.space.size(*a)).collect();
     let space = RowSpace { sizes, outer: shape.lead.len(), tensors };
@@ -162,12 +180,17 @@ pub(super) fn finish(
     for ((ty, axes), term) in results.iter().zip(&space.tensors[body.inputs.len()..]).zip(terms) {
         outputs.push((ty.dtype, space.output_access(axes, shape.of_groups)?, term));
     }
+    let of_sums = &space.tensors[body.inputs.len() + results.len()..];
+    if of_sums.iter().any(|axes| !space.order(axes).iter().copied().eq(space.outer..space.sizes.len())) {
+        return Err("a sum over all rows does not lie along a row".into());
+    }
     let mut kernel = RowwiseKernel {
         name: name.to_string(),
         doc,
         inputs,
         steps,
         outputs,
+        sums: sums.iter().map(|s| s.ty.dtype).zip(summands).collect(),
         axes: [1, 1],
         gathers: body.gathers.clone(),
         groups,
@@ -180,12 +203,13 @@ pub(super) fn finish(
 
 /// The axes that number the rows, in the order of the first output that has most of them, and the
 /// axes that make up a row.
-pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) -> Derived<Shape> {
+pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType], sums: &[Summed]) -> Derived<Shape> {
     let now = |axes: &[Parts]| -> Vec<Axis> { body.space.now(&axes.iter().flatten().copied().collect::<Vec<_>>()) };
     let mut row = body.space.now(body.row.as_deref().unwrap_or_default());
     let group = body.space.now(body.group.as_deref().unwrap_or_default());
     let mut lead: Vec<Axis> = Vec::new();
-    for (value, ty) in values.iter().zip(results) {
+    let summed = sums.iter().map(|s| (&s.value, &s.value.ty));
+    for (value, ty) in values.iter().zip(results).chain(summed.clone()) {
         if value.ty.shape != ty.shape {
             return Err(format!("a result is not of shape {}", show_shape(&ty.shape)));
         }
@@ -196,7 +220,7 @@ pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType]) 
         }
     }
     let mut ordered = false;
-    for (value, ty) in values.iter().zip(results) {
+    for (value, ty) in values.iter().zip(results).chain(summed) {
         let (of_row, own): (Vec<Axis>, Vec<Axis>) = now(&value.axes).iter().partition(|a| row.contains(a));
         let of_groups = row.len() - group.len();
         let whole = of_row.is_empty() || of_row.len() == row.len() || of_row == row[..of_groups];

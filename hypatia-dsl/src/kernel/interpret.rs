@@ -9,7 +9,7 @@ use crate::scalar::{Leaves, Precision, Term, Value, eval};
 
 use super::{Reduction, RowAccess, RowLayout, RowwiseKernel};
 
-/// The outputs of a row-wise kernel under a layout. Each output has as many elements as the layout
+/// The outputs of a row-wise kernel under a layout, then its sums over all rows. Each output has as many elements as the layout
 /// spans, at the places that the layout gives them. In an empty row the sum is 0, the product 1,
 /// the maximum -inf, the minimum inf, and the mean NaN. It is an error if there are fewer inputs,
 /// or a shorter input, than the layout needs.
@@ -19,7 +19,9 @@ pub fn interpret_rowwise(
     inputs: &[&[f64]],
     layout: &RowLayout,
 ) -> Result<Vec<Vec<f64>>, String> {
-    if inputs.len() != kernel.inputs.len() || layout.strides.len() != inputs.len() + kernel.outputs.len() {
+    if inputs.len() != kernel.inputs.len()
+        || layout.strides.len() != inputs.len() + kernel.outputs.len() + kernel.sums.len()
+    {
         return Err(format!("{} takes {} inputs, not {}", kernel.name, kernel.inputs.len(), inputs.len()));
     }
     let (rows, n) = (layout.rows(), layout.n());
@@ -28,6 +30,7 @@ pub fn interpret_rowwise(
         let per_row = kernel.stored(*access, n);
         outputs.push(vec![f64::NAN; layout.extent(inputs.len() + i).max(if rows == 0 { 0 } else { per_row })]);
     }
+    let mut sums = vec![vec![0.0; n]; kernel.sums.len()];
     for row in 0..rows {
         let mut steps: Vec<Value> = Vec::with_capacity(kernel.steps.len());
         let reduced = |steps: &[Value], (reduction, term): &(Reduction, Term), columns: std::ops::Range<usize>| {
@@ -59,7 +62,13 @@ pub fn interpret_rowwise(
                 }
             }
         }
+        for (sum, (_, term)) in sums.iter_mut().zip(&kernel.sums) {
+            for (column, sum) in sum.iter_mut().enumerate() {
+                *sum += element(program, kernel, inputs, &steps, term, layout, (row, column))?.to_f64();
+            }
+        }
     }
+    outputs.append(&mut sums);
     Ok(outputs)
 }
 

@@ -21,6 +21,7 @@ mod moves;
 mod region;
 pub mod short;
 mod space;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod tune;
@@ -36,7 +37,8 @@ pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
-pub use region::{RowOperand, RowRegion, RowValue};
+pub use region::{ColumnSum, RowOperand, RowRegion, RowValue};
+pub use sums::{JoinSumsKernel, MAX_SUMS, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`
@@ -167,6 +169,8 @@ pub struct RowwiseKernel {
     /// row, `PerGroup` for one per group, `Full` for one per element, or `Strided` where the rows
     /// do not lie along the output's last axis.
     pub outputs: Vec<(DType, RowAccess, Term)>,
+    /// Sums over all rows, one a column: element type and value. Their results follow the outputs.
+    pub sums: Vec<(DType, Term)>,
     /// How many axes number the rows, and how many make up a row; 1 and 1 if nothing is `Strided`.
     pub axes: [usize; 2],
     /// Where the rows of `Gathered` operands come from.

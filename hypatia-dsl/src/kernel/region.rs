@@ -12,7 +12,7 @@ use crate::scalar::TermNode;
 use crate::typing::TensorType;
 
 use super::body::{Body, Val, ValId};
-use super::derive::{finish, shape_of};
+use super::derive::{Summed, finish, shape_of};
 use super::{RowSpace, RowwiseKernel};
 
 /// A region under construction.
@@ -22,6 +22,8 @@ pub struct RowRegion<'p> {
     /// The values that take work.
     computed: Vec<ValId>,
     operands: Vec<RowOperand>,
+    /// Sums over all rows.
+    sums: Vec<Summed>,
 }
 
 /// An operand of a region's kernel.
@@ -37,10 +39,14 @@ pub enum RowOperand {
 #[derive(Clone, Copy, Debug)]
 pub struct RowValue(ValId);
 
+/// A sum over all rows of a region, one a column.
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnSum(usize);
+
 impl<'p> RowRegion<'p> {
     /// A region without nodes.
     pub fn new(program: &'p Program) -> RowRegion<'p> {
-        RowRegion { program, body: Body::new(program), computed: Vec::new(), operands: Vec::new() }
+        RowRegion { program, body: Body::new(program), computed: Vec::new(), operands: Vec::new(), sums: Vec::new() }
     }
 
     /// The next operand of the kernel.
@@ -146,22 +152,53 @@ impl<'p> RowRegion<'p> {
         self.scalar(scalar, operands)
     }
 
-    /// The kernel that computes these values.
-    pub fn finish(self, name: &str, doc: String, results: &[RowValue]) -> Result<(RowwiseKernel, RowSpace), String> {
+    /// The sum of a value over its first `reduced` axes, which number the rows.
+    pub fn column_sum(&mut self, of: RowValue, reduced: usize, ty: &TensorType) -> Result<ColumnSum, String> {
+        let value = self.body.val(of.0).clone();
+        let left = value.axes.get(reduced..).filter(|_| value.ty.dtype.is_float());
+        let left = left.ok_or("it adds up integers, or axes that are not there")?.to_vec();
+        self.body.rows_of(&left.concat())?;
+        // With `keepdims`, axes of size 1 stand in front.
+        let mut axes = vec![Vec::new(); ty.shape.len().saturating_sub(left.len())];
+        axes.extend(left);
+        self.sums.push(Summed { value, ty: ty.clone(), axes });
+        Ok(ColumnSum(self.sums.len() - 1))
+    }
+
+    /// Such a sum in another shape, or stored in a narrower type.
+    pub fn stored_sum(&mut self, sum: ColumnSum, ty: &TensorType) -> Result<ColumnSum, String> {
+        let Summed { value, ty: from, axes } = self.sums[sum.0].clone();
+        if from.dtype != ty.dtype && (!ty.dtype.is_float() || ty.dtype.size() > from.dtype.size()) {
+            return Err("it makes a sum over all rows wider".into());
+        }
+        let axes = if from.shape == ty.shape { Some(axes) } else { self.body.space.reshape(&axes, &ty.shape) };
+        let axes = axes.ok_or("a sum over all rows is divided in another way")?;
+        self.sums.push(Summed { value, ty: ty.clone(), axes });
+        Ok(ColumnSum(self.sums.len() - 1))
+    }
+
+    /// The kernel that computes these values, and these sums over all rows.
+    pub fn finish(
+        self,
+        name: &str,
+        doc: String,
+        (results, sums): (&[RowValue], &[ColumnSum]),
+    ) -> Result<(RowwiseKernel, RowSpace), String> {
         let body = self.body;
         body.check()?;
-        if body.steps.is_empty() {
+        let sums: Vec<Summed> = sums.iter().map(|s| self.sums[s.0].clone()).collect();
+        if body.steps.is_empty() && sums.is_empty() {
             return Err("it reduces nothing".into());
         }
         let values: Vec<Val> = results.iter().map(|v| body.val(v.0).clone()).collect();
         let types: Vec<TensorType> = values.iter().map(|v| v.ty.clone()).collect();
-        let shape = shape_of(&body, &values, &types)?;
+        let shape = shape_of(&body, &values, &types, &sums)?;
         for value in &self.computed {
             let axes = body.space.now(&body.val(*value).axes.concat());
             if !shape.lead.iter().all(|a| axes.contains(a)) {
                 return Err("a value that rows share would be computed again for each".into());
             }
         }
-        finish(&body, &values, &types, name, doc)
+        finish(&body, (&values, &sums), &types, name, doc)
     }
 }

@@ -89,7 +89,8 @@ impl<'p> Shortener<'p> {
     /// Shortens a row-wise kernel. The types of its inputs and outputs determine how many digits
     /// count.
     pub fn rowwise(&self, kernel: &mut RowwiseKernel) -> Vec<RuleId> {
-        let all = || kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0));
+        let made = || kernel.outputs.iter().map(|o| o.0).chain(kernel.sums.iter().map(|s| s.0));
+        let all = || kernel.inputs.iter().map(|i| i.0).chain(made());
         let Some(kept) = all().filter(|d| d.is_float()).map(mantissa_bits).max() else { return Vec::new() };
         let rules = self.allowed(kept);
         if rules.is_empty() {
@@ -111,7 +112,8 @@ impl<'p> Shortener<'p> {
             let ty = known.and_then(|t| t.get(term.root().0 as usize).copied().flatten()).unwrap_or(number);
             leaves.push(if ty == DType::Bool { DType::I64 } else { ty });
         }
-        for (_, _, term) in &mut kernel.outputs {
+        let stored = kernel.outputs.iter_mut().map(|(_, _, term)| term);
+        for term in stored.chain(kernel.sums.iter_mut().map(|(_, term)| term)) {
             fired.extend(self.row_term(&rules, term, number, &leaves, &elements));
         }
         fired

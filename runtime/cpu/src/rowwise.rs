@@ -16,7 +16,7 @@ use super::math;
 use super::simd::dispatch;
 use super::threads::Workers;
 use hypatia_plan::RowwiseStep;
-use hypatia_tensor::error::Result;
+use hypatia_tensor::error::{Error, Result};
 
 /// Work with fewer elements than this runs on one thread.
 const GRAIN: usize = 1 << 12;
@@ -53,6 +53,9 @@ impl RowCode {
     /// Compiles a step.
     pub fn new(program: &Program, step: &RowwiseStep) -> Result<RowCode> {
         let (kernel, n) = (&step.kernel, step.n);
+        if !kernel.sums.is_empty() {
+            return Err(Error::Internal(format!("kernel {} adds up rows, which only GPUs do", kernel.name)));
+        }
         let mut dtypes: Vec<DType> = kernel.inputs.iter().map(|(d, _)| *d).collect();
         let mut results = Vec::new();
         for (_, term) in &kernel.steps {

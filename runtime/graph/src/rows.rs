@@ -14,7 +14,9 @@ use std::collections::{HashMap, HashSet};
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
-use hypatia_dsl::kernel::{RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel};
+use hypatia_dsl::kernel::{
+    ColumnSum, MAX_SUMS, RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel, SumSplit,
+};
 use hypatia_dsl::shape::Dim;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
@@ -41,6 +43,10 @@ const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
 const ALONE: [i64; 2] = [1 << 14, 1 << 13];
 /// Rows that occupy a host, and a GPU.
 const ROWS: [i64; 2] = [8, 64];
+/// The fewest rows that are added up by a kernel of rows, and the fewest columns: fewer are added
+/// up in one launch, by a thread or a block for each column.
+const FEWEST_ADDED: i64 = 128;
+const NARROWEST_ADDED: i64 = 16;
 
 /// A region that is computed row by row.
 #[derive(Clone, Debug)]
@@ -51,7 +57,7 @@ pub struct RowwiseRegion {
     pub space: RowSpace,
     /// What it reads.
     pub operands: Vec<RowsOperand>,
-    /// What it stores.
+    /// What it stores: the outputs of the kernel, then its sums over all rows.
     pub results: Vec<Value>,
     /// Operands that hold places in a row, and the number of places: a place outside is an error
     /// where the device can say so.
@@ -121,7 +127,21 @@ impl Grower<'_, '_> {
             }
         }
         self.join_siblings(&users, &mut found);
+        self.lone_sums(&users, &mut found);
         found
+    }
+
+    /// Sums over all rows of what no region computes: a kernel of their own reads rows as they lie.
+    fn lone_sums(&mut self, users: &Users, found: &mut HashMap<usize, RowwiseRegion>) {
+        for node in 0..self.cluster.graph.nodes.len() {
+            let group = self.cluster.group_of[node];
+            if reduced_rows(self.cluster.graph, node).is_some()
+                && !found.contains_key(&group)
+                && let Some(rows) = self.rows(&self.cluster.groups[group].nodes.clone(), users)
+            {
+                found.insert(group, rows);
+            }
+        }
     }
 
     /// Makes one region of a union, if it has a kernel that is worth it.
@@ -205,27 +225,31 @@ impl Grower<'_, '_> {
             for (output, value) in reading.node(*index)?.into_iter().enumerate() {
                 let v = Value { node: NodeId(*index as u32), output: output as u32 };
                 if users.get(&v).is_some_and(|u| u.iter().any(|n| !reading.inside.contains(n))) {
-                    // A view that is read elsewhere costs nothing outside, and a copy inside.
-                    if is_alias(graph, *index) {
-                        return None;
+                    match value {
+                        // A view that is read elsewhere costs nothing outside, and a copy inside.
+                        Made::Rows(_) if is_alias(graph, *index) => return None,
+                        Made::Rows(value) => reading.results.push((v, value)),
+                        Made::Sum(sum) => reading.sums.push((v, sum)),
                     }
-                    reading.results.push((v, value));
                 }
                 reading.values.insert(v, value);
             }
         }
-        let Reading { region, operands, results, lookups, .. } = reading;
+        let Reading { region, operands, results, sums, lookups, .. } = reading;
         // Where the channels come first or last is decided for convolutions, in the plan.
         let convolved = |o: &RowsOperand| matches!(o, RowsOperand::Value(v) if self.convolved[v.node.index()]);
         if operands.iter().any(convolved) {
             return None;
         }
-        if results.is_empty() || operands.len() + results.len() > MAX_TENSORS {
+        let count = results.len() + sums.len();
+        if count == 0 || operands.len() + count > MAX_TENSORS || sums.len() > MAX_SUMS {
             return None;
         }
-        let (results, made): (Vec<Value>, Vec<RowValue>) = results.into_iter().unzip();
+        let (mut results, made): (Vec<Value>, Vec<RowValue>) = results.into_iter().unzip();
+        let (of_sums, sums): (Vec<Value>, Vec<ColumnSum>) = sums.into_iter().unzip();
+        results.extend(of_sums);
         let (name, doc) = self.named(nodes);
-        let (kernel, space) = region.finish(&name, doc, &made).ok()?;
+        let (kernel, space) = region.finish(&name, doc, (&made, &sums)).ok()?;
         self.is_worth_it(&kernel, &space).then_some(RowwiseRegion { kernel, space, operands, results, lookups })
     }
 
@@ -248,6 +272,9 @@ impl Grower<'_, '_> {
         if n.is_some_and(|n| n > LONGEST[gpu]) {
             return false;
         }
+        if !kernel.sums.is_empty() && !sums_are_worth_it(kernel, rows, n) {
+            return false;
+        }
         if let (Some(rows), Some(n)) = (rows, n) {
             let alone = if gpu == 1 { n } else { rows.saturating_mul(n) };
             if rows < ROWS[gpu] && alone > ALONE[gpu] {
@@ -265,6 +292,13 @@ impl Grower<'_, '_> {
         let stored = kernel.outputs.iter().all(|o| o.1 != RowAccess::Strided);
         stored && bytes <= ROW_BYTES && space.tensors.iter().all(along)
     }
+}
+
+/// Whether a kernel that adds up so many rows is faster than sums of their own.
+fn sums_are_worth_it(kernel: &RowwiseKernel, rows: Option<i64>, n: Option<i64>) -> bool {
+    let (Some(rows), Some(n)) = (rows, n) else { return false };
+    let split = usize::try_from(rows).ok().zip(usize::try_from(n).ok()).and_then(|(rows, n)| SumSplit::of(rows, n));
+    split.is_some() && rows >= FEWEST_ADDED && n >= NARROWEST_ADDED && kernel.gathers.is_empty()
 }
 
 /// What would become one region.
@@ -301,6 +335,34 @@ fn gathers(graph: &Graph, node: usize) -> bool {
     builtin(graph, node) == Some(BuiltinOp::Gather) && along_rows && wide
 }
 
+/// How many axes, the first ones, a node adds up, if the others make up a row: a sum over all rows.
+fn reduced_rows(graph: &Graph, node: usize) -> Option<usize> {
+    let node = &graph.nodes[node];
+    let NodeKind::Op { attrs, .. } = &node.kind else { return None };
+    let (Some(BuiltinOp::Sum), Some(AttrValue::List(axes))) = (builtin(graph, node), attrs.first()) else {
+        return None;
+    };
+    let of = graph.ty(node.operands.first().copied().flatten()?);
+    let axes = axes.iter().map(|a| match a {
+        AttrValue::Dim(axis) => axis.as_const().and_then(|a| usize::try_from(a).ok()),
+        _ => None,
+    });
+    let mut axes = axes.collect::<Option<Vec<usize>>>()?;
+    axes.sort_unstable();
+    let first = axes.iter().copied().eq(0..axes.len()) && !axes.is_empty();
+    let left = of.shape.get(axes.len()..)?.iter().any(|d| d.as_const() != Some(1));
+    (first && left && of.dtype.is_float()).then_some(axes.len())
+}
+
+/// A value of a region.
+#[derive(Clone, Copy)]
+enum Made {
+    /// It varies from row to row.
+    Rows(RowValue),
+    /// A sum over all rows.
+    Sum(ColumnSum),
+}
+
 /// The kernel of a region while its nodes are read, in order.
 struct Reading<'g> {
     graph: &'g Graph,
@@ -309,26 +371,36 @@ struct Reading<'g> {
     on_host: bool,
     region: RowRegion<'g>,
     /// What is known in the kernel: operands, and values of nodes that were read.
-    values: HashMap<Value, RowValue>,
+    values: HashMap<Value, Made>,
     operands: Vec<RowsOperand>,
     results: Vec<(Value, RowValue)>,
+    sums: Vec<(Value, ColumnSum)>,
     lookups: Vec<(Value, usize)>,
 }
 
 impl<'g> Reading<'g> {
     fn new(graph: &'g Graph, inside: HashSet<usize>, on_host: bool) -> Reading<'g> {
-        let (operands, results, lookups) = (Vec::new(), Vec::new(), Vec::new());
+        let (operands, results, sums, lookups) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let region = RowRegion::new(&graph.program);
-        Reading { graph, inside, on_host, region, values: HashMap::new(), operands, results, lookups }
+        Reading { graph, inside, on_host, region, values: HashMap::new(), operands, results, sums, lookups }
     }
 
     /// The results of a node; `None` if no row-wise kernel computes it.
-    fn node(&mut self, index: usize) -> Option<Vec<RowValue>> {
+    fn node(&mut self, index: usize) -> Option<Vec<Made>> {
         let node = &self.graph.nodes[index];
         if let (true, [Some(table), Some(places)]) = (gathers(self.graph, index), node.operands.as_slice()) {
-            return self.gather(*table, *places).map(|made| vec![made]);
+            return self.gather(*table, *places).map(|made| vec![Made::Rows(made)]);
         }
-        let args: Vec<Option<RowValue>> = node.operands.iter().map(|v| v.map(|v| self.argument(index, v))).collect();
+        if let Some(sum) = self.sum(index) {
+            return Some(vec![Made::Sum(sum?)]);
+        }
+        let mut args: Vec<Option<RowValue>> = Vec::with_capacity(node.operands.len());
+        for v in &node.operands {
+            args.push(match v {
+                Some(v) => Some(self.argument(index, *v)?),
+                None => None,
+            });
+        }
         let made = match &node.kind {
             NodeKind::Scalar(scalar) => {
                 let args: Vec<RowValue> = args.into_iter().flatten().collect();
@@ -350,7 +422,24 @@ impl<'g> Reading<'g> {
             }
             self.lookups.push((places, *count));
         }
-        Some(made)
+        Some(made.into_iter().map(Made::Rows).collect())
+    }
+
+    /// A sum over all rows, or such a sum in another shape or type; the inner `None` if no kernel
+    /// computes it.
+    fn sum(&mut self, index: usize) -> Option<Option<ColumnSum>> {
+        let node = &self.graph.nodes[index];
+        let of = node.operands.first().copied().flatten()?;
+        let ty = node.results.first()?;
+        if let Some(Made::Sum(sum)) = self.values.get(&of).copied() {
+            let kept = matches!(builtin(self.graph, node), Some(BuiltinOp::Cast | BuiltinOp::Reshape));
+            return Some(if kept { self.region.stored_sum(sum, ty).ok() } else { None });
+        }
+        let reduced = reduced_rows(self.graph, index)?;
+        if self.on_host {
+            return Some(None);
+        }
+        Some(self.argument(index, of).and_then(|of| self.region.column_sum(of, reduced, ty).ok()))
     }
 
     /// Rows of a table.
@@ -363,23 +452,26 @@ impl<'g> Reading<'g> {
         let made = self.region.gather(self.graph.ty(table), picked).ok()?;
         self.operands.extend([RowsOperand::Value(places), RowsOperand::Value(table)]);
         self.lookups.push((places, rows));
-        self.values.insert(places, picked);
+        self.values.insert(places, Made::Rows(picked));
         Some(made)
     }
 
-    /// The operand of a node: known, a number, or one more operand of the kernel.
-    fn argument(&mut self, index: usize, v: Value) -> RowValue {
-        if let Some(known) = self.values.get(&v) {
-            return *known;
+    /// The operand of a node: known, a number, or one more operand of the kernel. `None` for a sum
+    /// over all rows, which no row has before the end.
+    fn argument(&mut self, index: usize, v: Value) -> Option<RowValue> {
+        match self.values.get(&v) {
+            Some(Made::Rows(known)) => return Some(*known),
+            Some(Made::Sum(_)) => return None,
+            None => {}
         }
         let ty = self.graph.ty(v);
         if let Some(number) = literal(self.graph, &self.graph.nodes[index], v) {
-            return self.region.number(number, ty.dtype);
+            return Some(self.region.number(number, ty.dtype));
         }
         self.operands.push(RowsOperand::Value(v));
         let value = self.region.operand(ty);
-        self.values.insert(v, value);
-        value
+        self.values.insert(v, Made::Rows(value));
+        Some(value)
     }
 }
 

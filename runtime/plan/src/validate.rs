@@ -330,13 +330,14 @@ fn pointwise(p: &PointwiseStep, reads: &[View], writes: &[View]) -> bool {
 }
 
 fn rowwise(r: &RowwiseStep, reads: &[View], writes: &[View]) -> bool {
-    let (inputs, outputs) = (&r.kernel.inputs, &r.kernel.outputs);
+    let inputs = &r.kernel.inputs;
+    let made = r.kernel.outputs.iter().map(|o| o.0).chain(r.kernel.sums.iter().map(|s| s.0));
     let layout = &r.layout;
     inputs.len() == reads.len()
-        && outputs.len() == writes.len()
+        && made.clone().count() + usize::from(r.kernel.sum_type().is_some()) == writes.len()
         && inputs.iter().zip(reads).all(|((dtype, _), v)| *dtype == v.dtype)
-        && outputs.iter().zip(writes).all(|((dtype, ..), v)| *dtype == v.dtype)
-        && layout.strides.len() == reads.len() + writes.len()
+        && made.clone().zip(writes).all(|(dtype, v)| dtype == v.dtype)
+        && layout.strides.len() == reads.len() + made.clone().count()
         && layout.strides.iter().all(|s| s.len() == layout.sizes.len())
         && (layout.rows(), layout.n()) == (r.rows, r.n)
 }

@@ -64,7 +64,8 @@ impl Step {
                 let elements = (r.rows * r.n) as f64;
                 let steps: f64 = r.kernel.steps.iter().map(|(_, t)| calls(t) + 1.0).sum();
                 let outputs: f64 = r.kernel.outputs.iter().map(|(_, _, t)| calls(t)).sum();
-                elements * (steps + outputs)
+                let sums: f64 = r.kernel.sums.iter().map(|(_, t)| calls(t) + 1.0).sum();
+                elements * (steps + outputs + sums)
             }
             Action::Reduce(..) | Action::Argmax(..) | Action::Cumsum(_) => {
                 self.reads.first().map_or(0, View::len) as f64

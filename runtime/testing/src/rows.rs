@@ -362,6 +362,69 @@ fn backward(dtype: DType) -> Vec<RowCase> {
     vec![of_softmax, of_norm, of_log_softmax]
 }
 
+/// Sums over all rows, beside what is computed in rows: a GPU's alone.
+pub fn sum_cases(dtype: DType) -> Vec<RowCase> {
+    let of_norm = |name: &str, lead: &[usize], n: usize| {
+        let mut r = Rows::new(dtype);
+        let shape = [lead, &[n]].concat();
+        let axes: Vec<usize> = (0..lead.len()).collect();
+        let (x, g, w) = (r.x(&shape), r.x(&shape), r.x(&[n]));
+        let (normed, scale) = r.layer_norm(x);
+        let gw = r.f(Mul, &[g, w]);
+        let p = r.f(Mul, &[gw, normed]);
+        let (a, b) = (r.reduce(BuiltinOp::Mean, gw), r.reduce(BuiltinOp::Mean, p));
+        let nb = r.f(Mul, &[normed, b]);
+        let d = r.f(Sub, &[gw, a]);
+        let d = r.f(Sub, &[d, nb]);
+        let dx = r.f(Mul, &[d, scale]);
+        let gn = r.f(Mul, &[g, normed]);
+        let of_scale = r.op(BuiltinOp::Sum, &[gn], vec![list(&axes), false.into()]);
+        let of_bias = r.op(BuiltinOp::Sum, &[g], vec![list(&axes), false.into()]);
+        r.case(&format!("gradients of a layer norm, {name}"), &[dx, of_scale, of_bias], 1)
+    };
+    let alone = |[rows, n]: [usize; 2]| {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[rows, n]);
+        let s = r.op(BuiltinOp::Sum, &[x], vec![list(&[0]), true.into()]);
+        let s = r.reshape(s, &[n]);
+        r.case(&format!("the sum of {rows} rows of {n}"), &[s], 1)
+    };
+    let of_bias = {
+        let mut r = Rows::new(dtype);
+        let (x, y) = (r.x(&[16, 9, 40]), r.x(&[16, 9, 40]));
+        let t = r.f(Tanh, &[y]);
+        let z = r.f(Mul, &[x, t]);
+        let s = r.op(BuiltinOp::Sum, &[z], vec![list(&[0, 1]), false.into()]);
+        r.case("a product and the sum of its rows", &[z, s], 1)
+    };
+    let narrowed = {
+        let mut r = Rows::new(dtype);
+        let (y, g) = (r.x(&[150, 40]), r.x(&[150, 40]));
+        let p = r.f(Mul, &[g, y]);
+        let s = r.reduce(BuiltinOp::Sum, p);
+        let d = r.f(Sub, &[g, s]);
+        let dx = r.f(Mul, &[y, d]);
+        let wide = if dtype == DType::F64 { dx } else { r.cast(dx, DType::F32) };
+        let s = r.op(BuiltinOp::Sum, &[wide], vec![list(&[0]), false.into()]);
+        let s = if dtype == DType::F64 { s } else { r.cast(s, dtype) };
+        r.case("the sum of what depends on sums of rows, in fewer bits", &[s], 1)
+    };
+    let turned = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[10, 130, 24]);
+        let t = r.op(BuiltinOp::Transpose, &[x], vec![list(&[1, 0, 2])]);
+        let e = r.f(Exp, &[t]);
+        let s = r.op(BuiltinOp::Sum, &[e], vec![list(&[0, 1]), false.into()]);
+        r.case("the sum of rows in another order", &[s, e], 1)
+    };
+    let mut out = vec![of_bias, narrowed, turned];
+    out.extend([[300, 96], [129, 33], [2500, 17], [128, 1032]].map(alone));
+    out.push(of_norm("short rows", &[200], 48));
+    out.push(of_norm("several axes", &[4, 50], 136));
+    out.push(of_norm("longer rows", &[140], 1500));
+    out
+}
+
 /// What stays apart.
 fn apart(dtype: DType) -> Vec<RowCase> {
     let columns = {

@@ -45,7 +45,9 @@ pub(super) struct Values<'p, 'k> {
     pub step_types: Vec<DType>,
     pub steps: Vec<Piece>,
     outputs: Vec<Piece>,
-    /// The text of all functions: those of the steps, then those of the outputs.
+    /// What is added up over all rows.
+    sums: Vec<Piece>,
+    /// The text of all functions: those of the steps and sums, then those of the outputs.
     pub bodies: Vec<String>,
 }
 
@@ -58,12 +60,17 @@ impl<'p, 'k> Values<'p, 'k> {
             step_types: Vec::new(),
             steps: Vec::new(),
             outputs: Vec::new(),
+            sums: Vec::new(),
             bodies: Vec::new(),
         };
         for (i, (_, term)) in kernel.steps.iter().enumerate() {
             let piece = values.print(term, &format!("step{i}"), None)?;
             values.step_types.push(if piece.ty == DType::Bool { DType::I64 } else { piece.ty });
             values.steps.push(piece);
+        }
+        for (i, (_, term)) in kernel.sums.iter().enumerate() {
+            let piece = values.print(term, &format!("sum{i}"), None)?;
+            values.sums.push(piece);
         }
         values.print_outputs(&kernel.outputs)?;
         Ok(values)
@@ -79,7 +86,7 @@ impl<'p, 'k> Values<'p, 'k> {
 
     /// Prints the functions of these outputs, in place of those printed before.
     fn print_outputs(&mut self, outputs: &[(DType, RowAccess, Term)]) -> Result<(), EmitError> {
-        self.bodies.truncate(self.steps.len());
+        self.bodies.truncate(self.steps.len() + self.sums.len());
         self.outputs.clear();
         for (i, (dtype, _, term)) in outputs.iter().enumerate() {
             let piece = self.print(term, &format!("value{i}"), Some(*dtype))?;
@@ -101,16 +108,25 @@ impl<'p, 'k> Values<'p, 'k> {
 
     /// The operands that some value reads.
     pub fn used(&self) -> Vec<usize> {
-        let reads = |i: &usize| self.steps.iter().chain(&self.outputs).any(|p| p.inputs.contains(i));
+        let all = || self.steps.iter().chain(&self.sums).chain(&self.outputs);
+        let reads = |i: &usize| all().any(|p| p.inputs.contains(i));
         (0..self.kernel.inputs.len()).filter(reads).collect()
     }
 
-    /// The operands that outputs along the row read, those of groups among them, or steps that are
-    /// carried to them.
+    /// The operands that outputs along the row read, those of groups and sums over rows among them,
+    /// or steps that are carried to them.
     pub fn read_by_rows(&self, carried: &[usize]) -> Vec<usize> {
         let outputs = self.outputs.iter().zip(&self.kernel.outputs);
         let along = outputs.filter(|(_, o)| o.1 != RowAccess::PerRow).map(|(p, _)| p);
-        union(along.chain(carried.iter().map(|s| &self.steps[*s])))
+        union(along.chain(&self.sums).chain(carried.iter().map(|s| &self.steps[*s])))
+    }
+
+    /// What is added up over all rows, as the template sees it.
+    pub fn summands(&self) -> Value {
+        let shown = self.sums.iter().enumerate().map(|(i, p)| {
+            context! { name => format!("sum{i}"), at => i, value => call(self.kernel, p, &self.steps) }
+        });
+        shown.collect()
     }
 
     /// The outputs with these access modes, as the template sees them.
@@ -131,7 +147,8 @@ impl<'p, 'k> Values<'p, 'k> {
 
 /// Element types of all operands and outputs.
 pub(super) fn dtypes(kernel: &RowwiseKernel) -> impl Iterator<Item = DType> + Clone + '_ {
-    kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0))
+    let sums = kernel.sum_type().into_iter();
+    kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).chain(sums)
 }
 
 /// Prints the function of a step or output. Its parameters have storage types; its result has the

@@ -20,7 +20,7 @@ use super::{
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Reduction, RowAccess, RowwiseKernel};
+use hypatia_dsl::kernel::{Reduction, RowAccess, RowwiseKernel, SumSplit};
 use hypatia_dsl::scalar::TermNode;
 
 /// Suffix, threads per block, threads that share a row, and the most elements that each of them
@@ -49,6 +49,13 @@ pub enum RowTarget {
         /// Whether the device supports clusters of blocks (compute capability 9.0), so that several
         /// blocks may share a row.
         clusters: bool,
+    },
+    /// Rows of that length whose columns are added up.
+    Sums {
+        /// Elements of a row.
+        n: u64,
+        /// How blocks share the rows.
+        split: SumSplit,
     },
 }
 
@@ -85,17 +92,23 @@ impl Sharing {
         while !kernel.groups.is_none_or(|g| g.size.is_multiple_of(vector)) {
             vector /= 2;
         }
-        let fixed = match target {
-            Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
+        let length = match target {
+            Some(RowTarget::Length { n, .. } | RowTarget::Sums { n, .. }) => Some(n),
             _ => None,
         };
-        if let Some(([_, n], _)) = fixed {
-            // The vector width must divide the row length, so that every row begins at a pack
-            // boundary.
-            while !n.is_multiple_of(vector as u64) {
-                vector /= 2;
-            }
+        // The vector width must divide the row length, so that every row begins at a pack boundary.
+        while length.is_some_and(|n| !n.is_multiple_of(vector as u64)) {
+            vector /= 2;
         }
+        let fixed = match target {
+            Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
+            Some(RowTarget::Sums { n, split }) => {
+                let team = Some(Team::of_sums(n, vector as u64, split));
+                let pack = pack_bytes(kernel, used, vector);
+                return Sharing { vector, pack, per_column: true, narrow: false, fixed: Some(n), team, stream: None };
+            }
+            _ => None,
+        };
         let pack = pack_bytes(kernel, used, vector);
         let per_column = used.iter().any(|i| kernel.inputs[*i].1 == RowAccess::PerColumn);
         let team = fixed.map(|(sizes, clusters)| {
@@ -151,6 +164,10 @@ pub(super) fn emit(
     target: Option<RowTarget>,
 ) -> Result<CudaSource, EmitError> {
     check(kernel)?;
+    if kernel.sums.is_empty() == matches!(target, Some(RowTarget::Sums { .. })) {
+        let what = "sums over all rows need a split of the rows, and a split needs sums";
+        return Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
+    }
     let mut values = Values::of(program, kernel)?;
     let used = values.used();
     let sharing = Sharing::of(kernel, &used, target);
@@ -165,6 +182,7 @@ pub(super) fn emit(
         values.functions.need("axes");
     }
     let (entries, entry_points) = match (target, &sharing.team) {
+        (Some(RowTarget::Sums { n, split }), Some(team)) => sums_entry(kernel, n, team, split),
         (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, sharing.stream.as_ref()),
         (Some(_), _) => columns_entry(kernel),
         (None, _) => entry_points(kernel, sharing.pack, sharing.vector),
@@ -204,6 +222,8 @@ pub(super) fn emit(
         full_outputs => values.results(&[RowAccess::Full, RowAccess::Strided]),
         group_outputs => values.results(&[RowAccess::PerGroup]),
         row_outputs => values.results(&[RowAccess::PerRow]),
+        sums => values.summands(),
+        sum_type => kernel.sum_type().map(compute_name),
         alignment => alignment(kernel, &used),
         entry_points => entry_points,
         ..common(header, &values.functions, dtypes(kernel), &values.bodies)?
@@ -215,7 +235,7 @@ pub(super) fn emit(
 
 fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
     let bad = |what: &str| Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
-    if kernel.outputs.is_empty() {
+    if kernel.outputs.is_empty() && kernel.sums.is_empty() {
         return bad("no outputs");
     }
     for (_, access, term) in &kernel.outputs {
@@ -252,7 +272,8 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
         return bad("a step with several values");
     }
     let known = carry::operand(kernel, 0) as u32;
-    let mut terms = kernel.steps.iter().map(|s| &s.1).chain(kernel.outputs.iter().map(|o| &o.2));
+    let summands = kernel.sums.iter().map(|s| &s.1);
+    let mut terms = kernel.steps.iter().map(|s| &s.1).chain(kernel.outputs.iter().map(|o| &o.2)).chain(summands);
     if terms.any(|t| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input >= known))) {
         return bad("an operand that is neither an input nor a step");
     }
@@ -375,10 +396,19 @@ fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Value {
                 Some(format!("const auto in{i}_v = in{i}_at(c, col);"))
             }
             RowAccess::PerColumn if streamed => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
-            RowAccess::PerColumn => Some(format!("const auto in{i}_v = load<V>(in{i} + col);")),
+            RowAccess::PerColumn => Some(format!("const auto in{i}_v = {};", own_read(kernel, *i))),
             _ => None,
         })
         .collect()
+}
+
+/// The elements of a pack of an operand. Rows that are added up stay in registers even where their
+/// memory is not aligned.
+fn own_read(kernel: &RowwiseKernel, i: usize) -> String {
+    match kernel.sums.is_empty() {
+        true => format!("load<V>(in{i} + col)"),
+        false => format!("fetch<V>(packed, in{i} + col)"),
+    }
 }
 
 fn of_access(kernel: &RowwiseKernel, used: &[usize], access: RowAccess) -> Value {
@@ -410,7 +440,7 @@ fn per_element(kernel: &RowwiseKernel, used: &[usize]) -> Value {
         let read = match access {
             RowAccess::Strided => format!("gather<V>(in{i}, sizes, in{i}_strides, col)"),
             RowAccess::Gathered => format!("picked<V>(in{i}, col)"),
-            _ => format!("load<V>(in{i} + col)"),
+            _ => own_read(kernel, *i),
         };
         context! { name => format!("in{i}"), type => storage(dtype), read => read }
     })
@@ -498,6 +528,10 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     for (i, (d, a, _)) in kernel.outputs.iter().enumerate() {
         out.push(Arg::written(i, *d, about(*a)));
     }
+    if let Some(ty) = kernel.sum_type() {
+        let about = format!("blocks x {} x n: each block's sums over its rows", kernel.sums.len());
+        out.push(Arg::named("sums", ArgKind::Output(ty), about));
+    }
     if !kernel.strided() {
         out.push(Arg::rows("number of rows"));
         out.push(Arg::row_length("length of a row"));
@@ -550,6 +584,21 @@ fn fixed_entry(kernel: &RowwiseKernel, n: u64, team: &Team, stream: Option<&Stre
             Geometry::Clusters { block: team.block, blocks: cluster as u32, shared }
         }
     };
+    (vec![Entry { name, geometry }], std::iter::once(value).collect())
+}
+
+/// The entry point whose blocks add up columns.
+fn sums_entry(kernel: &RowwiseKernel, n: u64, team: &Team, split: SumSplit) -> (Vec<Entry>, Value) {
+    let name = identifier("hypatia_", &kernel.name);
+    let who = if split.together() == 1 { "A block".to_string() } else { format!("{} lanes", split.threads) };
+    let value = context! {
+        name => name.clone(),
+        about => format!("{who} a row of {n} elements; each block adds up every {}th row or so.", split.parts),
+        block => team.block,
+        threads => team.threads,
+        chunks => team.chunks.unwrap_or(1),
+    };
+    let geometry = Geometry::Parts { block: team.block, parts: split.parts as u32 };
     (vec![Entry { name, geometry }], std::iter::once(value).collect())
 }
 
@@ -621,6 +670,9 @@ fn describe(program: &Program, kernel: &RowwiseKernel) -> Vec<String> {
     }
     for (i, (_, _, term)) in kernel.outputs.iter().enumerate() {
         out.push(format!("out{i} = {}", formula(program, term, term.root(), &named)));
+    }
+    for (i, (_, term)) in kernel.sums.iter().enumerate() {
+        out.push(format!("sums[{i}] = sum over rows of {}", formula(program, term, term.root(), &named)));
     }
     out
 }

@@ -4,7 +4,7 @@
 //! and for long rows a [`Stream`]. Invariant: the threads of a team cover a row; the resources of
 //! its blocks fit the device.
 
-use hypatia_dsl::kernel::{RowAccess, RowwiseKernel};
+use hypatia_dsl::kernel::{RowAccess, RowwiseKernel, SumSplit};
 
 /// Maximum elements of a row of known length that one thread keeps.
 const KEPT: u64 = 32;
@@ -50,6 +50,12 @@ pub(super) struct Team {
 }
 
 impl Team {
+    /// The team for rows of `n` elements whose columns are added up: two blocks a multiprocessor.
+    pub fn of_sums(n: u64, vector: u64, split: SumSplit) -> Team {
+        let (threads, block) = (split.threads as u64, split.block as u32);
+        Team { block, threads, cluster: 1, chunks: Some(n.div_ceil(threads * vector).max(1)), blocks: 512 / block }
+    }
+
     /// The team for `rows` rows of `n` elements that are moved `vector` at a time; each thread
     /// keeps at most `most` elements. Chooses the smallest team that can keep a row, or a larger
     /// one if there are too few rows to fill a device. With `dense`, a thread may keep more than

@@ -134,6 +134,7 @@ fn softmax(p: &Program) -> RowwiseKernel {
         outputs: vec![(DType::F16, RowAccess::Full, b.done(&[q]))],
         axes: [1, 1],
         gathers: Vec::new(),
+        sums: Vec::new(),
         groups: None,
     }
 }

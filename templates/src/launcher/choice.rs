@@ -218,6 +218,7 @@ fn case(entry: usize, geometry: Geometry, work: &Rows, language: Language) -> (O
             let factors: Vec<String> = batches.iter().cloned().chain(of_tiles).collect();
             (None, line(factors.join(" * "), cluster, block))
         }
+        Geometry::Parts { block, parts } => (None, line(parts.to_string(), 1, block)),
         Geometry::Declared => (None, String::new()),
     }
 }

@@ -145,7 +145,7 @@ fn computes(steps: &[String]) -> String {
 fn kind(body: &Body) -> &'static str {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
-        Body::Rowwise(_) => "rowwise",
+        Body::Rowwise(_) | Body::RowSums(_) | Body::JoinSums(_) => "rowwise",
         Body::Gemm(_) | Body::WarpGemm(_) | Body::Chain(_) => "product",
         Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) | Body::AttentionGrad(_) => {
             "tiled attention"

@@ -467,6 +467,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 Geometry::Columns { block } => ("columns", block, None, None, None),
                 Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
                 Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
+                Geometry::Parts { block, .. } => ("parts", block, None, None, None),
                 Geometry::Declared => ("declared", 0, None, None, None),
             };
             FunctionEntry {
@@ -514,6 +515,7 @@ fn grid(geometry: Geometry, source: &CudaSource) -> Option<[String; 3]> {
             let factors: Vec<String> = batches.into_iter().chain(tiles).collect();
             [format!("{cluster} * min(clusters, {})", factors.join(" * ")), one(), one()]
         }
+        Geometry::Parts { parts, .. } => [parts.to_string(), one(), one()],
         Geometry::Declared => return None,
     })
 }

@@ -25,9 +25,11 @@ pub mod warp_tiled;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{
-    Access, ArgmaxKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowLayout, RowwiseKernel,
+    Access, ArgmaxKernel, JoinSumsKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowLayout,
+    RowSumsKernel, RowwiseKernel, SumSplit,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_templates::cuda::JOIN_COLUMNS;
 use hypatia_templates::instances::Body;
 
 use hypatia_plan::{Action, DeclaredLaunch, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
@@ -93,6 +95,7 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
         Action::Cumsum(how) => irregular::cumsum(step, *how),
         Action::Argsort(axis, descending) => irregular::argsort(step, *axis, *descending),
         Action::Scatter(reduction) => irregular::scatter(step, *reduction),
+        Action::Rowwise(r) if !r.kernel.sums.is_empty() => row_sums(step, r),
         _ => return step_kernel(step).into_iter().collect(),
     };
     many.unwrap_or_default()
@@ -144,6 +147,22 @@ fn rowwise(r: &RowwiseStep) -> (Body, Work) {
         work = work.strides(name, strides);
     }
     (Body::Rowwise(kernel), work)
+}
+
+/// Rows whose columns are added up: by blocks, then over all blocks.
+fn row_sums(step: &Step, r: &RowwiseStep) -> Option<Vec<(Body, Work)>> {
+    let (Body::Rowwise(kernel), work) = rowwise(r) else { return None };
+    let [sums] = step.workspace() else { return None };
+    let split = SumSplit::of(r.rows, r.n)?;
+    let outputs: Vec<DType> = kernel.sums.iter().map(|s| s.0).collect();
+    let tiles = (outputs.len() * r.n).div_ceil(JOIN_COLUMNS);
+    let mut joined = Work::new(tiles, r.n).sizes("parts", &[split.parts]).sizes("columns", &[r.n]).view("sums", sums);
+    for (i, result) in step.writes.iter().skip(kernel.outputs.len()).take(outputs.len()).enumerate() {
+        joined = joined.view(&format!("out{i}"), result);
+    }
+    let join = JoinSumsKernel { name: "join_sums".into(), doc: String::new(), sums: sums.dtype, outputs };
+    let rows = RowSumsKernel { kernel, n: r.n, split };
+    Some(vec![(Body::RowSums(rows), work.view("sums", sums)), (Body::JoinSums(join), joined)])
 }
 
 fn copy(view: &View) -> (Body, Work) {
@@ -301,6 +320,7 @@ fn reduce(step: &Step, kind: Reduction, axes: &[usize]) -> Option<(Body, Work)> 
         outputs: vec![(out.dtype, RowAccess::PerRow, input(1))],
         axes: [1, 1],
         gathers: Vec::new(),
+        sums: Vec::new(),
         groups: None,
     };
     if kernel.strided() {

@@ -134,10 +134,11 @@ static void run_block(const int threads, const bool backwards) {
           const int t = backwards ? first + end - 1 - i : i;
           if (fibers[t].waits == RUNS) run_thread(t);
         }
-        // Lanes that share a row exchange values while those without one have ended.
+        // Lanes that share a row exchange values while those without one have ended, or wait for
+        // the block.
         const auto waits = [&](const Fiber& f) { return f.waits == first / 32; };
         released = std::any_of(fibers + first, fibers + end, waits) &&
-                   std::all_of(fibers + first, fibers + end, [&](const Fiber& f) { return waits(f) || f.waits == DONE; });
+                   std::all_of(fibers + first, fibers + end, [&](const Fiber& f) { return waits(f) || f.waits == DONE || f.waits == BLOCK; });
         if (released) std::for_each(fibers + first, fibers + end, [&](Fiber& f) { if (waits(f)) f.waits = RUNS; });
       }
     }

@@ -9,12 +9,13 @@ use super::emulated::{self, Case};
 use super::{executor, gpu};
 use hypatia_eval::{Mode, evaluate};
 use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::rows::{RowCase, integer_cases, row_cases};
+use hypatia_testing::rows::{RowCase, integer_cases, row_cases, sum_cases};
 
 fn all() -> Vec<RowCase> {
     let floats = [DType::F32, DType::F64, DType::BF16, DType::F16].into_iter().map(row_cases);
     let integers = [DType::I64, DType::I32, DType::I8, DType::U8].into_iter().map(integer_cases);
-    floats.chain(integers).flatten().collect()
+    let sums = [DType::BF16, DType::F32, DType::F64, DType::F16].into_iter().map(sum_cases);
+    floats.chain(integers).chain(sums).flatten().collect()
 }
 
 fn check(case: &RowCase, got: &[Tensor], plan: &hypatia_plan::Plan) {
@@ -39,10 +40,11 @@ fn rows_are_one_launch_and_agree_with_the_reference_on_a_gpu() {
     println!("{} cases of rows agree", cases.len());
 }
 
-/// Compilation is slow, so only every third case runs; neighbours differ in what they compute.
+/// Compilation is slow, so only every third case runs; neighbours differ in what they compute. All
+/// sums over rows run in one type.
 #[test]
 fn emulated_rows_are_one_launch_and_agree_with_the_reference() {
-    let cases: Vec<RowCase> = all().into_iter().step_by(3).collect();
+    let cases: Vec<RowCase> = all().into_iter().step_by(3).chain(sum_cases(DType::BF16)).collect();
     let list: Vec<Case> =
         cases.iter().map(|c| Case { what: c.name.clone(), graph: c.graph.clone(), inputs: c.inputs.clone() }).collect();
     let results = match emulated::run(&list) {

@@ -191,6 +191,7 @@ impl Lower<'_> {
             outputs: vec![(out.dtype, RowAccess::PerRow, epilogue(&step.term, views.len() as u32))],
             axes: [1, 1],
             gathers: Vec::new(),
+            sums: Vec::new(),
             groups: None,
         };
         let step = fitted(kernel, &layout);

@@ -738,7 +738,11 @@ impl Lower<'_> {
         }
         step.kernel.name = format!("{}_{}", step.kernel.name, self.plan.steps.len());
         step.lookups = lookups;
-        self.step(name, Action::Rowwise(step), reads, writes);
+        let action = Action::Rowwise(step);
+        if let Some(last) = writes.last().cloned() {
+            writes.extend(self.workspace(&action, &reads, &last)?);
+        }
+        self.step(name, action, reads, writes);
         Ok(())
     }
 }

@@ -1,11 +1,11 @@
 //! Workspace: scratch memory of steps on a device, and how the work is split.
 //!
-//! In: sizes of cumulative sums, sorts and scatters. Out: views that follow the results of their
+//! In: sizes of cumulative sums, sorts, scatters and sums over rows. Out: views that follow the results of their
 //! steps. Invariant: empty steps need no workspace. The views determine how the work is split, so
 //! executors need no other information.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{CumsumKernel, SORT_TILE};
+use hypatia_dsl::kernel::{CumsumKernel, SORT_TILE, SumSplit};
 
 use super::Lower;
 use crate::view::View;
@@ -77,6 +77,11 @@ impl Lower<'_> {
                 let places = if count > SORT_TILE { 2 } else { usize::from(count > 0) };
                 needed.extend(vec![(DType::I64, vec![count]); places]);
             }
+            Action::Rowwise(r) => {
+                if let Some((dtype, split)) = r.kernel.sum_type().zip(SumSplit::of(r.rows, r.n)) {
+                    needed.push((dtype, vec![split.parts, r.kernel.sums.len() * r.n]));
+                }
+            }
             _ => {}
         }
         needed.into_iter().map(|(dtype, shape)| self.fresh(dtype, &shape)).collect()
@@ -88,6 +93,9 @@ impl Step {
     pub fn workspace(&self) -> &[View] {
         match &self.action {
             Action::Cumsum(_) | Action::Argsort(..) | Action::Scatter(_) => self.writes.get(1..).unwrap_or_default(),
+            Action::Rowwise(r) if !r.kernel.sums.is_empty() => {
+                self.writes.get(r.kernel.outputs.len() + r.kernel.sums.len()..).unwrap_or_default()
+            }
             _ => &[],
         }
     }
