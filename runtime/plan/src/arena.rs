@@ -92,6 +92,10 @@ pub(super) fn assign(plan: &mut Plan, limit: usize) -> Result<()> {
         let step = plan.steps[i].clone();
         let mut in_place = vec![None; step.writes.len()];
         for (j, write) in step.writes.iter().enumerate() {
+            // Several results may be parts of one buffer.
+            if step.writes[..j].iter().any(|w| w.buffer == write.buffer) {
+                continue;
+            }
             let buffer = &plan.buffers[write.buffer.index()];
             let Some(size) = bytes(buffer.len, buffer.dtype.size()) else {
                 return Err(too_much(limit, &format!("{} alone is larger", result(plan, i, write))));

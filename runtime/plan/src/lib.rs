@@ -21,6 +21,7 @@ mod declared;
 mod lower;
 mod options;
 mod outside;
+mod parts;
 mod plan;
 mod prepare;
 mod print;

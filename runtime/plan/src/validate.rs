@@ -2,7 +2,8 @@
 //!
 //! In: a plan. Out: nothing, or the first invariant that it breaks, as an internal error. Invariant
 //! of every plan that passes: a step reads only inputs, constants and results of earlier steps;
-//! views are inside their buffers; writes are whole buffers of the arena, each written once;
+//! views are inside their buffers; writes are whole buffers of the arena, or all parts of one by
+//! one step, each written once;
 //! buffers that are live at the same time do not overlap, except where a step declares that it
 //! works in place; shapes of actions fit their reads and writes; results are contiguous.
 //!
@@ -112,6 +113,26 @@ impl Plan {
         })
     }
 
+    /// Parts of one buffer of the arena, which write each of its elements once.
+    fn check_parts(&self, parts: &[&View]) -> Checked {
+        parts.iter().try_for_each(|v| self.check_view(v))?;
+        let buffer = &self.buffers[parts[0].buffer.index()];
+        ensure(matches!(buffer.storage, Storage::Arena(_)), || "an input or a constant is written".into())?;
+        let mut seen = vec![false; buffer.len];
+        let mut once = true;
+        for part in parts {
+            let mut at: Vec<usize> = vec![part.offset];
+            for (size, stride) in part.shape.iter().zip(&part.strides) {
+                let step = |at: usize| (0..*size as isize).map(move |i| (at as isize + i * stride) as usize);
+                at = at.into_iter().flat_map(step).collect();
+            }
+            at.into_iter().for_each(|i| once &= !std::mem::replace(&mut seen[i], true));
+        }
+        ensure(once && seen.iter().all(|s| *s), || {
+            format!("parts of buffer {} overlap, or leave elements out", parts[0].buffer.0)
+        })
+    }
+
     fn check_step(&self, step: &Step, written: &mut [bool]) -> Checked {
         step.reads.iter().try_for_each(|v| self.check_read(v, written))?;
         let any_order = match &step.action {
@@ -121,9 +142,14 @@ impl Plan {
             _ => false,
         };
         for (i, view) in step.writes.iter().enumerate() {
-            self.check_write(view, any_order)?;
-            let twice = written[view.buffer.index()] || step.writes[..i].iter().any(|w| w.buffer == view.buffer);
-            ensure(!twice, || format!("buffer {} is written twice", view.buffer.0))?;
+            let parts: Vec<&View> = step.writes.iter().filter(|w| w.buffer == view.buffer).collect();
+            let together = parts.len() > 1 && any_order && step.kernel.is_some();
+            match together {
+                true => self.check_parts(&parts)?,
+                false => self.check_write(view, any_order)?,
+            }
+            let before = !together && step.writes[..i].iter().any(|w| w.buffer == view.buffer);
+            ensure(!before && !written[view.buffer.index()], || format!("buffer {} is written twice", view.buffer.0))?;
         }
         self.check_action(step)?;
         if let Action::Call(call) = &step.action {
@@ -172,7 +198,10 @@ impl Plan {
                     over.push((write.buffer, step.reads[*read].buffer));
                 }
             }
-            for write in &step.writes {
+            for (j, write) in step.writes.iter().enumerate() {
+                if step.writes[..j].iter().any(|w| w.buffer == write.buffer) {
+                    continue;
+                }
                 let Storage::Arena(from) = self.buffers[write.buffer.index()].storage else { continue };
                 let end = self.bytes(write.buffer.index()).and_then(|b| from.checked_add(b));
                 let to = end
