@@ -7,7 +7,9 @@ no plan runs on another device than its tensors', and none waits for a GPU.
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -67,15 +69,43 @@ def captures(device: torch.device) -> bool:
 Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-def call_of(plan: _native.Plan, results: list[Result], device: torch.device) -> _native.Call:
-    """A plan as a function of tensors on a device, which allocates its results."""
+#: A part of a tensor's memory as a tensor.
+_WITHIN = getattr(guards, "_reinterpret_tensor", None)
+#: Bytes at whose multiples tensors begin that share memory.
+_ALIGNMENT = 256
+
+
+def call_of(
+    plan: _native.Plan, results: list[Result], device: torch.device, together: Collection[int] = ()
+) -> _native.Call:
+    """A plan as a function of tensors on a device, which allocates its results.
+
+    The results `together` share one allocation for each element type.
+    """
     torchs = {
         "empty": _empty_on(device),
         "copy": row_major,
         "scratch": scratch,
         "describe": None if EXCHANGE else memory,
+        "within": _WITHIN,
     }
-    return _native.Call(plan, results, torchs)
+    return _native.Call(plan, results, shared_by(results, together) if _WITHIN else [], torchs)
+
+
+def shared_by(results: list[Result], together: Collection[int]) -> list[tuple[Result, list[tuple[int, int]]]]:
+    """What is allocated for results that share memory, and the first element of each in it."""
+    found: dict[torch.dtype, list[int]] = {}
+    for i in sorted(together):
+        found.setdefault(results[i][2], []).append(i)
+    shared = []
+    for dtype, members in found.items():
+        unit, end, parts = _ALIGNMENT // dtype.itemsize, 0, []
+        for i in members:
+            parts.append((i, end))
+            end += -(-math.prod(results[i][0]) // unit) * unit
+        if len(members) > 1:
+            shared.append((((end,), (1,), dtype), parts))
+    return shared
 
 
 def _empty_on(device: torch.device) -> Any:

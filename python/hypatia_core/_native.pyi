@@ -75,7 +75,11 @@ class Plan:
 
 class Call:
     def __init__(
-        self, plan: Plan, results: list[tuple[tuple[int, ...], tuple[int, ...], Any]], torch: dict[str, Any]
+        self,
+        plan: Plan,
+        results: list[tuple[tuple[int, ...], tuple[int, ...], Any]],
+        shared: list[tuple[tuple[tuple[int, ...], tuple[int, ...], Any], list[tuple[int, int]]]],
+        torch: dict[str, Any],
     ) -> None: ...
     def run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...
 

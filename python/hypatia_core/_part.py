@@ -113,6 +113,8 @@ class Part(torch.nn.Module):
         if self.options.frozen:
             self.weights = [i for i in weights if i in self.tensors and i not in self.varying]
             self.tensors = [i for i in self.tensors if i not in self.weights]
+        #: The results that share memory: they are kept and given up together.
+        self.together: list[int] = []
         #: The weights that each plan contains.
         self.frozen: dict[Any, Frozen] = {}
         self.changes = 0
@@ -239,7 +241,7 @@ class Part(torch.nn.Module):
         )
         results = [(tuple(map(int, t.shape)), strides_of(t), t.dtype) for t in metas]
         self.frozen[key] = frozen
-        self.calls[key] = _launch.call_of(plan, results, device)
+        self.calls[key] = _launch.call_of(plan, results, device, self.together)
         texts = [repr(settings), _launch.identity(device), repr(self.rules.sources), imported.g.text()]
         return plan, _native.Race([*texts, repr(results)])
 

@@ -9,6 +9,7 @@ says what is saved for it (the least, by a minimum cut); both graphs are divided
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -116,12 +117,19 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
     halves = Halves(inputs)
 
     def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        computes = divided(graph, rules, options=how)
+        # What is saved is given up at once, when the backward pass has run.
+        context = TracingContext.try_get()
+        about = context and context.fw_metadata
+        results = graph.graph.output_node().args[0]
+        count = about.num_forward if about else len(results)
+        computes = divided(graph, rules, options=how, together=range(count, len(results)))
         halves.take_forward(graph, computes)
         return make_boxed_func(computes)
 
     def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        computes = divided(graph, rules, options=how)
+        # Gradients of parameters live until the next step.
+        parameters = [i for i, t in enumerate(inputs) if isinstance(t, torch.nn.Parameter)]
+        computes = divided(graph, rules, options=how, together=parameters)
         halves.take_backward(graph, computes)
         return make_boxed_func(computes)
 
@@ -203,11 +211,12 @@ def divided(
     single: bool = False,
     options: Options | None = None,
     static: Collection[int] = (),
+    together: Collection[int] = (),
 ) -> Callable[..., Any]:
     """The graph with parts that plans compute; the rest is PyTorch's.
 
     `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
-    the inputs that are parameters and buffers.
+    the inputs that are parameters and buffers; `together` are results that may share memory.
     """
     if why := indivisible(graph):
         note("graph", why)
@@ -235,7 +244,9 @@ def divided(
         child = whole.get_submodule(name)
         if isinstance(child, fx.GraphModule):
             weights = [i for i, a in enumerate(node.args) if a in kept]
-            setattr(whole, name, Part(child, rules, device, options, weights))
+            part = Part(child, rules, device, options, weights)
+            part.together = shared(whole, node, together)
+            setattr(whole, name, part)
     if entry := alone(whole):
         return entry
     for name, part in list(whole.named_children()):
@@ -243,6 +254,19 @@ def divided(
             delattr(whole, name)
             whole.__dict__[name] = part.entered()
     return whole.forward
+
+
+def shared(whole: fx.GraphModule, part: fx.Node, together: Collection[int]) -> list[int]:
+    """The results of a part that are nothing but those results of the graph."""
+    results = whole.graph.output_node().args[0]
+    if not isinstance(results, (list, tuple)):
+        return []
+    found = []
+    for node in part.users:
+        places = [i for i, r in enumerate(results) if r is node]
+        if node.target is operator.getitem and len(node.users) == len(places) == 1 and places[0] in together:
+            found.append(node.args[1])
+    return sorted(found)
 
 
 def alone(whole: fx.GraphModule) -> _native.Entry | None:

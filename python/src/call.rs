@@ -19,6 +19,15 @@ struct Made {
     dtype: Py<PyAny>,
 }
 
+/// Results of one element type that share an allocation: one address is the same in each step of
+/// training, where many are not, and graphs are made for addresses.
+struct Shared {
+    /// What is allocated.
+    whole: Made,
+    /// The results in it, each with its first element.
+    parts: Vec<(usize, usize)>,
+}
+
 /// PyTorch's own functions.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
@@ -31,6 +40,8 @@ struct Torch {
     scratch: Py<PyAny>,
     /// Of a tensor: its memory as a tuple, where tensors are not borrowed.
     describe: Option<Py<PyAny>>,
+    /// Of a tensor, sizes, strides and a first element: a tensor in the same memory.
+    within: Option<Py<PyAny>>,
 }
 
 /// A plan with all that PyTorch needs to call it. Threads may share it.
@@ -38,6 +49,7 @@ struct Torch {
 pub struct Call {
     plan: Py<Plan>,
     results: Vec<Made>,
+    shared: Vec<Shared>,
     torch: Torch,
 }
 
@@ -45,14 +57,24 @@ pub struct Call {
 impl Call {
     /// A call of a plan. `results` are sizes, strides and element type of each; strides leave no
     /// gaps, and the plan's results are in the order of memory. `torch` are functions of PyTorch.
+    /// `shared` are results that share an allocation: sizes, strides and type of that, and for each
+    /// result its index and its first element.
     #[new]
     fn new(
         plan: Py<Plan>,
         results: Vec<(Py<PyTuple>, Py<PyTuple>, Py<PyAny>)>,
+        shared: Vec<((Py<PyTuple>, Py<PyTuple>, Py<PyAny>), Vec<(usize, usize)>)>,
         torch: &Bound<'_, PyAny>,
     ) -> PyResult<Call> {
-        let results = results.into_iter().map(|(sizes, strides, dtype)| Made { sizes, strides, dtype }).collect();
-        Ok(Call { plan, results, torch: torch.extract()? })
+        let made = |(sizes, strides, dtype)| Made { sizes, strides, dtype };
+        let results: Vec<Made> = results.into_iter().map(made).collect();
+        let torch: Torch = torch.extract()?;
+        let known = shared.iter().flat_map(|(_, parts)| parts).all(|(i, _)| *i < results.len());
+        if !shared.is_empty() && (!known || torch.within.is_none()) {
+            return Err(wrong_input("results cannot share memory"));
+        }
+        let shared = shared.into_iter().map(|(whole, parts)| Shared { whole: made(whole), parts }).collect();
+        Ok(Call { plan, results, shared, torch })
     }
 
     /// Runs once on the plan's inputs. On a GPU its context is the thread's current one.
@@ -69,15 +91,30 @@ impl Call {
 
     /// Runs once on the plan's inputs.
     pub fn over<'py>(&self, py: Python<'py>, inputs: Vec<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyTuple>> {
-        let empty = self.torch.empty.bind(py);
-        let made = self.results.iter().map(|r| empty.call1((&r.sizes, &r.strides, &r.dtype)));
-        let results = PyTuple::new(py, made.collect::<PyResult<Vec<_>>>()?)?;
+        let results = PyTuple::new(py, self.allocated(py)?)?;
         if self.plan().compiled.executor.cuda().is_some() {
             self.on_gpu(py, inputs, &results)?;
         } else {
             self.on_host(py, inputs, &results)?;
         }
         Ok(results)
+    }
+
+    /// Memory for the results.
+    fn allocated<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let empty = self.torch.empty.bind(py);
+        let new = |r: &Made| empty.call1((&r.sizes, &r.strides, &r.dtype));
+        let mut made: Vec<Option<Bound<'py, PyAny>>> = vec![None; self.results.len()];
+        if let Some(within) = self.torch.within.as_ref().map(|f| f.bind(py)) {
+            for shared in &self.shared {
+                let whole = new(&shared.whole)?;
+                for (i, first) in &shared.parts {
+                    let part = &self.results[*i];
+                    made[*i] = Some(within.call1((&whole, &part.sizes, &part.strides, *first))?);
+                }
+            }
+        }
+        made.into_iter().zip(&self.results).map(|(made, r)| made.map_or_else(|| new(r), Ok)).collect()
     }
 
     fn on_host<'py>(
