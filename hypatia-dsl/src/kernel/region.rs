@@ -103,8 +103,9 @@ impl<'p> RowRegion<'p> {
             OpBody::Defined(_) => self.body.op_body(def, attrs, &operands)?,
             OpBody::Builtin(b) => vec![self.body.builtin(op, b, attrs, &operands)?],
         };
-        use BuiltinOp::{Expand, Full, Reshape, Transpose};
-        if !matches!(def.body, OpBody::Builtin(Reshape | Transpose | Expand | Full)) {
+        // A conversion takes no work that another kernel could save: its result would be stored.
+        use BuiltinOp::{Cast, Expand, Full, Reshape, Transpose};
+        if !matches!(def.body, OpBody::Builtin(Reshape | Transpose | Expand | Full | Cast)) {
             self.computed.extend(&results);
         }
         Ok(results.into_iter().map(RowValue).collect())

@@ -9,12 +9,12 @@ use crate::dtype::DType;
 
 use super::RowwiseKernel;
 
-/// Blocks that add up rows: two for each multiprocessor of a large GPU. More would write more sums
-/// than they save time.
-const PARTS: usize = 264;
+/// Threads that add up rows: 512 for each multiprocessor of a large GPU. More blocks would write
+/// more sums than they save time.
+const THREADS: usize = 132 * 512;
 /// The longest row, the threads that share a row, and those of a block. A thread keeps up to 32
 /// elements.
-const TEAMS: [(usize, usize, usize); 4] = [(128, 8, 256), (1 << 10, 32, 256), (1 << 13, 256, 256), (1 << 14, 512, 512)];
+const TEAMS: [(usize, usize, usize); 4] = [(128, 8, 512), (1 << 10, 32, 512), (1 << 13, 256, 256), (1 << 14, 512, 512)];
 /// The most sums of a kernel: a thread keeps each of its columns' sums in registers.
 pub const MAX_SUMS: usize = 3;
 
@@ -33,7 +33,7 @@ impl SumSplit {
     /// The split of `rows` rows of `n` elements; `None` if rows are too long for it.
     pub fn of(rows: usize, n: usize) -> Option<SumSplit> {
         let (_, threads, block) = TEAMS.into_iter().find(|(longest, ..)| n <= *longest)?;
-        Some(SumSplit { threads, block, parts: rows.div_ceil(block / threads).clamp(1, PARTS) })
+        Some(SumSplit { threads, block, parts: rows.div_ceil(block / threads).clamp(1, THREADS / block) })
     }
 
     /// Rows that a block computes at a time.
@@ -85,7 +85,7 @@ mod tests {
             for rows in [0, 1, 63, 2048, 1 << 20] {
                 let split = SumSplit::of(rows, n).unwrap();
                 assert!(n <= split.threads * 32 && split.block.is_multiple_of(split.threads), "{split:?}");
-                assert!((1..=PARTS).contains(&split.parts) && (split.parts - 1) * split.together() <= rows);
+                assert!((1..=264).contains(&split.parts) && (split.parts - 1) * split.together() <= rows);
             }
         }
         assert_eq!(SumSplit::of(64, 16385), None);

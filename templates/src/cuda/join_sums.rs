@@ -14,7 +14,7 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::JoinSumsKernel;
 
 /// Threads per block.
-const JOIN_BLOCK: u32 = 256;
+const JOIN_BLOCK: u32 = 512;
 /// Columns that a block adds up at a time.
 pub const JOIN_COLUMNS: usize = 32;
 

@@ -164,7 +164,7 @@ pub(super) fn emit(
     target: Option<RowTarget>,
 ) -> Result<CudaSource, EmitError> {
     check(kernel)?;
-    if kernel.sums.is_empty() == matches!(target, Some(RowTarget::Sums { .. })) {
+    if kernel.sums.is_empty() == matches!(target, Some(RowTarget::Sums { n: 1.., .. })) {
         let what = "sums over all rows need a split of the rows, and a split needs sums";
         return Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
     }
