@@ -71,6 +71,8 @@ Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 #: A part of a tensor's memory as a tensor.
 _WITHIN = getattr(guards, "_reinterpret_tensor", None)
+#: Fewer results do not share memory: their addresses come back in the same order anyway.
+_FEWEST = 16
 #: Bytes at whose multiples tensors begin that share memory.
 _ALIGNMENT = 256
 
@@ -103,7 +105,7 @@ def shared_by(results: list[Result], together: Collection[int]) -> list[tuple[Re
         for i in members:
             parts.append((i, end))
             end += -(-math.prod(results[i][0]) // unit) * unit
-        if len(members) > 1:
+        if len(members) >= _FEWEST:
             shared.append((((end,), (1,), dtype), parts))
     return shared
 

@@ -121,6 +121,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         context = TracingContext.try_get()
         about = context and context.fw_metadata
         results = graph.graph.output_node().args[0]
+        assert isinstance(results, (list, tuple))
         count = about.num_forward if about else len(results)
         computes = divided(graph, rules, options=how, together=range(count, len(results)))
         halves.take_forward(graph, computes)

@@ -325,7 +325,7 @@ fn perform(
             for (bytes, v) in reads.iter().zip(&step.reads) {
                 own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });
             }
-            code.run(workers, &own, outs, r.rows);
+            code.run(workers, &own, outs, r.rows)?;
         }
         (Action::Scatter(reduction), PreparedStep::Copies(copies)) => {
             copies.iter().for_each(|w| w.run(workers, reads[0], outs[0]));

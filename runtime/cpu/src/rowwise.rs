@@ -17,6 +17,7 @@ use super::simd::dispatch;
 use super::threads::Workers;
 use hypatia_plan::RowwiseStep;
 use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::tensor::Tensor;
 
 /// Work with fewer elements than this runs on one thread.
 const GRAIN: usize = 1 << 12;
@@ -47,15 +48,31 @@ pub struct RowCode {
     /// True if an output is not a sequence of contiguous rows.
     scattered: bool,
     n: usize,
+    /// The types of sums over all rows. What is added up is the last outputs, in f64.
+    sums: Vec<DType>,
+}
+
+/// The step with what is added up over all rows as outputs, in f64.
+fn with_summands(step: &RowwiseStep) -> RowwiseStep {
+    let mut step = step.clone();
+    let sums = std::mem::take(&mut step.kernel.sums);
+    let mut dense = vec![1isize; step.layout.sizes.len()];
+    for i in (1..dense.len()).rev() {
+        dense[i - 1] = dense[i] * step.layout.sizes[i] as isize;
+    }
+    let first = step.layout.strides.len() - sums.len();
+    step.layout.strides[first..].fill(dense);
+    step.kernel.outputs.extend(sums.into_iter().map(|(_, term)| (DType::F64, RowAccess::Full, term)));
+    step
 }
 
 impl RowCode {
     /// Compiles a step.
     pub fn new(program: &Program, step: &RowwiseStep) -> Result<RowCode> {
+        let sums: Vec<DType> = step.kernel.sums.iter().map(|s| s.0).collect();
+        let stored = if sums.is_empty() { None } else { Some(with_summands(step)) };
+        let step = stored.as_ref().unwrap_or(step);
         let (kernel, n) = (&step.kernel, step.n);
-        if !kernel.sums.is_empty() {
-            return Err(Error::Internal(format!("kernel {} adds up rows, which only GPUs do", kernel.name)));
-        }
         let mut dtypes: Vec<DType> = kernel.inputs.iter().map(|(d, _)| *d).collect();
         let mut results = Vec::new();
         for (_, term) in &kernel.steps {
@@ -82,6 +99,7 @@ impl RowCode {
             sizes: kernel.outputs.iter().map(|(d, access, _)| d.size() * kernel.stored(*access, n)).collect(),
             scattered: kernel.outputs.iter().any(|o| o.1 == RowAccess::Strided),
             n,
+            sums,
         })
     }
 
@@ -90,8 +108,30 @@ impl RowCode {
         rows * self.n > 2 * GRAIN
     }
 
-    /// Computes all rows.
-    pub fn run(&self, workers: &Workers<'_>, inputs: &[&[u8]], outs: &mut [&mut [u8]], rows: usize) {
+    /// Computes all rows, and sums over them.
+    pub fn run(&self, workers: &Workers<'_>, inputs: &[&[u8]], outs: &mut [&mut [u8]], rows: usize) -> Result<()> {
+        if self.sums.is_empty() {
+            self.rows(workers, inputs, outs, rows);
+            return Ok(());
+        }
+        // Only plans for GPUs have such sums; here they run to be checked.
+        let (stored, summed) = outs.split_at_mut(self.accesses.len() - self.sums.len());
+        let mut summands = vec![vec![0u8; rows * self.n * size_of::<f64>()]; self.sums.len()];
+        let mut all: Vec<&mut [u8]> = stored.iter_mut().map(|o| &mut **o).collect();
+        all.extend(summands.iter_mut().map(Vec::as_mut_slice));
+        self.rows(workers, inputs, &mut all, rows);
+        for ((summands, dtype), out) in summands.iter().zip(&self.sums).zip(summed) {
+            let mut sums = vec![0.0; self.n];
+            let numbers = summands.chunks_exact(size_of::<f64>()).filter_map(|b| b.try_into().ok());
+            numbers.map(f64::from_ne_bytes).enumerate().for_each(|(i, x)| sums[i % self.n] += x);
+            let sums = Tensor::from_f64(*dtype, &[self.n], &sums);
+            let sums = sums.ok_or_else(|| Error::Internal("sums over rows without a type".into()))?;
+            out.copy_from_slice(sums.bytes());
+        }
+        Ok(())
+    }
+
+    fn rows(&self, workers: &Workers<'_>, inputs: &[&[u8]], outs: &mut [&mut [u8]], rows: usize) {
         // Scattered outputs are not divided among threads.
         let grain = if self.scattered { rows } else { GRAIN.div_ceil(self.n.max(1)) };
         workers.chunks(outs, &self.sizes, rows, grain, |first, count, outs, local| {

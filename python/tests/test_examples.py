@@ -1,0 +1,52 @@
+"""The programs of python/examples, at their smallest, as their users run them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+PACKAGE = Path(__file__).parents[1]
+EXAMPLES = PACKAGE / "examples"
+
+
+def run(*command):
+    """What a program prints; its message if it fails."""
+    path = [str(PACKAGE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kernel_only.py", "softcap 33x40x7"),
+        ("fused_linear_relu.py", "launches: 3 before, 1 after"),
+        ("mlp_multiconfig_benchmark.py", "64x8 training"),
+        ("train_transformer.py", "ms a step"),
+    ],
+)
+def test_it_runs_and_checks_itself(name, said):
+    assert said in run(EXAMPLES / name, "--quick", "--device", "cpu")
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch was built without torch.distributed")
+@pytest.mark.parametrize("more", [(), ("--fsdp",)])
+def test_two_processes_train_as_one_does(more):
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
+    said = run(*launcher, EXAMPLES / "ddp.py", "--steps", "8", *more)
+    assert "parameters differ by" in said
+    # One plan for each bucket, in each direction.
+    assert more or sum(" hypatia " in line and line.startswith("graph") for line in said.splitlines()) >= 6
+
+
+def test_all_examples_are_run():
+    tested = {"kernel_only.py", "fused_linear_relu.py", "mlp_multiconfig_benchmark.py", "train_transformer.py"}
+    assert {p.name for p in EXAMPLES.glob("*.py")} == {*tested, "ddp.py", "common.py"}
