@@ -14,8 +14,11 @@ use hypatia_testing::rows::{RowCase, integer_cases, row_cases, sum_cases};
 fn all() -> Vec<RowCase> {
     let floats = [DType::F32, DType::F64, DType::BF16, DType::F16].into_iter().map(row_cases);
     let integers = [DType::I64, DType::I32, DType::I8, DType::U8].into_iter().map(integer_cases);
-    let sums = [DType::BF16, DType::F32, DType::F64, DType::F16].into_iter().map(sum_cases);
-    floats.chain(integers).chain(sums).flatten().collect()
+    floats.chain(integers).flatten().collect()
+}
+
+fn sums() -> Vec<RowCase> {
+    [DType::BF16, DType::F32, DType::F64, DType::F16].into_iter().flat_map(sum_cases).collect()
 }
 
 fn check(case: &RowCase, got: &[Tensor], plan: &hypatia_plan::Plan) {
@@ -28,16 +31,24 @@ fn check(case: &RowCase, got: &[Tensor], plan: &hypatia_plan::Plan) {
 
 #[test]
 fn rows_are_one_launch_and_agree_with_the_reference_on_a_gpu() {
-    let cases = all();
+    on_a_gpu(&all(), "rows");
+}
+
+#[test]
+fn sums_over_rows_agree_with_the_reference_on_a_gpu() {
+    on_a_gpu(&sums(), "sums over rows");
+}
+
+fn on_a_gpu(cases: &[RowCase], what: &str) {
     let Some(gpu) = gpu(cases.len()) else { return };
-    for case in &cases {
+    for case in cases {
         let (plan, executor) = executor(&gpu, &case.graph, true).unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let inputs: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();
         for _ in 0..2 {
             check(case, &executor.run(&inputs).unwrap_or_else(|e| panic!("{}: {e}", case.name)), &plan);
         }
     }
-    println!("{} cases of rows agree", cases.len());
+    println!("{} cases of {what} agree", cases.len());
 }
 
 /// Compilation is slow, so only every third case runs; neighbours differ in what they compute. All
@@ -62,7 +73,7 @@ fn emulated_rows_are_one_launch_and_agree_with_the_reference() {
 #[test]
 fn sums_over_rows_mean_the_same_on_the_cpu() {
     let device = hypatia_target::device::Device::named("h200").unwrap();
-    for case in [DType::F32, DType::BF16, DType::F64].into_iter().flat_map(sum_cases) {
+    for case in sums() {
         let plan = super::planned(&device, &case.graph);
         let executor = hypatia_cpu::Executor::new(plan.clone(), 2).unwrap().poisoned();
         let inputs: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();
