@@ -31,6 +31,7 @@ from ._part import Options, Part
 from ._partition import partition
 from ._rules import Rules, library
 from ._training import Halves
+from ._whole import Whole
 from .errors import InputError
 from .fuse import _together
 from .nn import _runtime
@@ -94,9 +95,10 @@ def backend(
     keep_attention(module)
 
     direct: list[_native.Entry] = []
+    parts: list[Part] = []
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        computes = divided(graph, chosen, options=how, static=static_inputs() if how.frozen else ())
+        computes = divided(graph, chosen, options=how, static=static_inputs() if how.frozen else (), made=parts)
         if isinstance(computes, _native.Entry) and len(inputs) == len(example_inputs) and passes_on():
             direct.append(computes)
         return make_boxed_func(computes)
@@ -104,7 +106,12 @@ def backend(
     compiled = aot_autograd(fw_compiler=inference, inference_compiler=inference, decompositions=table())(
         module, example_inputs
     )
-    return direct[0].beside(compiled) if len(direct) == 1 else compiled
+    if len(direct) == 1:
+        return direct[0].beside(compiled)
+    # One part is measured as it is; rules that must fire say that plans are wanted.
+    if not parts or how.must or how.never:
+        return compiled
+    return Whole(compiled, module, parts, parts[0].device)
 
 
 def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: Options) -> Callable[..., Any]:
@@ -213,11 +220,13 @@ def divided(
     options: Options | None = None,
     static: Collection[int] = (),
     together: Collection[int] = (),
+    made: list[Part] | None = None,
 ) -> Callable[..., Any]:
     """The graph with parts that plans compute; the rest is PyTorch's.
 
     `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
-    the inputs that are parameters and buffers; `together` are results that may share memory.
+    the inputs that are parameters and buffers; `together` are results that may share memory. The
+    parts are added to `made`.
     """
     if why := indivisible(graph):
         note("graph", why)
@@ -248,6 +257,8 @@ def divided(
             part = Part(child, rules, device, options, weights)
             part.together = shared(whole, node, together)
             setattr(whole, name, part)
+            if made is not None:
+                made.append(part)
     if entry := alone(whole):
         return entry
     for name, part in list(whole.named_children()):

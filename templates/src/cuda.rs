@@ -313,6 +313,11 @@ pub enum Geometry {
 }
 
 impl Geometry {
+    /// True if a kernel is correct for that grid alone.
+    pub fn is_prescribed(self) -> bool {
+        matches!(self, Geometry::Parts { .. })
+    }
+
     /// Dynamic shared memory of a launch, in bytes.
     pub fn shared(self) -> u32 {
         match self {
@@ -611,7 +616,9 @@ impl Header<'_> {
         }
         out.push(String::new());
         if self.entries.iter().all(|e| e.geometry != Geometry::Declared) {
-            out.push("Launch (any grid is correct, this one is fast):".into());
+            let prescribed = self.entries.iter().any(|e| e.geometry.is_prescribed());
+            let grid = if prescribed { "this grid and no other" } else { "any grid is correct, this one is fast" };
+            out.push(format!("Launch ({grid}):"));
             out.extend(self.entries.iter().map(|e| format!("  {}: {}", e.name, e.geometry)));
         }
         out.push(String::new());

@@ -72,6 +72,10 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
         map_rank => map_rank(source),
         resident => source.entries.iter().any(|e| e.geometry.shared() > 0),
         declared => declared(source),
+        grids => match source.entries.iter().any(|e| e.geometry.is_prescribed()) {
+            true => "This grid and no other is correct.",
+            false => "Any grid is correct; this one is fast.",
+        },
     }
 }
 

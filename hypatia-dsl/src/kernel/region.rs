@@ -169,8 +169,10 @@ impl<'p> RowRegion<'p> {
     /// Such a sum in another shape, or stored in a narrower type.
     pub fn stored_sum(&mut self, sum: ColumnSum, ty: &TensorType) -> Result<ColumnSum, String> {
         let Summed { value, ty: from, axes } = self.sums[sum.0].clone();
-        if from.dtype != ty.dtype && (!ty.dtype.is_float() || ty.dtype.size() > from.dtype.size()) {
-            return Err("it makes a sum over all rows wider".into());
+        // Sums are added up in f32 or, for f64, in f64: a result of another type says nothing else.
+        let narrower = ty.dtype.is_float() && ty.dtype.size() <= from.dtype.size() && from.dtype != DType::F64;
+        if from.dtype != ty.dtype && !narrower {
+            return Err("it converts a sum over all rows to a wider type, or one of f64".into());
         }
         let axes = if from.shape == ty.shape { Some(axes) } else { self.body.space.reshape(&axes, &ty.shape) };
         let axes = axes.ok_or("a sum over all rows is divided in another way")?;

@@ -418,6 +418,15 @@ pub fn sum_cases(dtype: DType) -> Vec<RowCase> {
         r.case("the sum of rows in another order", &[s, e], 1)
     };
     let mut out = vec![of_bias, narrowed, turned];
+    if dtype == DType::F64 {
+        // Added up in f64, then rounded.
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[150, 40]);
+        let e = r.f(Exp, &[x]);
+        let s = r.op(BuiltinOp::Sum, &[e], vec![list(&[0]), false.into()]);
+        let s = r.cast(s, DType::F32);
+        out.push(r.case("a sum that is stored in fewer bits than it is made of", &[s], 2));
+    }
     out.extend([[300, 96], [129, 33], [2500, 17], [128, 1032]].map(alone));
     out.push(of_norm("short rows", &[200], 48));
     out.push(of_norm("several axes", &[4, 50], 136));

@@ -1,0 +1,71 @@
+"""A divided graph against the module that PyTorch captured.
+
+In: both as functions of the same arguments, and the parts of the divided one. Out: a function that
+ends with the faster side. Invariant: no call runs twice, for it may change its arguments or draw
+random numbers: the calls themselves are timed, in turns.
+
+Each part was measured against PyTorch's ops, taken apart and one by one. The whole may still lose:
+where the GPU has no time to spare, what a part saves the host is worth nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import _launch
+from ._part import Part
+from .nn import _runtime
+
+#: The module must be faster by more than this, so that noise decides nothing.
+SLACK = 1.03
+#: Calls of each side that are timed.
+TIMED = 5
+
+
+class Whole:
+    """The divided graph, until the module was found to be faster."""
+
+    def __init__(
+        self, divided: Callable[..., Any], module: Callable[..., Any], parts: Sequence[Part], device: torch.device
+    ) -> None:
+        """Args: both sides, the parts of the first, and the device of their work."""
+        self.divided, self.module, self.parts, self.device = divided, module, parts, device
+        self.best = [float("inf"), float("inf")]
+        self.timed = 0
+        self.chosen: Callable[..., Any] | None = divided if any(part.varying for part in parts) else None
+
+    def __call__(self, *args: Any) -> Any:
+        """Compute the graph."""
+        if self.chosen is not None:
+            return self.chosen(*args)
+        measures = _runtime.current_policy() == "measure" and all(map(settled, self.parts))
+        if not measures or _launch.captures(self.device):
+            return self.divided(*args)
+        side = self.timed % 2
+        self.timed += 1
+        _launch.synchronize(self.device)
+        start = time.perf_counter()
+        made = (self.divided, self.eager)[side](*args)
+        _launch.synchronize(self.device)
+        # The first call of each side is not counted.
+        if self.timed > 2:
+            self.best[side] = min(self.best[side], time.perf_counter() - start)
+        if self.timed >= 2 * (TIMED + 1):
+            self.chosen = self.divided if self.best[0] <= SLACK * self.best[1] else self.eager
+        return made
+
+    def eager(self, *args: Any) -> Any:
+        """Compute the graph as PyTorch does."""
+        if self.chosen is not None:
+            _runtime.count("graph", "PyTorch's module was faster than the graph with its parts")
+        return self.module(*args)
+
+
+def settled(part: Part) -> bool:
+    """Whether it is known which side computes a part."""
+    choices = list(part.plans.values())
+    return bool(choices) and all(c.broken is None and (c.failed or c.measured is not None) for c in choices)
