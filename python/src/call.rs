@@ -12,6 +12,9 @@ use crate::guest;
 use crate::memory::{Inputs, Outputs};
 use crate::plan::Plan;
 
+/// Sizes, strides and element type of a tensor, as PyTorch's functions take them.
+type Described = (Py<PyTuple>, Py<PyTuple>, Py<PyAny>);
+
 /// A result: what PyTorch allocates for it.
 struct Made {
     sizes: Py<PyTuple>,
@@ -62,11 +65,11 @@ impl Call {
     #[new]
     fn new(
         plan: Py<Plan>,
-        results: Vec<(Py<PyTuple>, Py<PyTuple>, Py<PyAny>)>,
-        shared: Vec<((Py<PyTuple>, Py<PyTuple>, Py<PyAny>), Vec<(usize, usize)>)>,
+        results: Vec<Described>,
+        shared: Vec<(Described, Vec<(usize, usize)>)>,
         torch: &Bound<'_, PyAny>,
     ) -> PyResult<Call> {
-        let made = |(sizes, strides, dtype)| Made { sizes, strides, dtype };
+        let made = |(sizes, strides, dtype): Described| Made { sizes, strides, dtype };
         let results: Vec<Made> = results.into_iter().map(made).collect();
         let torch: Torch = torch.extract()?;
         let known = shared.iter().flat_map(|(_, parts)| parts).all(|(i, _)| *i < results.len());
