@@ -48,6 +48,11 @@ def test_the_faster_side_is_chosen_and_each_call_runs_once(slow, fast):
     assert calls[: 2 * (TIMED + 1)] == ["divided", "module"] * (TIMED + 1)
     assert set(calls[2 * (TIMED + 1) :]) == {fast}
     assert hyp.report().pytorch == (28 if fast == "module" else 0)
+    # The choice is that of the policy that measured.
+    for policy in ("always", "never"):
+        with hyp.nn.policy(policy):
+            whole(0)
+    assert calls[40:] == ["divided", "divided"]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ use crate::scalar::{Leaves, Precision, Term, Value, eval};
 
 use super::{Reduction, RowAccess, RowLayout, RowwiseKernel};
 
-/// The outputs of a row-wise kernel under a layout, then its sums over all rows. Each output has as many elements as the layout
-/// spans, at the places that the layout gives them. In an empty row the sum is 0, the product 1,
-/// the maximum -inf, the minimum inf, and the mean NaN. It is an error if there are fewer inputs,
-/// or a shorter input, than the layout needs.
+/// The outputs of a row-wise kernel under a layout, then its sums over all rows. Each output has as
+/// many elements as the layout spans, at the places that the layout gives them. In an empty row the
+/// sum is 0, the product 1, the maximum -inf, the minimum inf, and the mean NaN. It is an error if
+/// there are fewer inputs, or a shorter input, than the layout needs.
 pub fn interpret_rowwise(
     program: &Program,
     kernel: &RowwiseKernel,
