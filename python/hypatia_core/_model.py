@@ -62,10 +62,14 @@ class Explanation:
         return f"<p><b>launches</b> {launches}</p>{table}<details><summary>all</summary><pre>{text}</pre></details>"
 
 
+#: With ``strict``, the share of runs that are compared as a whole.
+COMPARE_EVERY = 32
+
+
 def settings(
     device: str = "cpu",
     threads: int = 0,
-    check: bool = True,
+    safety: str = "check",
     use_rules: bool = True,
     disable: Iterable[str] = (),
     numerics: str | None = None,
@@ -73,12 +77,16 @@ def settings(
     never: Iterable[str] = (),
     tf32: bool = False,
     batch_invariant: bool = False,
+    compare_every: int = COMPARE_EVERY,
+    incidents: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """The settings of a native model, all of them."""
     return {
         "device": device,
         "threads": threads,
-        "check": check,
+        "safety": safety,
+        "compare_every": compare_every,
+        "incidents": None if incidents is None else os.fspath(incidents),
         "use_rules": use_rules,
         "disable": list(disable),
         "numerics": numerics,
@@ -99,7 +107,13 @@ class Model:
         shapes: shapes of inputs by name, where the model's shapes depend on them.
         device: ``cpu``, ``cuda`` (the first GPU), or ``auto``: the GPU if there is one.
         threads: threads of the CPU; 0 means one for each core.
-        check: compare each new plan once with the unfused one, and use that one if they differ.
+        safety: ``check`` compares each new plan once with the unfused one; if they differ, one
+            without the rules that make the difference runs. ``strict`` checks each run: products by
+            checksums, and one run in ``compare_every`` as a whole; what is wrong is computed again,
+            named by ``incidents()`` and not used again. On the CPU alone. ``off`` compares nothing.
+        compare_every: with ``strict``, one run in this many is compared with the unfused plan; 0
+            means none.
+        incidents: with ``strict``, the folder for small graphs that show what was wrong.
         use_rules: False leaves out all rules.
         disable: rules, families of rules or rulesets that do not fire.
         numerics: ``exact`` gives the bits of the model without rules, ``rounds`` (the default)
@@ -121,7 +135,9 @@ class Model:
         shapes: Mapping[str, Sequence[int]] | None = None,
         device: str = "cpu",
         threads: int = 0,
-        check: bool = True,
+        safety: str = "check",
+        compare_every: int = COMPARE_EVERY,
+        incidents: str | os.PathLike[str] | None = None,
         use_rules: bool = True,
         disable: Iterable[str] = (),
         numerics: str | None = None,
@@ -136,7 +152,17 @@ class Model:
             UnsupportedError: if it uses something that Hypatia lacks, with node, op and opset.
         """
         chosen = settings(
-            device, threads, check, use_rules, disable, numerics, must, never, batch_invariant=batch_invariant
+            device,
+            threads,
+            safety,
+            use_rules,
+            disable,
+            numerics,
+            must,
+            never,
+            batch_invariant=batch_invariant,
+            compare_every=compare_every,
+            incidents=incidents,
         )
         rules = library() if rules is None else rules
         sizes = {name: list(shape) for name, shape in (shapes or {}).items()}
@@ -183,6 +209,12 @@ class Model:
     def plan(self, inputs: Inputs) -> _native.Plan:
         """The plan for inputs of these shapes: its launches, the rules that fired, its steps."""
         return self._plan(self._given(inputs))
+
+    def incidents(self) -> list[str]:
+        """What strict runs have found wrong so far, in words; their results were right."""
+        with self._lock:
+            plans = list(self._plans.values())
+        return [incident for plan in plans for incident in plan.incidents]
 
     def explain(self, inputs: Inputs | None = None, target: str = "cpu") -> Explanation:
         """What the rules make of the model on a target (``cpu``, ``h200``, ``a100``)."""

@@ -40,6 +40,7 @@ class Options:
     must: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
     tf32: bool = False
+    safety: str = "check"
     frozen: bool = False
     """Whether plans contain the values of weights, as long as those do not change."""
 
@@ -50,6 +51,7 @@ class Options:
             numerics=self.numerics,
             must=self.must,
             never=self.never,
+            safety=self.safety,
             tf32=self.tf32 and device.type == "cuda",
         )
 

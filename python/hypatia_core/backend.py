@@ -74,6 +74,9 @@ def backend(
         numerics: ``exact``, ``rounds`` or ``fast``, as of ``Model``.
         must, never: rules that each part of the graph must have and must not have, see ``Model``.
         precision: ``ieee`` or ``tf32`` for f32 products on a GPU; by default PyTorch's setting.
+        safety: ``check`` (the default), ``strict`` or ``off``, see ``Model``. What strict runs find
+            wrong is listed by ``report().incidents``. On a GPU there is no ``strict``: PyTorch
+            computes.
         frozen: True lets plans contain the values of parameters and buffers, which then serve as
             constants. Address and version of each are checked in each call; what is written
             through ``.data`` changes neither, and goes unnoticed.
@@ -156,7 +159,7 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
     Raises:
         InputError: if there is no such option, rule or value.
     """
-    known = {"rules", "numerics", "must", "never", "precision", "frozen"}
+    known = {"rules", "numerics", "must", "never", "precision", "safety", "frozen"}
     if unknown := [name for name in given if name not in known]:
         raise InputError(
             f"backend hypatia: there is no option `{unknown[0]}`; the options are {', '.join(sorted(known))}"
@@ -168,7 +171,13 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
     lists = {name: tuple(given.get(name, ())) for name in ("must", "never")}
     if wrong := [name for name in lists if isinstance(given.get(name), str)]:
         raise InputError(f"backend hypatia: {wrong[0]} is a list of rules, not a string")
-    how = Options(given.get("numerics"), **lists, tf32=precision == "tf32", frozen=bool(given.get("frozen", False)))
+    how = Options(
+        given.get("numerics"),
+        **lists,
+        tf32=precision == "tf32",
+        safety=given.get("safety", "check"),
+        frozen=bool(given.get("frozen", False)),
+    )
     # What no rule and no device has is said now, not when a plan is made.
     probe = _native.Graph(rules._native)
     probe.output("y", probe.input("x", "f32", [1]))

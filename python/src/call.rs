@@ -142,7 +142,7 @@ impl Call {
         let from = given.with(&odd, &copies)?.slices()?;
         let mut to = Outputs::fresh(results, &plan.outputs)?;
         let mut to = to.slices();
-        py.detach(|| plan.compiled.executor.run_in_place(&from, &mut to)).map_err(raised)
+        py.detach(|| plan.compiled.run_in_place(&from, &mut to)).map_err(raised)
     }
 
     fn on_gpu<'py>(

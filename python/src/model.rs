@@ -14,7 +14,7 @@ use hypatia::dsl::ir::{Clause, Program};
 use hypatia::dsl::numerics::Numerics;
 use hypatia::graph::{NodeKind, fusions};
 use hypatia::onnx::import;
-use hypatia::session::{CheckMode, Options};
+use hypatia::session::Options;
 use hypatia::tuner::{Effort, Tuner};
 use hypatia::{Error, Tensor, optimize, pipeline, session};
 use pyo3::prelude::*;
@@ -38,7 +38,9 @@ pub struct Model {
 pub struct Settings {
     device: String,
     threads: usize,
-    check: bool,
+    safety: String,
+    compare_every: u64,
+    incidents: Option<PathBuf>,
     use_rules: bool,
     disable: Vec<String>,
     numerics: Option<String>,
@@ -93,7 +95,9 @@ impl Settings {
     fn options(&self, graph: &hypatia::Graph) -> Result<Options, Error> {
         let options = Options {
             optimize: self.optimizer(graph)?,
-            check: if self.check { CheckMode::Check } else { CheckMode::Off },
+            safety: self.safety.parse()?,
+            compare_every: self.compare_every,
+            incidents: self.incidents.clone(),
             threads: self.threads,
             tf32: self.tf32,
             batch_invariant: self.batch_invariant,

@@ -51,6 +51,12 @@ impl Plan {
         self.compiled.refusal.as_ref().map(ToString::to_string)
     }
 
+    /// What strict runs have found wrong so far, in words.
+    #[getter]
+    fn incidents(&self) -> Vec<String> {
+        self.compiled.incidents().iter().map(ToString::to_string).collect()
+    }
+
     /// The rules that contributed, with how often.
     #[getter]
     fn fired(&self) -> Vec<(String, usize)> {
@@ -99,7 +105,7 @@ impl Plan {
             return Err(wrong_input("an output overlaps an input"));
         }
         let mut to = outputs.slices();
-        py.detach(|| self.compiled.executor.run_in_place(&from, &mut to)).map_err(raised)
+        py.detach(|| self.compiled.run_in_place(&from, &mut to)).map_err(raised)
     }
 
     /// Submits a run on a GPU to PyTorch's current stream. Returns the indices of inputs that have

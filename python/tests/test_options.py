@@ -118,3 +118,35 @@ def test_frozen_weights_of_several_sizes_and_inference_mode():
         for _ in range(3):
             torch.testing.assert_close(f(x), model(x), rtol=1e-4, atol=1e-5)
             model.q.weight.add_(1)  # No version counts it.
+
+
+CARELESS = """edition 1;
+use core::*;
+use nn::*;
+ruleset careless { until = fixpoint; }
+rule careless::uncapped: min(relu(x), 30.0) => relu(x);
+"""
+
+
+def test_a_compiled_graph_finds_a_rule_that_is_wrong_for_some_inputs():
+    layer = torch.nn.Linear(16, 16)
+
+    def model(x):
+        return torch.relu(layer(x)).clamp(max=30.0)
+
+    f = torch.compile(model, backend=backend, options={"safety": "strict", "rules": [hyp.Rules.from_text(CARELESS)]})
+    small, large = torch.randn(8, 16), 1000 * torch.randn(8, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(f(small), model(small))
+        results = [f(large) for _ in range(40)]
+        assert not torch.allclose(results[0], model(large)), "no run was compared yet"
+        torch.testing.assert_close(results[-1], model(large))
+    [incident] = hyp.report().incidents
+    assert "the rule careless::uncapped" in incident
+    assert f"found wrong and computed again: {incident}" in str(hyp.report())
+
+
+def test_a_mode_that_does_not_exist_is_an_error_of_the_backend():
+    f = torch.compile(torch.nn.Linear(2, 2), backend=backend, options={"safety": "careful"})
+    with pytest.raises(Exception, match="safety: expected `strict`, `check` or `off`, not `careful`"):
+        f(torch.ones(1, 2))

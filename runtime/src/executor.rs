@@ -37,6 +37,33 @@ impl Executor {
         })
     }
 
+    /// On the host, the accumulators of products are checked by checksums from now on, and computed
+    /// again where they are wrong. Products on a GPU have no checksums.
+    pub fn strict(self) -> Executor {
+        match self {
+            Executor::Cpu(e) => Executor::Cpu(Box::new(e.strict())),
+            #[cfg(feature = "cuda")]
+            other => other,
+        }
+    }
+
+    /// Disturbs the runs of a strict executor of the host as a test wants it.
+    #[doc(hidden)]
+    pub fn disturb(&self, faults: Vec<cpu::Fault>) {
+        if let Executor::Cpu(e) = self {
+            e.disturb(faults);
+        }
+    }
+
+    /// What checksums have found since this was last called.
+    pub fn mismatches(&self) -> Vec<cpu::Mismatch> {
+        match self {
+            Executor::Cpu(e) => e.mismatches(),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(_) => Vec::new(),
+        }
+    }
+
     /// The plan.
     pub fn plan(&self) -> &Plan {
         match self {
@@ -44,6 +71,25 @@ impl Executor {
             #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.plan(),
         }
+    }
+
+    /// The plan, for another executor of it.
+    pub fn shared_plan(&self) -> Arc<Plan> {
+        match self {
+            Executor::Cpu(e) => e.shared_plan(),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(e) => Arc::new(e.plan().clone()),
+        }
+    }
+
+    /// The name of the first step whose results on the host have other bits than those of another
+    /// executor of the same plan; `None` if all are the same, or on a GPU.
+    pub fn first_difference(&self, other: &Executor, inputs: &[Tensor]) -> Result<Option<String>> {
+        #[cfg_attr(not(feature = "cuda"), expect(irrefutable_let_patterns))]
+        let (Executor::Cpu(one), Executor::Cpu(two)) = (self, other) else { return Ok(None) };
+        let pairs = one.digests(inputs)?.into_iter().zip(two.digests(inputs)?);
+        let first = pairs.zip(&one.plan().steps).find(|((x, y), _)| x != y);
+        Ok(first.map(|(_, step)| step.name.clone()))
     }
 
     /// Remarks on steps, shown beside the plan.

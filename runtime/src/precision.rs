@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Program, Test, TestInput};
 
-use crate::session::{CheckMode, Model, Options};
+use crate::session::{Model, Options, Safety};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 use hypatia_verify::test_runner::given_with;
@@ -51,7 +51,7 @@ pub fn deviation(
         let wrong = || Error::Internal(format!("input `{}` in f64", input.name));
         Tensor::from_f64(DType::F64, narrow.shape(), &narrow.to_f64()).ok_or_else(wrong)
     })?;
-    let mut options = Options { check: CheckMode::Off, ..options.clone() };
+    let mut options = Options { safety: Safety::Off, ..options.clone() };
     options.optimize.no_rules = true;
     let exact = Model::new(graph, options).run(&inputs)?;
     let (mut error, mut largest) = (0.0f64, 0.0f64);

@@ -1,24 +1,29 @@
 //! The front door of the library: a model, its rules, and runs.
 //!
 //! In: a model file and a Program. Out: results of runs, and reports of what was done. Invariant:
-//! there is one plan for each combination of input shapes, made when it is first needed. In CHECK
-//! mode, a new plan is compared once with the unfused plan on the given inputs; if they differ, one
-//! without the rules that make the difference runs, or the unfused one. A cached verdict spares a
-//! later start the unfused plan.
+//! there is one plan for each combination of input shapes, made when it is first needed. [`Safety`]
+//! says how far it is trusted. Unless that is `Off`, a new plan is compared once with the unfused
+//! plan on the given inputs; if they differ, one without the rules that make the difference runs,
+//! or the unfused one. A cached verdict spares a later start the unfused plan.
 
 mod compile;
 mod compiled;
+mod evidence;
+mod incident;
+mod judge;
 mod part;
+mod safety;
+mod strict;
 
 use std::collections::{BTreeMap, HashMap};
 #[cfg(feature = "onnx")]
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hypatia_dsl::dtype::DType;
 #[cfg(feature = "onnx")]
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::ir::{Clause, Demand};
 use hypatia_dsl::numerics::{Allowed, Numerics};
 
 use crate::device::Device;
@@ -40,27 +45,28 @@ use hypatia_tensor::tensor::Tensor;
 
 use self::compiled::Planner;
 pub use self::compiled::{Checked, Compiled, Refusal};
+pub use self::incident::{Culprit, Incident};
+use self::judge::Judge;
+pub use self::safety::Safety;
 use crate::compare::of_outputs;
 pub use crate::compare::{Loosened, loosened};
 pub use hypatia_tensor::compare::{Comparison, Tolerance};
 
-/// How much a new plan is trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum CheckMode {
-    /// Compared once with the unfused plan.
-    #[default]
-    Check,
-    /// Not compared.
-    Off,
-}
+/// In a strict run, the share of runs that are compared: small beside the time of the others.
+const COMPARE_EVERY: u64 = 32;
 
 /// Settings of a [`Model`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Settings of the optimiser.
     pub optimize: optimize::Options,
-    /// How much a new plan is trusted.
-    pub check: CheckMode,
+    /// How far plans are trusted.
+    pub safety: Safety,
+    /// With [`Safety::Strict`]: one run in this many is compared with the unfused plan, the first
+    /// one first; 0 means none.
+    pub compare_every: u64,
+    /// With [`Safety::Strict`]: the folder for small graphs that show what was wrong.
+    pub incidents: Option<PathBuf>,
     /// The GPU to run on; the host if there is none. See [`Options::on`].
     pub gpu: Option<OnGpu>,
     /// Threads of the host; 0 means one for each core.
@@ -91,7 +97,9 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             optimize: optimize::Options::default(),
-            check: CheckMode::Check,
+            safety: Safety::Check,
+            compare_every: COMPARE_EVERY,
+            incidents: None,
             gpu: None,
             threads: 0,
             memory: None,
@@ -296,6 +304,7 @@ impl Model {
             },
             gpu: gpu.cloned(),
             threads: self.options.threads,
+            strict: self.options.safety == Safety::Strict,
             constants: self.constants.clone(),
         }
     }
@@ -342,21 +351,23 @@ impl Model {
             return Ok(found.clone());
         }
         let made = self.compile_new(inputs, &ordered)?;
-        self.keeps_contract(&made)?;
+        self.judge().keeps_contract(made.refusal.as_ref())?;
         Ok(plan.insert(Arc::new(made)).clone())
     }
 
-    /// Fails if the contract demands rules of a plan that the comparison rejected.
-    fn keeps_contract(&self, made: &Compiled) -> Result<()> {
-        let must = |c: &&Clause| matches!(c.demand, Demand::Must { .. });
-        let Some(clause) = self.options.optimize.contract.iter().find(must) else { return Ok(()) };
-        let Some(refusal) = &made.refusal else { return Ok(()) };
-        Err(Error::Contract(format!("`{clause}` is not met, because {refusal}")))
+    /// What results are judged by.
+    fn judge(&self) -> Judge {
+        let names = self.graph.outputs.iter().map(|(name, _)| name.clone());
+        Judge {
+            options: self.options.clone(),
+            outputs: names.zip(self.tolerances()).collect(),
+            host: self.planner(Device::cpu(), None),
+        }
     }
 
     /// Runs once; the results are in the order of the model's outputs.
     pub fn run(&self, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>> {
-        self.compile(inputs)?.executor.run(&self.order(inputs)?)
+        self.compile(inputs)?.run(&self.order(inputs)?)
     }
 
     /// The inputs in the model's order.

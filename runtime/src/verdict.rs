@@ -77,6 +77,7 @@ impl Subject<'_> {
 }
 
 /// The cache entry of a verdict.
+#[derive(Clone)]
 pub struct VerdictEntry {
     store: Arc<Store>,
     key: Key,

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use hypatia::session::{CheckMode, Model, Options};
+use hypatia::session::{Model, Options, Safety};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Program};
 
@@ -133,7 +133,7 @@ fn models(program: &Arc<Program>) -> Vec<(&'static str, Graph, Vec<usize>)> {
 }
 
 fn model(graph: &Graph, batch_invariant: bool) -> Model {
-    let options = Options { check: CheckMode::Off, threads: 2, batch_invariant, ..Options::default() };
+    let options = Options { safety: Safety::Off, threads: 2, batch_invariant, ..Options::default() };
     Model::new(graph.clone(), options)
 }
 
@@ -184,7 +184,7 @@ fn sums_in_another_order_have_other_bits() {
         let x = g.input("x", DType::F32, shape!["batch", 32]);
         let products = weights.iter().map(|w| x.matmul(g.tensor(&[WIDTH, WIDTH], w)));
         g.output("y", products.reduce(|a, b| a + b).unwrap());
-        let mut options = Options { check: CheckMode::Off, ..Options::default() };
+        let mut options = Options { safety: Safety::Off, ..Options::default() };
         options.optimize.no_rules = true;
         result(&Model::new(g.finish().unwrap(), options), &given, &[WIDTH], 33)
     };

@@ -1,10 +1,11 @@
-//! `Numerics::Exact`: the plan gives bit for bit what the plan without rules gives, and still fuses.
+//! `Numerics::Exact`: the plan gives bit for bit what the plan without rules gives, and still
+//! fuses.
 
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 
-use hypatia::session::{CheckMode, Model, Options};
+use hypatia::session::{Model, Options, Safety};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::numerics::Numerics;
 use hypatia_library as library;
@@ -31,7 +32,7 @@ fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 }
 
 fn load(path: &Path, threads: usize) -> Model {
-    let mut options = Options { threads, check: CheckMode::Off, ..Options::default() };
+    let mut options = Options { threads, safety: Safety::Off, ..Options::default() };
     options.optimize.numerics = Numerics::Exact;
     Model::load(&path.join("model.onnx"), library::load(&[]).unwrap(), options).unwrap()
 }
@@ -74,7 +75,7 @@ fn random_graphs_give_the_same_bits() {
     for seed in 0..400 {
         let mut random = Random::new(seed);
         random.build(seed % 2 == 0);
-        let mut options = Options { threads: 2, check: CheckMode::Off, ..Options::default() };
+        let mut options = Options { threads: 2, safety: Safety::Off, ..Options::default() };
         options.optimize.numerics = Numerics::Exact;
         let model = Model::new(random.graph.clone(), options);
         let (before, after) = compared(&model, &random.inputs, &format!("seed {seed}"));

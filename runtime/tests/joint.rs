@@ -3,7 +3,7 @@
 //! optimiser makes of them.
 #![allow(clippy::unwrap_used)]
 
-use hypatia::session::{CheckMode, Model, Options};
+use hypatia::session::{Model, Options, Safety};
 use hypatia_dsl::dtype::DType;
 use hypatia_eval::{Double, Mode, Number, RefTensor, evaluate, evaluate_in};
 use hypatia_library as library;
@@ -16,7 +16,7 @@ fn joint_graphs_agree_with_the_reference() {
         [DType::F32, DType::F64, DType::BF16, DType::F16].into_iter().flat_map(|d| [(d, true), (d, false)])
     {
         for joint in networks(&program, dtype, even) {
-            let options = Options { check: CheckMode::Off, ..Options::default() };
+            let options = Options { safety: Safety::Off, ..Options::default() };
             let model = Model::new(joint.graph.clone(), options);
             let compiled = model.compile(&joint.inputs).unwrap();
             let (with, without) = (compiled.executor.plan().launches(), compiled.unfused().unwrap().plan().launches());

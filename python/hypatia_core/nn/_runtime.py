@@ -164,9 +164,10 @@ class Line:
 class Report:
     """Which side computed the layers so far. ``str()`` is a table."""
 
-    def __init__(self, lines: list[Line]) -> None:
-        """Args: the lines."""
+    def __init__(self, lines: list[Line], incidents: list[str] | None = None) -> None:
+        """Args: the lines, and what strict runs have found wrong, in words."""
         self.lines = lines
+        self.incidents = incidents or []
 
     @property
     def hypatia(self) -> int:
@@ -187,7 +188,8 @@ class Report:
         ]
         widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
         text = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in [head, *rows]]
-        return "\n".join([*text, f"{self.hypatia} calls by hypatia, {self.pytorch} by pytorch"])
+        found = [f"found wrong and computed again: {incident}" for incident in self.incidents]
+        return "\n".join([*text, *found, f"{self.hypatia} calls by hypatia, {self.pytorch} by pytorch"])
 
     def __repr__(self) -> str:
         """Count the calls."""
@@ -219,10 +221,11 @@ def report() -> Report:
     >>> hyp.report()
     Report(hypatia=1, pytorch=0)
     """
-    lines = []
+    lines, incidents = [], []
     with _lock:
         for op in counted():
             for key, c in list(op.plans.items()):
+                incidents += [] if c.plan is None else c.plan.incidents
                 shape = op.show(key)
                 times = (None, None) if c.measured is None else (c.measured[0] * 1e6, c.measured[1] * 1e6)
                 ours = c.ours + (0 if c.plan is None else c.plan.taken)
@@ -233,7 +236,7 @@ def report() -> Report:
                 if c.eager:
                     lines.append(Line(op.label, shape, "pytorch", c.eager, c.why, *times))
         lines += [Line(label, "", "pytorch", n, why, None, None) for (label, why), n in _passed.items()]
-    return Report(lines)
+    return Report(lines, incidents)
 
 
 def reset_report() -> None:

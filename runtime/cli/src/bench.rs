@@ -9,7 +9,7 @@ use anstream::eprintln;
 use clap::Args;
 use hypatia::executor::Executor;
 use hypatia::gpu::OnGpu;
-use hypatia::session::{CheckMode, Compiled, Model, Options};
+use hypatia::session::{Compiled, Model, Options};
 use hypatia_cuda::tuner::Effort;
 use hypatia_cuda::{Timer, nvtx};
 use hypatia_dsl::ir::Program;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, MemoryOptions, notes_after_run};
 use super::inputs::load_random;
-use super::model::{ContractOptions, Domains, RuleOptions, Sizes, must_be_model};
+use super::model::{ContractOptions, Domains, RuleOptions, SafetyOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, measured};
 use roofline::Roofline;
@@ -92,6 +92,8 @@ pub struct Bench {
     firing: RuleOptions,
     #[command(flatten)]
     contract: ContractOptions,
+    #[command(flatten)]
+    safety: SafetyOptions,
     #[command(flatten)]
     memory: MemoryOptions,
     /// Also show the largest error of f32 cases that multiply matrices: the difference from the
@@ -272,9 +274,7 @@ impl Bench {
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(program, &mut options.optimize)?;
         options.optimize.contract = self.contract.clauses(program, &self.rules)?;
-        if self.no_rules {
-            options.check = CheckMode::Off;
-        }
+        self.safety.apply(self.no_rules, &mut options);
         let model = self.model.as_deref().filter(|p| p.extension().is_none_or(|e| e != "hyp"));
         self.on.apply(options, &Measuring { time: TUNING, effort: Effort::Guessed, model })
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use hypatia::session::{self, Safety};
 use hypatia_dsl::ir::{Clause, Contract, Program};
 use hypatia_dsl::numerics::Numerics;
 use hypatia_graph::Graph;
@@ -97,6 +98,32 @@ impl RuleOptions {
         options.disabled = self.disable.iter().cloned().collect();
         Ok(())
     }
+}
+
+/// How far plans are trusted.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SafetyOptions {
+    /// How far plans are trusted. `check`: a new plan is compared once with the unfused one (the
+    /// default). `strict`: products are checked by checksums in every run, and one run in 32 as a
+    /// whole; what is wrong is computed again, named, and not used again (CPU only). `off`: nothing
+    /// is compared (the default with --no-rules).
+    #[arg(long, value_name = "strict|check|off", value_parser = safety)]
+    pub safety: Option<Safety>,
+    /// With --safety strict: the folder for small graphs that show what was wrong.
+    #[arg(long, value_name = "DIR", requires = "safety")]
+    pub incidents: Option<PathBuf>,
+}
+
+impl SafetyOptions {
+    /// Writes this into the options of a model that runs with rules or without.
+    pub fn apply(&self, no_rules: bool, options: &mut session::Options) {
+        options.safety = self.safety.unwrap_or(if no_rules { Safety::Off } else { Safety::Check });
+        options.incidents.clone_from(&self.incidents);
+    }
+}
+
+fn safety(text: &str) -> Result<Safety, String> {
+    text.parse().map_err(|_| "expected `strict`, `check` or `off`".to_string())
 }
 
 fn numerics(text: &str) -> Result<Numerics, String> {

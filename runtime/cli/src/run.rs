@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::session::{CheckMode, Comparison, Compiled, Loosened, Model, Options, Refusal, loosened};
+use hypatia::session::{Comparison, Compiled, Loosened, Model, Options, Refusal, loosened};
 use hypatia_cuda::nvtx;
 use hypatia_cuda::tuner::Effort;
 use hypatia_dsl::ir::Program;
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::device::{DeviceOptions, Measuring, MemoryOptions, Opening, Precision, notes_after_run};
 use super::inputs::{Named, load_random};
-use super::model::{ContractOptions, Domains, RuleOptions, Sizes, must_be_model};
+use super::model::{ContractOptions, Domains, RuleOptions, SafetyOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, since_start};
 
@@ -70,6 +70,8 @@ pub struct Run {
     firing: RuleOptions,
     #[command(flatten)]
     contract: ContractOptions,
+    #[command(flatten)]
+    safety: SafetyOptions,
     /// Disable all rules.
     #[arg(long, conflicts_with_all = ["rules", "disable", "numerics", "must", "never"])]
     no_rules: bool,
@@ -192,9 +194,7 @@ impl Run {
         options.optimize.no_rules = self.no_rules;
         self.firing.apply(program, &mut options.optimize)?;
         options.optimize.contract = self.contract.clauses(program, &self.rules)?;
-        if self.no_rules {
-            options.check = CheckMode::Off;
-        }
+        self.safety.apply(self.no_rules, &mut options);
         Ok(options)
     }
 
@@ -272,7 +272,7 @@ impl Run {
         drop(compiling);
         let ordered = model.order(&inputs)?;
         let first = nvtx::range("first run");
-        let results = compiled.executor.run(&ordered)?;
+        let results = compiled.run(&ordered)?;
         drop(first);
         let first = since_start();
         let mut checks = Vec::new();
@@ -289,7 +289,7 @@ impl Run {
             None => loosened(model.graph()),
         };
         let timed = nvtx::range("with rules");
-        let (after, runs) = median(|| compiled.executor.run(&ordered))?;
+        let (after, runs) = median(|| compiled.run(&ordered))?;
         drop(timed);
         let (before, unfused_launches) = if self.no_rules {
             (after, compiled.executor.plan().launches())
@@ -399,6 +399,7 @@ impl Run {
             "first_s": o.first.as_secs_f64(),
             "arena_bytes": fused.arena,
             "checked": o.compiled.checked.name(),
+            "incidents": o.compiled.incidents().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "warnings": o.compiled.warnings(),
             "unchecked": o.unchecked,
             "ok": o.checks.iter().flatten().all(|c| c.ok) && o.unchecked.is_empty(),

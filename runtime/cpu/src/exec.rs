@@ -5,6 +5,7 @@
 //! (memory of finished runs is reused); runs may overlap, each with its own arena, all with the
 //! same weights and threads.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use super::copies::{self, StridedCopy};
 use super::cumsum;
 use super::depthwise::DepthwiseCode;
 use super::gemm::GemmCode;
+use super::gemm::guard::{Fault, Mismatch, Watch};
 use super::im2col::Geometry;
 use super::interp::Code;
 use super::memory::{Bytes, Outside, SplitArena, empty, split_arena};
@@ -45,6 +47,15 @@ enum PreparedStep {
     Nothing,
 }
 
+/// What a run records beside its results.
+enum Record<'a> {
+    Nothing,
+    /// The duration of each step, added up.
+    Times(&'a mut [Duration]),
+    /// A digest of what each step wrote.
+    Digests(&'a mut [u64]),
+}
+
 /// Memory of one run.
 struct Instance {
     arena: Bytes,
@@ -63,6 +74,8 @@ pub struct Executor {
     shared: bool,
     idle: Mutex<Vec<Instance>>,
     poison: bool,
+    /// What is watched in STRICT mode.
+    watch: Option<Watch>,
 }
 
 impl Executor {
@@ -74,7 +87,17 @@ impl Executor {
         let ready = plan.steps.iter().map(|s| prepare(&plan, s, threads)).collect::<Result<Vec<_>>>()?;
         let shared = pool.is_some() && plan.steps.iter().zip(&ready).any(|(s, r)| is_shared(s, r));
         let outside = (0..plan.buffers.len()).map(|i| plan.outside(BufferId(i as u32))).collect();
-        Ok(Executor { plan, ready, outside, threads, pool, shared, idle: Mutex::new(Vec::new()), poison: false })
+        Ok(Executor {
+            plan,
+            ready,
+            outside,
+            threads,
+            pool,
+            shared,
+            idle: Mutex::new(Vec::new()),
+            poison: false,
+            watch: None,
+        })
     }
 
     /// Poisons the arena and the outputs with NaN before each run, so that reads of unwritten
@@ -84,9 +107,35 @@ impl Executor {
         self
     }
 
+    /// Checks the accumulators of each product by checksums, and computes again what is wrong.
+    pub fn strict(mut self) -> Executor {
+        self.watch = Some(Watch::default());
+        self
+    }
+
+    /// Disturbs the runs of a strict executor as a test wants it, from now on.
+    #[doc(hidden)]
+    pub fn disturb(&self, faults: Vec<Fault>) {
+        if let Some(watch) = &self.watch {
+            *watch.faults.write().unwrap_or_else(PoisonError::into_inner) = faults;
+        }
+    }
+
+    /// What checksums have found since this was last called, in a strict executor.
+    pub fn mismatches(&self) -> Vec<Mismatch> {
+        let found =
+            self.watch.iter().map(|w| std::mem::take(&mut *w.found.lock().unwrap_or_else(PoisonError::into_inner)));
+        found.flatten().collect()
+    }
+
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// The plan, for another executor of it.
+    pub fn shared_plan(&self) -> Arc<Plan> {
+        self.plan.clone()
     }
 
     /// The number of threads.
@@ -96,12 +145,19 @@ impl Executor {
 
     /// Runs once. The inputs are in the plan's order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.run_with(inputs, None)
+        self.run_with(inputs, Record::Nothing)
     }
 
     /// Runs once, and adds each step's duration to `times`.
     pub fn run_timed(&self, inputs: &[Tensor], times: &mut [Duration]) -> Result<Vec<Tensor>> {
-        self.run_with(inputs, Some(times))
+        self.run_with(inputs, Record::Times(times))
+    }
+
+    /// Runs once. For each step, a digest of what it wrote.
+    pub fn digests(&self, inputs: &[Tensor]) -> Result<Vec<u64>> {
+        let mut digests = vec![0; self.plan.steps.len()];
+        self.run_with(inputs, Record::Digests(&mut digests))?;
+        Ok(digests)
     }
 
     /// Runs once on memory that the caller holds: the little-endian, row-major elements of the
@@ -115,7 +171,7 @@ impl Executor {
         self.check_memory(inputs, outputs)?;
         // An empty slice may stand anywhere.
         let inputs: SmallVec<[&[u8]; 8]> = inputs.iter().map(|b| if b.is_empty() { empty() } else { b }).collect();
-        self.run_on(&inputs, outputs, None)
+        self.run_on(&inputs, outputs, Record::Nothing)
     }
 
     fn check_memory(&self, inputs: &[&[u8]], outputs: &[&mut [u8]]) -> Result<()> {
@@ -143,7 +199,7 @@ impl Executor {
         Ok(())
     }
 
-    fn run_with(&self, inputs: &[Tensor], times: Option<&mut [Duration]>) -> Result<Vec<Tensor>> {
+    fn run_with(&self, inputs: &[Tensor], record: Record<'_>) -> Result<Vec<Tensor>> {
         self.plan.check_inputs(inputs)?;
         let zeros = |view: &View| {
             let too_large = || Error::Limit(format!("an output of shape {:?} is too large", view.shape));
@@ -152,12 +208,12 @@ impl Executor {
         let mut results = self.plan.outputs.iter().map(|(_, view)| zeros(view)).collect::<Result<Vec<_>>>()?;
         let inputs: SmallVec<[&[u8]; 8]> = inputs.iter().map(Tensor::bytes).collect();
         let mut outputs: SmallVec<[&mut [u8]; 4]> = results.iter_mut().map(Tensor::bytes_mut).collect();
-        self.run_on(&inputs, &mut outputs, times)?;
+        self.run_on(&inputs, &mut outputs, record)?;
         drop(outputs);
         Ok(results)
     }
 
-    fn run_on(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]], times: Option<&mut [Duration]>) -> Result<()> {
+    fn run_on(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]], record: Record<'_>) -> Result<()> {
         let mut instance = match self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             Some(instance) => instance,
             None => self.instance()?,
@@ -167,7 +223,7 @@ impl Executor {
             outputs.iter_mut().for_each(|o| o.fill(0xff));
         }
         let awake = self.pool.as_deref().filter(|_| self.shared).map(Pool::awake);
-        let result = self.steps(&mut instance, inputs, outputs, times);
+        let result = self.steps(&mut instance, inputs, outputs, record);
         drop(awake);
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(instance);
         result
@@ -183,16 +239,18 @@ impl Executor {
         instance: &mut Instance,
         inputs: &[&[u8]],
         outputs: &mut [&mut [u8]],
-        mut times: Option<&mut [Duration]>,
+        mut record: Record<'_>,
     ) -> Result<()> {
         for (i, (step, ready)) in self.plan.steps.iter().zip(&self.ready).enumerate() {
-            let start = times.is_some().then(Instant::now);
-            self.step(step, ready, instance, inputs, outputs).map_err(|e| match e {
+            let start = matches!(record, Record::Times(_)).then(Instant::now);
+            self.step(i, (step, ready), instance, inputs, outputs, &mut record).map_err(|e| match e {
                 Error::Input(m) => Error::Input(format!("node `{}`: {m}", step.name)),
                 Error::Internal(m) => Error::Internal(format!("step `{}`: {m}", step.name)),
                 e => e,
             })?;
-            if let (Some(start), Some(time)) = (start, times.as_deref_mut().and_then(|t| t.get_mut(i))) {
+            if let (Some(start), Record::Times(times)) = (start, &mut record)
+                && let Some(time) = times.get_mut(i)
+            {
                 *time += start.elapsed();
             }
         }
@@ -250,20 +308,22 @@ impl Executor {
         }
     }
 
+    /// Runs a step, or a step of the fallback of the one of this index.
     fn step(
         &self,
-        step: &Step,
-        ready: &PreparedStep,
+        index: usize,
+        (step, ready): (&Step, &PreparedStep),
         instance: &mut Instance,
         inputs: &[&[u8]],
         outputs: &mut [&mut [u8]],
+        record: &mut Record<'_>,
     ) -> Result<()> {
         if step.writes.iter().all(View::is_empty) {
             return Ok(());
         }
         if let (Action::Call(e), PreparedStep::Parts(parts)) = (&step.action, ready) {
             let mut steps = e.fallback.iter().zip(parts);
-            return steps.try_for_each(|(s, ready)| self.step(s, ready, instance, inputs, outputs));
+            return steps.try_for_each(|part| self.step(index, part, instance, inputs, outputs, record));
         }
         let (mut writes, mut direct) = (SmallVec::<[(usize, usize); 4]>::new(), SmallVec::<[usize; 4]>::new());
         for v in &step.writes {
@@ -290,29 +350,42 @@ impl Executor {
             reads.push(if in_place { &[] } else { self.bytes(v, &arena, &outside, inputs)? });
         }
         let pool = self.pool.as_deref().filter(|_| self.shared);
-        perform(step, ready, &Workers { pool, locals: &instance.locals }, &reads, &mut outs)
+        let watch = self.watch.as_ref().map(|watch| (index, watch));
+        perform((step, ready), &Workers { pool, locals: &instance.locals }, &reads, &mut outs, watch)?;
+        if let (Some(watch), Some(out), false) = (&self.watch, outs.first_mut(), matches!(ready, PreparedStep::Gemm(_)))
+        {
+            watch.disturb_result(index, step.writes[0].dtype, out);
+        }
+        if let Record::Digests(digests) = record
+            && let Some(digest) = digests.get_mut(index)
+        {
+            let mut hasher = DefaultHasher::new();
+            (*digest, &outs).hash(&mut hasher);
+            *digest = hasher.finish();
+        }
+        Ok(())
     }
 }
 
 /// Does the work of a step on its memory.
 fn perform(
-    step: &Step,
-    ready: &PreparedStep,
+    (step, ready): (&Step, &PreparedStep),
     workers: &Workers<'_>,
     reads: &[&[u8]],
     outs: &mut [&mut [u8]],
+    watch: Option<(usize, &Watch)>,
 ) -> Result<()> {
     let source = |i: usize| Operand { bytes: reads[i], view: &step.reads[i] };
     match (&step.action, ready) {
         (Action::Gemm(_), PreparedStep::Gemm(g)) => {
-            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
+            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0], watch)?;
         }
         (Action::Conv(c), PreparedStep::Gemm(g)) if c.channels_last => {
-            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?;
+            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0], watch)?;
         }
         // The filters are the left operand.
         (Action::Conv(_), PreparedStep::Gemm(g)) => {
-            g.run(workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0])?;
+            g.run(workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0], watch)?;
         }
         (_, PreparedStep::Depthwise(c)) => c.run(workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
         (_, PreparedStep::Direct(c)) => c.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,

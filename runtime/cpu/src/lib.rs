@@ -40,3 +40,6 @@ mod widen;
 
 pub use exec::Executor;
 pub use fold::HostFolder;
+#[doc(hidden)]
+pub use gemm::guard::Fault;
+pub use gemm::guard::{Cause, Mismatch};

@@ -7,6 +7,7 @@
 mod attention;
 mod build;
 mod builder;
+mod cone;
 mod constants;
 mod env;
 mod facts;
@@ -33,6 +34,7 @@ mod widen;
 
 pub use attention::{Attention, AttentionGrad};
 pub use builder::{GraphBuilder, Size, Var};
+pub use cone::Cone;
 pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use env::{BoundTerm, Env};
 pub use facts::{GraphFacts, splat};

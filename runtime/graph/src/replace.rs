@@ -82,7 +82,7 @@ fn splice(out: &mut Graph, part: &Graph, operands: &[Option<Value>]) -> Result<V
 }
 
 /// Copies one node, with other operands.
-fn copy(out: &mut Graph, node: &Node, operands: &[Option<Value>]) -> Result<Vec<Value>> {
+pub(crate) fn copy(out: &mut Graph, node: &Node, operands: &[Option<Value>]) -> Result<Vec<Value>> {
     let results = match &node.kind {
         NodeKind::Input { name } => vec![out.input(name.clone(), node.results[0].clone())],
         NodeKind::Const(t) => vec![out.constant(t.clone())],

@@ -13,7 +13,10 @@ use hypatia_pipeline as pipeline;
 use hypatia_plan as plan;
 use hypatia_plan::Plan;
 use hypatia_tensor::error::Result;
+use hypatia_tensor::tensor::Tensor;
 
+use super::incident::Incident;
+use super::strict::Strict;
 use crate::executor::Executor;
 use crate::gpu::OnGpu;
 
@@ -29,12 +32,44 @@ pub struct Compiled {
     pub refusal: Option<Refusal>,
     /// How the plan came to be trusted.
     pub checked: Checked,
+    /// In STRICT mode, what watches the runs.
+    pub(super) strict: Option<Box<Strict>>,
 }
 
 impl Compiled {
     /// What the user should know.
     pub fn warnings(&self) -> Vec<String> {
-        self.refusal.iter().map(Refusal::to_string).collect()
+        let incidents = self.incidents();
+        self.refusal.iter().map(Refusal::to_string).chain(incidents.iter().map(Incident::to_string)).collect()
+    }
+
+    /// Runs once. The inputs are in the plan's order. In STRICT mode the results are checked, and
+    /// right results take the place of wrong ones: see [`Compiled::incidents`].
+    ///
+    /// # Errors
+    /// If the inputs are not the plan's, or, in STRICT mode, if a contract demands rules that had
+    /// to be left out.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        match &self.strict {
+            Some(strict) => strict.run(self, inputs),
+            None => self.executor.run(inputs),
+        }
+    }
+
+    /// The same on memory of the host that the caller holds, see [`Executor::run_in_place`].
+    ///
+    /// # Errors
+    /// As of [`Compiled::run`].
+    pub fn run_in_place(&self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<()> {
+        match &self.strict {
+            Some(strict) => strict.run_in_place(self, inputs, outputs),
+            None => self.executor.run_in_place(inputs, outputs),
+        }
+    }
+
+    /// What strict runs have found wrong so far, in order.
+    pub fn incidents(&self) -> Vec<Incident> {
+        self.strict.iter().flat_map(|strict| strict.incidents()).collect()
     }
 
     /// The plan without any rule, which the rules are measured against. It is made on first use.
@@ -133,6 +168,8 @@ pub(super) struct Planner {
     pub options: plan::Options,
     pub gpu: Option<OnGpu>,
     pub threads: usize,
+    /// Executors of the host check their products.
+    pub strict: bool,
     pub constants: Arc<Mutex<Constants>>,
 }
 
@@ -153,7 +190,8 @@ impl Planner {
     }
 
     pub fn executor(&self, plan: Arc<Plan>, gpu: Option<&OnGpu>) -> Result<Executor> {
-        Executor::new(plan, gpu, self.threads)
+        let executor = Executor::new(plan, gpu, self.threads)?;
+        Ok(if self.strict { executor.strict() } else { executor })
     }
 
     /// The plan of a graph without rules, with its kernels compiled for the executor that is made

@@ -85,12 +85,12 @@ fn a_wrong_rule_is_caught_and_named_and_the_unfused_plan_is_used() {
     .unwrap();
     let inputs = npz::read(&model("digits").join("inputs.npz")).unwrap();
     let want = npz::read(&model("digits").join("outputs.npz")).unwrap();
-    let load = |check: CheckMode| {
+    let load = |safety: Safety| {
         let program = library::load(std::slice::from_ref(&path)).unwrap();
-        let options = Options { threads: 1, check, ..Options::default() };
+        let options = Options { threads: 1, safety, ..Options::default() };
         Model::load(&model("digits").join("model.onnx"), program, options).unwrap()
     };
-    let m = load(CheckMode::Check);
+    let m = load(Safety::Check);
     let compiled = m.compile(&inputs).unwrap();
     assert_eq!(compiled.warnings().len(), 1);
     let warning = compiled.refusal.as_ref().unwrap().to_string();
@@ -102,7 +102,7 @@ fn a_wrong_rule_is_caught_and_named_and_the_unfused_plan_is_used() {
     };
     assert!(agrees(&m));
     // Unchecked, the rule does what it says.
-    let m = load(CheckMode::Off);
+    let m = load(Safety::Off);
     assert!(m.compile(&inputs).unwrap().refusal.is_none() && !agrees(&m));
 }
 
@@ -138,7 +138,7 @@ fn a_second_start_makes_no_second_plan_until_something_changes() {
     assert!(second.unfused().unwrap().plan().launches() > second.executor.plan().launches());
 
     assert_eq!(start("", &store, |o, _| o.recheck = true).checked, Checked::Now);
-    assert_eq!(start("", &store, |o, _| o.check = CheckMode::Off).checked, Checked::Never);
+    assert_eq!(start("", &store, |o, _| o.safety = Safety::Off).checked, Checked::Never);
     assert_eq!(start("", &store, |o, _| o.threads = 2).checked, Checked::Now);
     assert_eq!(start("", &store, |o, _| o.tf32 = true).checked, Checked::Now);
     assert_eq!(start("rule own::add: x + 0 => x;", &store, same).checked, Checked::Now);

@@ -15,7 +15,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::gpu;
 use hypatia::precision::deviation;
-use hypatia::session::{CheckMode, Model, Options};
+use hypatia::session::{Model, Options, Safety};
 use hypatia_cuda::tuner::Tuner;
 use hypatia_library as library;
 use hypatia_tensor::error::Result;
@@ -93,7 +93,7 @@ fn f32_keeps_its_limit_on_a_gpu() {
     let tests: Vec<Test> = program.tests.iter().filter(wanted).cloned().collect();
     assert_eq!(tests.len(), CASES);
     let options = Options {
-        check: CheckMode::Off,
+        safety: Safety::Off,
         memory: Some(usize::MAX),
         ..Options::default().on(gpu, Tuner::without_cache(Duration::ZERO))
     };

@@ -12,6 +12,10 @@ pub trait Integer: bytemuck::Pod {
     fn wide(self) -> i64;
     /// Truncates to the low bits.
     fn narrow(v: i64) -> Self;
+    /// The sum, modulo the type's range.
+    fn plus(self, other: Self) -> Self {
+        Self::narrow(self.wide().wrapping_add(other.wide()))
+    }
 }
 macro_rules! integers {
     ($($t:ty),*) => { $(impl Integer for $t {
@@ -46,4 +50,23 @@ pub fn multiply<T: Integer>(
         }
     }
     Ok(())
+}
+
+/// The sum of row `first` of `a b`, from the sums of the rows of `b`.
+pub fn row_sum<T: Integer>(
+    dtype: DType,
+    (first, k, n): (usize, usize, usize),
+    a: Matrix<'_>,
+    b: Matrix<'_>,
+) -> Result<T> {
+    if !b.fits(k, n) {
+        return Err(Error::Internal(format!("a matrix of {k}x{n} reaches beyond its buffer")));
+    }
+    let y: &[T] = bytemuck::cast_slice(b.bytes);
+    let element = |l: usize, j: usize| y[(b.offset + l as isize * b.row + j as isize * b.column) as usize];
+    let sums: Vec<T> = (0..k).map(|l| (0..n).fold(T::narrow(0), |sum, j| sum.plus(element(l, j)))).collect();
+    let sums = Matrix { bytes: bytemuck::cast_slice(&sums), dtype: b.dtype, offset: 0, row: 1, column: 1 };
+    let mut out = [T::narrow(0)];
+    multiply(dtype, (first, k, 1), a, sums, &mut out)?;
+    Ok(out[0])
 }

@@ -2,9 +2,14 @@
 //! while it is in the cache.
 //!
 //! [`step`] prepares a plan's gemm and iterates over its tiles, [`mod@pack`] reorders operands,
-//! [`kernel`] computes blocks of a tile in registers, this module multiplies a tile. Invariant: one
-//! thread writes a tile; its bits do not depend on the tiling.
+//! [`kernel`] computes blocks of a tile in registers, this module multiplies a tile; [`guard`]
+//! checks one by the sums of [`checksum`]. Invariant: one thread writes a tile; its bits do not
+//! depend on the tiling.
 
+mod checksum;
+pub mod guard;
+#[cfg(test)]
+mod guard_tests;
 mod int;
 mod kernel;
 mod pack;
@@ -19,6 +24,7 @@ use hypatia_dsl::dtype::DType;
 use super::im2col::{Patches, Windows};
 use super::memory::Bytes;
 use super::threads::Address;
+use checksum::{Summed, Sums};
 use hypatia_tensor::error::{Error, Result};
 use kernel::{Block, Float, Kernel};
 pub use pack::{Filters, Packed, packed_filters};
@@ -76,22 +82,48 @@ struct Panels<T> {
 }
 
 impl<T: Float> Tile<'_, T> {
-    /// Multiplies, with scratch memory for parts of the operands.
+    /// Multiplies, with scratch memory for parts of the operands. `sums` are the tile's checksums.
     ///
     /// # Safety
     /// `to` has room for the rows and columns of the tile, and nothing else uses that room
     /// meanwhile.
-    unsafe fn multiply(&self, to: Target, a_memory: &mut Bytes, b_memory: &mut Bytes) -> Result<()> {
+    unsafe fn multiply(&self, to: Target, memory: [&mut Bytes; 2], mut sums: Option<&mut Sums<T>>) -> Result<()>
+    where
+        T: Summed,
+    {
+        let (kernel, rows) = (self.kernel, self.rows.len());
+        if let Some(sums) = sums.as_deref_mut() {
+            sums.start(rows, self.columns.len());
+        }
+        if self.k == 0 {
+            for i in 0..rows {
+                let row = to.base.0.cast::<T>().wrapping_add(i * to.row);
+                // SAFETY: the caller's promise.
+                unsafe { std::slice::from_raw_parts_mut(row, self.columns.len()) }.fill(T::ZERO);
+            }
+        }
+        self.blocks(to, memory, |first, block| {
+            // SAFETY: `blocks` gives rows and panels of the operands; the caller promises the
+            // result.
+            unsafe { blocks(kernel, rows, block) };
+            if let Some(sums) = sums.as_deref_mut() {
+                // SAFETY: as above.
+                unsafe { sums.add(rows, first, kernel.panel, block) };
+            }
+        })
+    }
+
+    /// Gives each block of the tile with its first column, in the order in which they are added.
+    /// Its operands can be read for all rows of the tile and all panels of the block.
+    fn blocks(
+        &self,
+        to: Target,
+        [a_memory, b_memory]: [&mut Bytes; 2],
+        mut each: impl FnMut(usize, &Block<T>),
+    ) -> Result<()> {
         let kernel = self.kernel;
         self.check(kernel.panel)?;
         let c = to.base.0.cast::<T>();
-        if self.k == 0 {
-            for i in 0..self.rows.len() {
-                // SAFETY: the caller's promise.
-                unsafe { std::slice::from_raw_parts_mut(c.add(i * to.row), self.columns.len()) }.fill(T::ZERO);
-            }
-            return Ok(());
-        }
         for k0 in (0..self.k).step_by(K_BLOCK) {
             let ks = k0..self.k.min(k0 + K_BLOCK);
             let (a, a_row) = self.left(ks.clone(), a_memory)?;
@@ -108,9 +140,7 @@ impl<T: Float> Tile<'_, T> {
                 columns: whole,
                 add: k0 > 0,
             };
-            // SAFETY: `check` holds, so the operands have these rows and columns; `left` and
-            // `right` give rows and panels at these distances; the caller promises the result.
-            unsafe { blocks(kernel, self.rows.len(), &block) };
+            each(0, &block);
             if whole < self.columns.len() {
                 let rest = self.columns.start + whole..self.columns.end;
                 let Right::Plain(b) = self.b else { return Err(Error::Internal("a panel that is not whole".into())) };
@@ -121,13 +151,11 @@ impl<T: Float> Tile<'_, T> {
                     b: memory.as_ptr(),
                     b_k: kernel.panel,
                     b_panel: ks.len() * kernel.panel,
-                    // SAFETY: the column lies in the tile.
-                    c: unsafe { c.add(whole) },
+                    c: c.wrapping_add(whole),
                     columns: rest.len(),
                     ..block
                 };
-                // SAFETY: as above; the panel has just been packed.
-                unsafe { blocks(kernel, self.rows.len(), &block) };
+                each(whole, &block);
             }
         }
         Ok(())

@@ -2,6 +2,7 @@
 //! allow, packs constants, compiles the epilogue and tiles the result.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use hypatia_dsl::dtype::DType;
@@ -9,6 +10,8 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
+use super::checksum::Summed;
+use super::guard::{self, Guard, Place, Watch};
 use super::int::{self, Integer};
 use super::kernel::{Float, Kernels};
 use super::pack::{Filters, Matrix, Packed, packed, packed_filters};
@@ -59,6 +62,8 @@ pub struct GemmCode {
     /// Rows and columns of a tile.
     tile: [usize; 2],
     kernels: Kernels,
+    /// True once a checksum has found that the kernels are wrong.
+    wrong: Arc<AtomicBool>,
 }
 
 /// The buffers of the two operands, each as a whole.
@@ -111,8 +116,20 @@ impl GemmCode {
             }
             _ => None,
         };
-        let mut g =
-            GemmCode { batch, m, n, k, sides, packed, windows: None, patches: None, epilogue, tile: TILE, kernels };
+        let mut g = GemmCode {
+            batch,
+            m,
+            n,
+            k,
+            sides,
+            packed,
+            windows: None,
+            patches: None,
+            epilogue,
+            tile: TILE,
+            kernels,
+            wrong: Arc::default(),
+        };
         g.tile = g.cut(threads);
         Ok(g)
     }
@@ -156,6 +173,7 @@ impl GemmCode {
             epilogue,
             tile: TILE,
             kernels: Kernels::best(),
+            wrong: Arc::default(),
         };
         g.tile = g.cut(threads);
         Ok(g)
@@ -196,6 +214,7 @@ impl GemmCode {
             epilogue,
             tile: TILE,
             kernels,
+            wrong: Arc::default(),
         };
         g.tile = g.cut(threads);
         Ok(g)
@@ -250,7 +269,7 @@ impl GemmCode {
     }
 
     /// Runs the product. `operands` are whole buffers, `inputs` the whole buffers of the epilogue's
-    /// operands.
+    /// operands. With a `watch`, over the step of that index, accumulators are checked.
     pub fn run(
         &self,
         workers: &Workers<'_>,
@@ -258,6 +277,7 @@ impl GemmCode {
         reads: &[View],
         inputs: &[&[u8]],
         out: &mut [u8],
+        watch: Option<(usize, &Watch)>,
     ) -> Result<()> {
         if out.is_empty() {
             return Ok(());
@@ -265,8 +285,9 @@ impl GemmCode {
         if out.len() != self.batches() * self.m * self.n * self.epilogue.out.size() {
             return Err(Error::Internal(format!("a product of {}x{} into {} bytes", self.m, self.n, out.len())));
         }
-        let run =
-            Run { code: self, operands, inputs: self.epilogue.inputs(reads, inputs), out: Address(out.as_mut_ptr()) };
+        let inputs = self.epilogue.inputs(reads, inputs);
+        let guard = watch.map(|(step, watch)| Guard { step, watch, wrong: &self.wrong });
+        let run = Run { code: self, operands, inputs, out: Address(out.as_mut_ptr()), guard };
         let per = [self.m.div_ceil(self.tile[0]), self.n.div_ceil(self.tile[1])];
         let failed = Mutex::new(None);
         let one = |index: usize, local: &mut Local| {
@@ -298,6 +319,7 @@ struct Run<'a> {
     operands: Operands<'a>,
     inputs: SmallVec<[Input<'a>; 8]>,
     out: Address,
+    guard: Option<Guard<'a>>,
 }
 
 /// Rows of a tile of the result.
@@ -342,9 +364,11 @@ impl Run<'_> {
             Target { base: Address(memory.as_mut_ptr()), row: columns.len() }
         };
         let operands = [self.matrix(0, batch), self.matrix(1, batch)];
+        let place = Place { first: first * g.n + columns.start, row: g.n };
+        let guard = self.guard.map(|guard| (guard, place));
         // SAFETY: the caller's promise where the target is the result; else it is memory of this
         // thread, large enough for the tile.
-        unsafe { self.product(operands, (rows, columns.clone()), target, [a, b])? };
+        unsafe { self.product(operands, (rows, columns.clone()), target, [a, b], guard)? };
         let Some(code) = &g.epilogue.code else { return Ok(()) };
         code.start(registers);
         let together = (BLOCK / columns.len().max(1)).max(1);
@@ -396,16 +420,18 @@ impl Run<'_> {
         (rows, columns): (Range<usize>, Range<usize>),
         to: Target,
         memory: [&mut super::Bytes; 2],
+        guard: Option<(Guard<'_>, Place)>,
     ) -> Result<()> {
         let g = self.code;
         /// # Safety
         /// As `product`.
-        unsafe fn float<T: Float>(
+        unsafe fn float<T: Summed>(
             g: &GemmCode,
             [a, b]: [Matrix<'_>; 2],
             (rows, columns): (Range<usize>, Range<usize>),
             to: Target,
-            [x, y]: [&mut super::Bytes; 2],
+            memory: [&mut super::Bytes; 2],
+            guard: Option<(Guard<'_>, Place)>,
         ) -> Result<()> {
             let a = match &g.patches {
                 Some(patches) => Left::Patches(patches, (a.bytes, a.dtype, a.offset as usize)),
@@ -418,34 +444,47 @@ impl Run<'_> {
             };
             let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k };
             // SAFETY: the caller's promise.
-            unsafe { tile.multiply(to, x, y) }
+            unsafe {
+                match guard {
+                    Some(guard) => guard::multiply(&tile, to, memory, guard),
+                    None => tile.multiply(to, memory, None),
+                }
+            }
         }
         /// # Safety
         /// As `product`.
-        unsafe fn integer<T: Integer>(
+        unsafe fn integer<T: Integer + PartialEq>(
             g: &GemmCode,
             [a, b]: [Matrix<'_>; 2],
             (rows, columns): (Range<usize>, Range<usize>),
             to: Target,
+            guard: Option<(Guard<'_>, Place)>,
         ) -> Result<()> {
             let b = Matrix { offset: b.offset + columns.start as isize * b.column, ..b };
             for (i, row) in rows.enumerate() {
                 // SAFETY: a row of the tile, which the caller promises.
                 let out =
                     unsafe { std::slice::from_raw_parts_mut(to.base.0.cast::<T>().add(i * to.row), columns.len()) };
-                int::multiply(g.epilogue.acc, (row, g.k, columns.len()), a, b, out)?;
+                let (acc, size) = (g.epilogue.acc, (row, g.k, columns.len()));
+                match guard {
+                    Some((guard, place)) => {
+                        let place = Place { first: place.first + i * place.row, ..place };
+                        guard::multiply_integers(acc, size, [a, b], out, (guard, place))?;
+                    }
+                    None => int::multiply(acc, size, a, b, out)?,
+                }
             }
             Ok(())
         }
         // SAFETY: the caller's promise.
         unsafe {
             match g.epilogue.acc {
-                DType::F64 => float::<f64>(g, [a, b], (rows, columns), to, memory),
-                d if d.is_float() => float::<f32>(g, [a, b], (rows, columns), to, memory),
-                DType::I64 => integer::<i64>(g, [a, b], (rows, columns), to),
-                DType::I32 => integer::<i32>(g, [a, b], (rows, columns), to),
-                DType::I8 => integer::<i8>(g, [a, b], (rows, columns), to),
-                DType::U8 => integer::<u8>(g, [a, b], (rows, columns), to),
+                DType::F64 => float::<f64>(g, [a, b], (rows, columns), to, memory, guard),
+                d if d.is_float() => float::<f32>(g, [a, b], (rows, columns), to, memory, guard),
+                DType::I64 => integer::<i64>(g, [a, b], (rows, columns), to, guard),
+                DType::I32 => integer::<i32>(g, [a, b], (rows, columns), to, guard),
+                DType::I8 => integer::<i8>(g, [a, b], (rows, columns), to, guard),
+                DType::U8 => integer::<u8>(g, [a, b], (rows, columns), to, guard),
                 d => Err(Error::Type(format!("a product of {d}").into())),
             }
         }

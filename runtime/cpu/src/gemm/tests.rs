@@ -50,7 +50,7 @@ fn product(case: &Case, a: &[f32], b: &[f32], packs: bool, rows: usize, columns:
             };
             let base = Address(out[row * case.n + column..].as_mut_ptr().cast());
             // SAFETY: the tile lies in `out`, which nothing else uses.
-            unsafe { tile.multiply(Target { base, row: case.n }, &mut x, &mut y) }.unwrap();
+            unsafe { tile.multiply(Target { base, row: case.n }, [&mut x, &mut y], None) }.unwrap();
         }
     }
     out
@@ -154,6 +154,6 @@ fn a_product_beyond_its_operands_is_refused() {
     let base = Address(out.as_mut_ptr().cast());
     let (mut x, mut y) = (Bytes::default(), Bytes::default());
     // SAFETY: `out` has room for two rows of three.
-    let result = unsafe { tile.multiply(Target { base, row: 3 }, &mut x, &mut y) };
+    let result = unsafe { tile.multiply(Target { base, row: 3 }, [&mut x, &mut y], None) };
     assert!(result.unwrap_err().to_string().contains("reaches beyond"));
 }
