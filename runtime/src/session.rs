@@ -45,7 +45,7 @@ use hypatia_tensor::tensor::Tensor;
 
 use self::compiled::Planner;
 pub use self::compiled::{Checked, Compiled, Refusal};
-pub use self::incident::{Culprit, Incident};
+pub use self::incident::{Culprit, Incident, Watched};
 use self::judge::Judge;
 pub use self::safety::Safety;
 use crate::compare::of_outputs;

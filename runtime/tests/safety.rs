@@ -10,11 +10,13 @@ use hypatia::session::{Compiled, Culprit, Model, Options, Safety};
 use hypatia_cpu::Fault;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_graph::{GraphBuilder, shape};
+use hypatia_graph::{Graph, GraphBuilder, shape};
 use hypatia_library as library;
 use hypatia_plan::{Action, Plan};
 use hypatia_tensor::compare::{Comparison, Tolerance};
 use hypatia_tensor::{Tensor, npz};
+use hypatia_testing::joint::networks;
+use hypatia_testing::random::{FLOATS, Random};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -76,6 +78,32 @@ fn a_thousand_clean_runs_raise_no_alarm() {
         }
         assert_eq!(off, [], "{name}");
     }
+}
+
+#[test]
+fn clean_products_of_every_type_and_convolutions_raise_no_alarm() {
+    let program = library::load(&[]).unwrap();
+    let mut runs = 0;
+    let mut run = |graph: Graph, inputs: &[(String, Tensor)], what: &str| {
+        let model = Model::new(graph, strict(0));
+        // What cannot be run in this mode, cannot in another.
+        let Ok(compiled) = model.compile(inputs) else { return };
+        if compiled.run(&model.order(inputs).unwrap()).is_ok() {
+            runs += 1;
+        }
+        assert_eq!(compiled.incidents(), [], "{what}");
+    };
+    for dtype in FLOATS {
+        for joint in networks(&program, dtype, false) {
+            run(joint.graph.clone(), &joint.inputs, &joint.name);
+        }
+    }
+    for seed in 0..60 {
+        let mut random = Random::new(seed);
+        random.build(seed % 2 == 1);
+        run(random.graph, &random.inputs, &format!("random graph {seed}"));
+    }
+    assert!(runs >= 80, "{runs}");
 }
 
 #[test]

@@ -115,9 +115,14 @@ pub struct SafetyOptions {
 }
 
 impl SafetyOptions {
+    /// The mode, for a model that runs with rules or without.
+    pub fn mode(&self, no_rules: bool) -> Safety {
+        self.safety.unwrap_or(if no_rules { Safety::Off } else { Safety::Check })
+    }
+
     /// Writes this into the options of a model that runs with rules or without.
     pub fn apply(&self, no_rules: bool, options: &mut session::Options) {
-        options.safety = self.safety.unwrap_or(if no_rules { Safety::Off } else { Safety::Check });
+        options.safety = self.mode(no_rules);
         options.incidents.clone_from(&self.incidents);
     }
 }

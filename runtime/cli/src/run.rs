@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::session::{Comparison, Compiled, Loosened, Model, Options, Refusal, loosened};
+use hypatia::session::{Comparison, Compiled, Loosened, Model, Options, Refusal, Watched, loosened};
 use hypatia_cuda::nvtx;
 use hypatia_cuda::tuner::Effort;
 use hypatia_dsl::ir::Program;
@@ -349,6 +349,13 @@ impl Run {
         line("time", format!("{time} (median of {runs} runs, {place})"));
         line("first", format!("{:.2} s from the start of the command to the first result", o.first.as_secs_f64()));
         line("memory", format!("{} KiB of arena", fused.arena.div_ceil(1024)));
+        if let Some(Watched { runs, compared }) = o.compiled.watched() {
+            let found = match o.compiled.incidents().len() {
+                0 => "nothing was wrong".to_string(),
+                n => format!("{n} incidents, see the warnings"),
+            };
+            line("safety", format!("strict: products of {runs} runs checked, {compared} runs compared; {found}"));
+        }
         for (((name, t), check), loosened) in o.outputs.iter().zip(&o.checks).zip(&o.loosened) {
             let what = match (check, &self.check) {
                 (Some(c), _) => c.to_string(),
@@ -399,6 +406,7 @@ impl Run {
             "first_s": o.first.as_secs_f64(),
             "arena_bytes": fused.arena,
             "checked": o.compiled.checked.name(),
+            "safety": self.safety.mode(self.no_rules).name(),
             "incidents": o.compiled.incidents().iter().map(ToString::to_string).collect::<Vec<_>>(),
             "warnings": o.compiled.warnings(),
             "unchecked": o.unchecked,

@@ -137,3 +137,27 @@ fn a_plan_that_was_found_wrong_meets_nothing() {
         assert_eq!(o.status.code(), Some(0), "{}", err(&o));
     }
 }
+
+#[test]
+fn a_strict_run_says_what_it_has_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let digits = model("digits");
+    let run = |more: &[&str]| {
+        hypatia(&[&["run", &digits, "--device", "cpu", "--dim", "batch=4"][..], more].concat(), folder.path())
+    };
+    let o = run(&["--safety", "strict", "--incidents", "found"]);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    let text = out(&o);
+    let line = text.lines().find(|l| l.starts_with("safety")).unwrap();
+    assert!(line.contains("products of") && line.ends_with("nothing was wrong"), "{line}");
+    assert!(!folder.path().join("found").exists());
+    let o = run(&["--safety", "off"]);
+    assert!(!out(&o).contains("safety"), "{}", out(&o));
+    let o = run(&["--safety", "careful"]);
+    assert_eq!(o.status.code(), Some(2));
+    assert!(err(&o).contains("expected `strict`, `check` or `off`"), "{}", err(&o));
+    let o = run(&["--incidents", "found"]);
+    assert!(o.status.code() == Some(2) && err(&o).contains("--safety"), "{}", err(&o));
+    let json = out(&run(&["--safety", "strict", "--json"]));
+    assert!(json.contains("\"safety\": \"strict\"") && json.contains("\"incidents\": []"), "{json}");
+}

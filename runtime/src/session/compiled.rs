@@ -15,7 +15,7 @@ use hypatia_plan::Plan;
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
-use super::incident::Incident;
+use super::incident::{Incident, Watched};
 use super::strict::Strict;
 use crate::executor::Executor;
 use crate::gpu::OnGpu;
@@ -65,6 +65,11 @@ impl Compiled {
             Some(strict) => strict.run_in_place(self, inputs, outputs),
             None => self.executor.run_in_place(inputs, outputs),
         }
+    }
+
+    /// How much strict runs have checked so far; `None` in another mode.
+    pub fn watched(&self) -> Option<Watched> {
+        self.strict.as_ref().map(|strict| strict.watched())
     }
 
     /// What strict runs have found wrong so far, in order.

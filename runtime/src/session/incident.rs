@@ -20,6 +20,15 @@ pub struct Incident {
     pub saved: Option<PathBuf>,
 }
 
+/// How much strict runs have checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// Runs whose products were checked.
+    pub runs: u64,
+    /// Those of them that were compared with the unfused plan.
+    pub compared: u64,
+}
+
 /// Who is to blame for a wrong result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Culprit {
