@@ -113,7 +113,7 @@ class Model:
             named by ``incidents()`` and not used again. On the CPU alone. ``off`` compares nothing.
         compare_every: with ``strict``, one run in this many is compared with the unfused plan; 0
             means none.
-        incidents: with ``strict``, the folder for small graphs that show what was wrong.
+        incidents: the folder for graphs of at most 20 nodes that show what was wrong with a plan.
         use_rules: False leaves out all rules.
         disable: rules, families of rules or rulesets that do not fire.
         numerics: ``exact`` gives the bits of the model without rules, ``rounds`` (the default)

@@ -65,7 +65,7 @@ pub struct Options {
     /// With [`Safety::Strict`]: one run in this many is compared with the unfused plan, the first
     /// one first; 0 means none.
     pub compare_every: u64,
-    /// With [`Safety::Strict`]: the folder for small graphs that show what was wrong.
+    /// The folder for small graphs that show what was wrong with a plan of the host.
     pub incidents: Option<PathBuf>,
     /// The GPU to run on; the host if there is none. See [`Options::on`].
     pub gpu: Option<OnGpu>,

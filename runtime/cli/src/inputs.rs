@@ -80,7 +80,7 @@ fn these(without: &[String]) -> String {
 
 /// For a command that writes the optimised graph: fails if the rules are wrong on this graph.
 pub fn must_be_right(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quiet: bool) -> Result<()> {
-    let Some(Refusal { reason, without }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
+    let Some(Refusal { reason, without, .. }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
     let f16 = match has_f16(graph) {
         true => "; a constant that a rule computes may also be too large or too small for f16",
         false => "",
@@ -98,7 +98,7 @@ pub fn must_be_right(graph: &Graph, options: &optimize::Options, memory: MemoryO
 /// # Errors
 /// If the contract demands rules: those of a graph that is not used have no site.
 pub fn warn_if_wrong(graph: &Graph, options: &optimize::Options, memory: MemoryOptions, quiet: bool) -> Result<()> {
-    let Some(Refusal { reason, without }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
+    let Some(Refusal { reason, without, .. }) = wrong(graph, options, memory, quiet) else { return Ok(()) };
     let rules = these(&without);
     let text = format!(
         "{rules} change what the model computes, and `run` would not use this: {reason}. `--disable RULE` leaves a \

@@ -109,8 +109,8 @@ pub struct SafetyOptions {
     /// is compared (the default with --no-rules).
     #[arg(long, value_name = "strict|check|off", value_parser = safety)]
     pub safety: Option<Safety>,
-    /// With --safety strict: the folder for small graphs that show what was wrong.
-    #[arg(long, value_name = "DIR", requires = "safety")]
+    /// The folder for graphs of at most 20 nodes that show what was wrong with a plan, on the CPU.
+    #[arg(long, value_name = "DIR")]
     pub incidents: Option<PathBuf>,
 }
 

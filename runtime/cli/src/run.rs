@@ -354,7 +354,7 @@ impl Run {
                 0 => "nothing was wrong".to_string(),
                 n => format!("{n} incidents, see the warnings"),
             };
-            line("safety", format!("strict: products of {runs} runs checked, {compared} runs compared; {found}"));
+            line("safety", format!("strict: {runs} runs, {compared} of them compared as a whole; {found}"));
         }
         for (((name, t), check), loosened) in o.outputs.iter().zip(&o.checks).zip(&o.loosened) {
             let what = match (check, &self.check) {

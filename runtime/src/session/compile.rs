@@ -11,6 +11,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 use super::compiled::{Checked, Compiled, Planner, Precise, Refusal, Unfused};
+use super::evidence::Evidence;
 use super::strict::Strict;
 use super::{Model, Safety, shapes};
 use crate::device::Device;
@@ -65,7 +66,7 @@ impl Model {
                             executor
                         }
                     };
-                    Ok((made, Checked::Before, Some(Refusal { reason, without })))
+                    Ok((made, Checked::Before, Some(Refusal { reason, without, saved: None })))
                 }),
                 kept => {
                     let checked = if kept.is_some() { Checked::Before } else { Checked::Never };
@@ -123,11 +124,15 @@ impl Model {
             return Ok(compiled);
         };
         let mended = judge.mended(&compiled, planner, &why, inputs, (&want, &mut precise))?;
-        let Refusal { reason, without } = mended.refusal;
+        // A small graph is run on the host.
+        let saves = self.options.incidents.is_some() && gpu.is_none();
+        let evidence = saves.then(|| Evidence { judge: &judge, compiled: &compiled, inputs }.shown(&mended.refusal));
+        let saved = evidence.and_then(|(_, saved)| saved);
+        let Refusal { reason, without, .. } = mended.refusal;
         compiled.executor = mended.executor;
         compiled.report = mended.report.unwrap_or(compiled.report);
         memory.iter().for_each(|m| m.keep(&Verdict::Differ(reason.clone(), without.clone())));
-        compiled.refusal = Some(Refusal { reason, without });
+        compiled.refusal = Some(Refusal { reason, without, saved });
         Ok(compiled)
     }
 

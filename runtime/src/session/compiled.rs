@@ -4,6 +4,7 @@
 //! once, when it is first needed.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hypatia_graph::{Constants, Graph};
@@ -90,6 +91,8 @@ pub struct Refusal {
     pub reason: String,
     /// The rules without which the plan agrees and runs; none if the unfused plan runs.
     pub without: Vec<String>,
+    /// The folder with a small graph that shows it, if one was saved at this start.
+    pub saved: Option<PathBuf>,
 }
 
 impl Refusal {
@@ -104,6 +107,10 @@ impl fmt::Display for Refusal {
         match self.is_whole() {
             true => write!(f, "the fused plan is not used: {}", self.reason),
             false => write!(f, "{} not used: {}", are(&self.without), self.reason),
+        }?;
+        match &self.saved {
+            Some(folder) => write!(f, ". A small graph that shows it is in {}", folder.display()),
+            None => Ok(()),
         }
     }
 }

@@ -15,7 +15,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 use hypatia_tensor::tensor::Tensor;
 
-use super::compiled::Compiled;
+use super::compiled::{Compiled, Refusal};
 use super::incident::Culprit;
 use super::judge::Judge;
 use crate::compare::of_outputs;
@@ -36,18 +36,16 @@ pub(super) struct Evidence<'a> {
 }
 
 /// A small graph whose fused plan is wrong.
-pub(super) struct Small {
+struct Small {
     graph: Graph,
     inputs: Vec<(String, Tensor)>,
-    /// What is wrong.
-    pub fault: Fault,
+    fault: Fault,
     /// How its fused plan differs.
     comparison: Comparison,
 }
 
 /// What is wrong with a fused plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+enum Fault {
     /// The graph that the rules made.
     Rule,
     /// A kernel: its step.
@@ -55,9 +53,25 @@ pub(super) enum Fault {
 }
 
 impl Evidence<'_> {
+    /// Who is to blame for what a plan without these rules does not have, and the folder where a
+    /// small graph was saved, if the settings ask for one.
+    pub fn shown(&self, refusal: &Refusal) -> (Culprit, Option<PathBuf>) {
+        let small = self.of(&refusal.without);
+        let culprit = match (small.as_ref().map(|small| &small.fault), refusal.is_whole()) {
+            (Some(Fault::Kernel(step)), _) => Culprit::Kernel(step.clone()),
+            (_, true) => Culprit::Plan,
+            (_, false) => Culprit::Rules(refusal.without.clone()),
+        };
+        let saved = small.zip(self.judge.options.incidents.as_deref()).and_then(|(small, folder)| {
+            // Results count for more than a file that could not be written.
+            small.save(folder, &culprit, &refusal.reason).ok()
+        });
+        (culprit, saved)
+    }
+
     /// The smallest graph that is found, if there is one, for the firings of these rules, or of
     /// all.
-    pub fn of(&self, rules: &[String]) -> Option<Small> {
+    fn of(&self, rules: &[String]) -> Option<Small> {
         let graph = &self.compiled.unfused.graph;
         let fired = |f: &&Firing| f.kept && (rules.is_empty() || rules.contains(&f.rule));
         let sites = self.compiled.report.firings.iter().filter(fired).map(|f| nodes_named(graph, &f.nodes));
@@ -108,7 +122,7 @@ impl Small {
     ///
     /// # Errors
     /// If they cannot be written.
-    pub fn save(&self, within: &Path, culprit: &Culprit, reason: &str) -> Result<PathBuf> {
+    fn save(&self, within: &Path, culprit: &Culprit, reason: &str) -> Result<PathBuf> {
         let failed = |e: std::io::Error| Error::Input(format!("{}: {e}", within.display()));
         std::fs::create_dir_all(within).map_err(failed)?;
         let mut number = 1;

@@ -71,11 +71,11 @@ impl Judge {
         })?;
         Ok(match part {
             Some((without, (executor, report))) => {
-                let refusal = Refusal { reason: describe_part(why, &without), without };
+                let refusal = Refusal { reason: describe_part(why, &without), without, saved: None };
                 Mended { executor, report: Some(report), refusal }
             }
             None => {
-                let refusal = Refusal { reason: describe(why, &compiled.report), without: Vec::new() };
+                let refusal = Refusal { reason: describe(why, &compiled.report), without: Vec::new(), saved: None };
                 Mended { executor: planner.plan(graph, false, gpu)?, report: None, refusal }
             }
         })

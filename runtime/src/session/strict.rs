@@ -13,8 +13,8 @@ use hypatia_plan::Plan;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-use super::compiled::Compiled;
-use super::evidence::{Evidence, Fault};
+use super::compiled::{Compiled, Refusal};
+use super::evidence::Evidence;
 use super::incident::{Culprit, Incident, Watched};
 use super::judge::{Apart, Judge};
 use crate::executor::Executor;
@@ -150,18 +150,9 @@ impl Strict {
             return Ok(right);
         }
         let mended = self.judge.mended(compiled, planner, &why, inputs, (&want, &mut precise))?;
-        let (without, reason) = (mended.refusal.without.clone(), mended.refusal.reason.clone());
-        let evidence = Evidence { judge: &self.judge, compiled, inputs }.of(&without);
-        let culprit = match (evidence.as_ref().map(|e| &e.fault), without.is_empty()) {
-            (Some(Fault::Kernel(step)), _) => Culprit::Kernel(step.clone()),
-            (_, true) => Culprit::Plan,
-            _ => Culprit::Rules(without.clone()),
-        };
-        let saved = evidence.zip(self.judge.options.incidents.as_deref()).and_then(|(e, folder)| {
-            // Results count for more than a file that could not be written.
-            e.save(folder, &culprit, &reason).ok()
-        });
+        let (culprit, saved) = Evidence { judge: &self.judge, compiled, inputs }.shown(&mended.refusal);
         self.report(Incident { saved, ..Incident::at_output(culprit, &why) });
+        let Refusal { reason, without, .. } = &mended.refusal;
         self.memory.iter().for_each(|m| m.keep(&Verdict::Differ(reason.clone(), without.clone())));
         let kept = self.judge.keeps_contract(Some(&mended.refusal));
         let right = mended.executor.run(inputs)?;
