@@ -9,6 +9,8 @@ names it when large numbers come. A GPU has no strict mode yet.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from common import check, options, side_by_side, table
 from torch import nn
@@ -64,7 +66,8 @@ def careless(device: str) -> None:
         print("no strict mode on a GPU: the wrong rule is tried on the CPU")
     torch._dynamo.reset()
     rules, model = hyp.Rules.from_text(WRONG), Capped(64)
-    f = torch.compile(model, backend=backend, options={"safety": "strict", "rules": [rules]})
+    chosen: dict[str, Any] = {"safety": "strict", "rules": [rules]}
+    f = torch.compile(model, backend=backend, options=chosen)
     small, large = torch.randn(16, 64), 3000 * torch.randn(16, 64)
     check(torch.allclose(f(small), model(small), atol=CLOSE), "the rule is right for small numbers")
     right = torch.allclose(f(large), model(large), rtol=1e-4)
