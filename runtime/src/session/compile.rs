@@ -141,6 +141,8 @@ impl Model {
     fn recall(&self, given: &Graph, fused: &Graph) -> (Option<VerdictEntry>, Option<Verdict>) {
         let memory = self.memory(given, fused);
         let kept = memory.as_ref().filter(|_| !self.options.recheck).and_then(VerdictEntry::load);
+        // Who wants to see what is wrong is not told what an earlier start has found.
+        let kept = kept.filter(|v| *v == Verdict::Agree || self.options.incidents.is_none());
         (memory, kept)
     }
 
