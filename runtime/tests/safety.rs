@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use hypatia::session::{Compiled, Culprit, Model, Options, Safety};
 use hypatia_cpu::Fault;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{Clause, Program};
 use hypatia_graph::{Graph, GraphBuilder, shape};
 use hypatia_library as library;
 use hypatia_plan::{Action, Plan};
@@ -222,6 +222,25 @@ fn a_rule_that_is_wrong_for_some_inputs_is_named_with_a_small_graph() {
     assert_eq!(again.refusal.as_ref().unwrap().without, ["wrong::uncapped"]);
     let about = std::fs::read_to_string(saved.join("about.txt")).unwrap();
     assert!(about.contains("wrong::uncapped") && about.contains("differs"), "{about}");
+}
+
+#[test]
+fn a_contract_that_demands_a_wrong_rule_ends_all_runs() {
+    let temporary = tempfile::tempdir().unwrap();
+    let rules = temporary.path().join("wrong.hyp");
+    std::fs::write(&rules, WRONG).unwrap();
+    let mut options = strict(1);
+    options.optimize.contract = vec![Clause::must("wrong::uncapped").unwrap()];
+    let (model, inputs) = capped(library::load(&[rules]).unwrap(), options);
+    let small = model.order(&inputs).unwrap();
+    let compiled = model.compile(&inputs).unwrap();
+    compiled.run(&small).unwrap();
+    let values: Vec<f32> = small[0].to_f64().iter().map(|v| *v as f32 * 100.0).collect();
+    let large = [Tensor::from_slice(&[40, 24], &values).unwrap()];
+    for inputs in [&large[..], &large, &small] {
+        let error = compiled.run(inputs).unwrap_err().to_string();
+        assert!(error.contains("wrong::uncapped") && error.contains("is not met"), "{error}");
+    }
 }
 
 #[test]

@@ -20,7 +20,7 @@ use super::judge::{Apart, Judge};
 use crate::executor::Executor;
 use crate::verdict::{Verdict, VerdictEntry};
 
-/// Incidents that are kept; what happens later is counted with the last one's place.
+/// Incidents that are kept; later ones are dropped.
 const MOST: usize = 100;
 
 /// What watches the runs of a plan.
@@ -34,12 +34,14 @@ pub(super) struct Strict {
     /// What runs in place of the plan that was compiled.
     instead: RwLock<Option<Arc<Executor>>>,
     incidents: Mutex<Vec<Incident>>,
+    /// Why no further run may succeed: a contract demands a rule that was found wrong.
+    broken: OnceLock<String>,
 }
 
 impl Strict {
     pub fn new(judge: Judge, memory: Option<VerdictEntry>) -> Strict {
         let (runs, compared, mending, instead, incidents) = Default::default();
-        Strict { judge, memory, runs, compared, mending, instead, incidents }
+        Strict { judge, memory, runs, compared, mending, instead, incidents, broken: OnceLock::new() }
     }
 
     pub fn incidents(&self) -> Vec<Incident> {
@@ -69,8 +71,13 @@ impl Strict {
         self.instead.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    fn keeps_contract(&self) -> Result<()> {
+        self.broken.get().map_or(Ok(()), |why| Err(Error::Contract(why.clone())))
+    }
+
     /// Runs once, and compares if it is time to.
     pub fn run(&self, compiled: &Compiled, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.keeps_contract()?;
         let instead = self.instead();
         let executor = instead.as_deref().unwrap_or(&compiled.executor);
         let got = executor.run(inputs)?;
@@ -83,6 +90,7 @@ impl Strict {
 
     /// The same on memory that the caller holds.
     pub fn run_in_place(&self, compiled: &Compiled, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<()> {
+        self.keeps_contract()?;
         let instead = self.instead();
         let executor = instead.as_deref().unwrap_or(&compiled.executor);
         executor.run_in_place(inputs, outputs)?;
@@ -154,10 +162,13 @@ impl Strict {
         self.report(Incident { saved, ..Incident::at_output(culprit, &why) });
         let Refusal { reason, without, .. } = &mended.refusal;
         self.memory.iter().for_each(|m| m.keep(&Verdict::Differ(reason.clone(), without.clone())));
-        let kept = self.judge.keeps_contract(Some(&mended.refusal));
+        if let Err(Error::Contract(why)) = self.judge.keeps_contract(Some(&mended.refusal)) {
+            let _ = self.broken.set(why);
+        }
+        self.keeps_contract()?;
         let right = mended.executor.run(inputs)?;
         self.replace(mended.executor);
-        kept.map(|()| right)
+        Ok(right)
     }
 
     fn replace(&self, executor: Executor) {
