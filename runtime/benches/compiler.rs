@@ -7,14 +7,18 @@
 
 #[path = "support/models.rs"]
 mod models;
+#[path = "support/rules.rs"]
+mod rules;
 
 /// The same allocator as in the command.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use hypatia_dsl::source::SourceFile;
 use hypatia_graph::Graph;
 use hypatia_library as library;
 use hypatia_optimize::Options;
@@ -51,6 +55,17 @@ fn optimiser(c: &mut Criterion) {
         describe(name, graph, &options);
         group.bench_function(*name, |b| b.iter(|| optimize(black_box(graph), &options).unwrap()));
     }
+    // Nine generated rules beside each of the library's.
+    let file = SourceFile {
+        name: "generated.hyp".into(),
+        path: None,
+        text: rules::generated(9 * program.rules.len()).into(),
+        embedded: false,
+    };
+    let many = Arc::new(library::compile_sources(vec![file]).program.unwrap());
+    let bert = models::Bert::base(12).graph(&many);
+    describe("bert-12, ten times as many rules", &bert, &options);
+    group.bench_function("bert-12-rules-x10", |b| b.iter(|| optimize(black_box(&bert), &options).unwrap()));
     group.finish();
 }
 

@@ -62,9 +62,9 @@ impl Searcher<Node, Context> for Shared {
 
     fn search_with_limit(&self, egraph: &EGraph, limit: usize) -> Vec<SearchMatches<'_, Node>> {
         let limits = SearchLimits { matches: limit.clamp(1, SEARCH_LIMITS.matches), ..SEARCH_LIMITS };
-        let State { search: SearchState { candidate, labels, progress }, found } = &mut *self.state();
+        let State { search: SearchState { candidate, patterns, progress }, found } = &mut *self.state();
         let progress = progress.entry(self.0.rule.key()).or_default();
-        let result = self.0.rule.find(&View::of(egraph, candidate, labels), progress, limits, None);
+        let result = self.0.rule.find(&View::of(egraph, candidate, patterns), progress, limits, None);
         progress.resume = result.resume;
         *found = result.matches;
         let numbered = found.iter().enumerate().map(|(i, m)| {

@@ -23,7 +23,6 @@ pub mod facts;
 mod greedy;
 pub mod kernels;
 mod known;
-pub mod label_filter;
 pub mod language;
 pub mod lower;
 pub mod matcher;

@@ -12,9 +12,11 @@
 pub mod applied;
 mod attributes;
 pub mod bindings;
+pub mod class_patterns;
 mod frontier;
 pub mod host;
 mod miss;
+pub mod pattern_index;
 pub mod prepare;
 pub mod regions;
 mod roots;
@@ -364,8 +366,8 @@ impl<'r, 'e, 'f, H: Host> Matcher<'r, 'e, 'f, H> {
         let context = if self.what.terms { Position::Term(None) } else { Position::Tensor };
         self.count_step()?;
         // Rejects most classes early.
-        let required = self.what.prepared.required.get(self.roots.len());
-        if self.probe.is_none() && required.is_some_and(|d| !self.host.may_hold(class, d)) {
+        let pattern = self.what.prepared.roots.get(self.roots.len()).copied().flatten();
+        if self.probe.is_none() && pattern.is_some_and(|p| !self.host.may_match(class, p)) {
             return ON;
         }
         self.roots.push(class);

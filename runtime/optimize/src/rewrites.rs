@@ -4,8 +4,8 @@
 //! Invariant: a compiled rule never changes. A rule is left out if its head occurs nowhere in the
 //! graph. A pointwise rule is compiled twice, for tensors and for terms.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
 use hypatia_dsl::kernel::short::is_short;
@@ -15,8 +15,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use super::analysis::EGraph;
 use super::apply::{Applied, Reject, apply, build_sums, check};
 use super::candidate::Candidate;
-use super::label_filter::LabelFilter;
 use super::language::Discriminant;
+use super::matcher::class_patterns::ClassPatterns;
+use super::matcher::pattern_index::PatternIndex;
 use super::matcher::prepare::Prepared;
 use super::matcher::{Frontiers, Match, SearchLimits, SearchResult, Searchable, View, search};
 
@@ -28,7 +29,7 @@ pub struct CompiledRule {
     pub id: RuleId,
     /// True if it rewrites terms.
     pub terms: bool,
-    prepared: Prepared,
+    prepared: Arc<Prepared>,
     numerics: Numerics,
 }
 
@@ -37,10 +38,18 @@ pub struct CompiledRule {
 pub struct SearchState {
     /// The extracted graph.
     pub candidate: Candidate,
-    /// The label filter of each class.
-    pub labels: LabelFilter,
+    /// The patterns that may match at each class.
+    pub patterns: ClassPatterns,
     /// The progress of each rule.
     pub progress: FxHashMap<RuleKey, Progress>,
+}
+
+impl SearchState {
+    /// For searching rules of a program.
+    pub fn of_program(program: &Arc<Program>) -> SearchState {
+        let index = ProgramRules::of(program).index.clone();
+        SearchState { patterns: ClassPatterns::of_index(index), ..SearchState::default() }
+    }
 }
 
 /// A rule, and whether it rewrites terms.
@@ -144,69 +153,129 @@ fn is_oversized(rule: &Rule) -> bool {
     rule.lhs.iter().map(size).sum::<usize>() > MAX_PATTERN
 }
 
+/// What searches need to know of the rules of a program, whatever the graph. A program has it made
+/// once.
+struct ProgramRules {
+    /// By rule.
+    rules: Vec<ProgramRule>,
+    /// The left sides of all rules.
+    index: Arc<PatternIndex>,
+}
+
+struct ProgramRule {
+    /// False for a rule that no graph is searched for.
+    searched: bool,
+    on_tensors: Arc<Prepared>,
+    /// The same rule on terms, if it is pointwise.
+    on_terms: Option<Arc<Prepared>>,
+    /// The heads that it may build.
+    built: Vec<Discriminant>,
+}
+
+/// Maximum number of programs whose rules are kept.
+const KEPT: usize = 4;
+/// The rules of the programs that were used last, the newest first.
+static PROGRAMS: Mutex<VecDeque<(Weak<Program>, Arc<ProgramRules>)>> = Mutex::new(VecDeque::new());
+
+impl ProgramRules {
+    /// The rules of a program.
+    fn of(program: &Arc<Program>) -> Arc<ProgramRules> {
+        let same = |(known, _): &(Weak<Program>, _)| known.as_ptr() == Arc::as_ptr(program);
+        let kept = || PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, rules)) = kept().iter().find(|known| same(known)) {
+            return rules.clone();
+        }
+        let rules = Arc::new(ProgramRules::made(program));
+        let mut kept = kept();
+        kept.retain(|(program, _)| program.strong_count() > 0);
+        kept.push_front((Arc::downgrade(program), rules.clone()));
+        kept.truncate(KEPT);
+        rules
+    }
+
+    fn made(program: &Program) -> ProgramRules {
+        let mut index = PatternIndex::default();
+        let mut prepared = |rule: &Rule, terms: bool| {
+            let mut prepared = Prepared::of(program, rule, terms);
+            index.add_rule(program, &rule.lhs, terms, &mut prepared);
+            Arc::new(prepared)
+        };
+        let rules = program.rules.iter().map(|rule| {
+            let mut built = FxHashSet::default();
+            rule.rhs.iter().for_each(|b| built_heads(program, b, &mut built));
+            ProgramRule {
+                // Rules on the terms of generated kernels run later, in the planner.
+                searched: !is_short(program, rule)
+                    && !rule.lhs.is_empty()
+                    && rule.lhs.len() == rule.rhs.len()
+                    && !is_oversized(rule),
+                on_tensors: prepared(rule, false),
+                on_terms: rule.pointwise.then(|| prepared(rule, true)),
+                built: built.into_iter().collect(),
+            }
+        });
+        let rules = rules.collect();
+        ProgramRules { rules, index: Arc::new(index) }
+    }
+
+    /// Heads that are present, or that a rule may build whose own heads are reachable.
+    fn reachable_heads(&self, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
+        let mut have = present.clone();
+        // Any scalar may end up in an epilogue, and any result of an op with several may be used.
+        let as_call =
+            |h: &Discriminant| if let Discriminant::Scalar(s) = h { Some(Discriminant::Call(*s)) } else { None };
+        let calls: Vec<Discriminant> = have.iter().filter_map(as_call).collect();
+        have.extend(calls);
+        let mut open: Vec<&ProgramRule> = self.rules.iter().collect();
+        loop {
+            let before = (have.len(), open.len());
+            open.retain(|rule| {
+                // On terms a pointwise rule needs the calls of the same scalars: they are present
+                // if these are.
+                let has = |h: &Discriminant| have.contains(h) || as_call(h).is_some_and(|c| have.contains(&c));
+                let fires = rule.on_tensors.needed.iter().all(has);
+                if fires {
+                    have.extend(rule.built.iter().copied());
+                }
+                !fires
+            });
+            if (have.len(), open.len()) == before {
+                return have;
+            }
+        }
+    }
+}
+
 /// The rules of a program that could fire on a graph with these heads (all rules where `None`).
 pub fn compile(
     program: &Arc<Program>,
     present: Option<&HashSet<Discriminant>>,
     allowed: &Allowed,
 ) -> Vec<CompiledRule> {
+    let all = ProgramRules::of(program);
+    let reachable = present.map(|p| all.reachable_heads(p));
+    let could = |p: &Prepared| reachable.as_ref().is_none_or(|have| p.needed.iter().all(|h| have.contains(h)));
     let mut out = Vec::new();
-    let reachable = present.map(|p| reachable_heads(program, p));
-    for (i, rule) in program.rules.iter().enumerate() {
-        // Rules on the terms of generated kernels run later, in the planner.
-        if allowed.is_off(program, rule)
-            || is_short(program, rule)
-            || rule.lhs.is_empty()
-            || rule.lhs.len() != rule.rhs.len()
-            || is_oversized(rule)
-        {
+    for (i, of) in all.rules.iter().enumerate() {
+        if !of.searched || allowed.is_off(program, &program.rules[i]) {
             continue;
         }
-        for terms in if rule.pointwise { &[false, true][..] } else { &[false][..] } {
-            let prepared = Prepared::of(program, rule, *terms);
-            let prepared = if allowed.is_exact() { prepared.as_written() } else { prepared };
-            let could = reachable.as_ref().is_none_or(|have| prepared.needed.iter().all(|h| have.contains(h)));
-            if could {
-                out.push(CompiledRule {
-                    program: program.clone(),
-                    id: RuleId(i as u32),
-                    terms: *terms,
-                    prepared,
-                    numerics: allowed.numerics,
-                });
-            }
+        let forms = [Some((&of.on_tensors, false)), of.on_terms.as_ref().map(|p| (p, true))];
+        for (prepared, terms) in forms.into_iter().flatten().filter(|(p, _)| could(p)) {
+            let exact = || Arc::new(Prepared::clone(prepared).as_written());
+            out.push(CompiledRule {
+                program: program.clone(),
+                id: RuleId(i as u32),
+                terms,
+                prepared: if allowed.is_exact() { exact() } else { prepared.clone() },
+                numerics: allowed.numerics,
+            });
         }
     }
     out
 }
 
-/// Heads that are present, or that a rule may build whose own heads are reachable.
-fn reachable_heads(program: &Program, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
-    let mut have = present.clone();
-    // Any scalar may end up in an epilogue, and any result of an op with several may be used.
-    let as_call = |h: &Discriminant| if let Discriminant::Scalar(s) = h { Some(Discriminant::Call(*s)) } else { None };
-    let calls: Vec<Discriminant> = have.iter().filter_map(as_call).collect();
-    have.extend(calls);
-    let needs: Vec<Vec<Discriminant>> = program.rules.iter().map(|r| Prepared::of(program, r, false).needed).collect();
-    let mut open: Vec<usize> = (0..program.rules.len()).collect();
-    loop {
-        let before = (have.len(), open.len());
-        open.retain(|i| {
-            // On terms a pointwise rule needs the calls of the same scalars: they are present if
-            // these are.
-            let fires = needs[*i].iter().all(|h| have.contains(h) || as_call(h).is_some_and(|c| have.contains(&c)));
-            if fires {
-                program.rules[*i].rhs.iter().for_each(|b| built_heads(program, b, &mut have));
-            }
-            !fires
-        });
-        if (have.len(), open.len()) == before {
-            return have;
-        }
-    }
-}
-
-fn built_heads(program: &Program, build: &Build, out: &mut HashSet<Discriminant>) {
+fn built_heads(program: &Program, build: &Build, out: &mut FxHashSet<Discriminant>) {
     match build {
         Build::Node(n) => {
             match n.head {

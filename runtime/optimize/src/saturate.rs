@@ -193,7 +193,7 @@ pub fn run(
         }
         ran.iterations += 1;
         ran.looked_through += egraph.total_size();
-        search.labels.refresh(egraph);
+        search.patterns.refresh(egraph);
         let log = LogPosition::end(egraph, &search.candidate);
         let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
         let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, search, *seen_now, ran.steps);
@@ -342,8 +342,8 @@ fn search_all<'r>(
 ) -> Searched<'r> {
     // Each match is held in memory until it is applied.
     let limits = SearchLimits { matches: budget.search.matches.min(budget.node_limit().max(1)), ..budget.search };
-    let SearchState { candidate, labels, progress } = search;
-    let view = || View::of(egraph, candidate, labels);
+    let SearchState { candidate, patterns, progress } = search;
+    let view = || View::of(egraph, candidate, patterns);
     let changes = seen.map(|from| Frontiers::since(&view(), from, rules.iter().map(|r| r.prepared())));
     let classes = changes.as_ref().map_or_else(|| egraph.number_of_classes(), Frontiers::near);
     let share = if classes < CLASSES_FOR_THREADS { usize::MAX } else { RULES_A_THREAD };

@@ -112,6 +112,7 @@ impl<'a> Session<'a> {
         };
         let large = if options.no_rules { Vec::new() } else { oversized(&program) };
         let warnings = large.iter().map(|r| format!("{} is not used: its pattern is too large", r.name)).collect();
+        let search = SearchState::of_program(&program);
         let model = CostModel::new(&program, options);
         let mut session = Session {
             options,
@@ -120,7 +121,7 @@ impl<'a> Session<'a> {
             program,
             model,
             rules,
-            search: SearchState::default(),
+            search,
             best: ChosenGraph::default(),
             given,
             before: Summary::default(),
@@ -155,10 +156,10 @@ impl<'a> Session<'a> {
     /// and its cost. The inner `None` means that this match cannot be applied, the outer one that
     /// there is no such match.
     pub fn rewrite(&mut self, rule: usize, skip: usize, limits: SearchLimits) -> Option<Option<(Graph, f64)>> {
-        self.search.labels.refresh(&self.inserted.egraph);
+        self.search.patterns.refresh(&self.inserted.egraph);
         let mut before = 0;
         for compiled in self.rules.iter().filter(|r| r.id.index() == rule) {
-            let view = View::of(&self.inserted.egraph, &self.search.candidate, &self.search.labels);
+            let view = View::of(&self.inserted.egraph, &self.search.candidate, &self.search.patterns);
             let found = compiled.find(&view, &Default::default(), limits, None);
             if let Some(m) = found.matches.get(skip - before) {
                 let egraph = &mut self.inserted.egraph;
@@ -190,7 +191,7 @@ impl<'a> Session<'a> {
 
     /// The e-graph as searches see it.
     pub fn view(&self) -> View<'_> {
-        View::of(&self.inserted.egraph, &self.search.candidate, &self.search.labels)
+        View::of(&self.inserted.egraph, &self.search.candidate, &self.search.patterns)
     }
 
     /// Runs all stages until a round changes nothing, and extracts the final graph.

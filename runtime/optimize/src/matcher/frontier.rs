@@ -10,42 +10,41 @@ use std::ops::{Deref, Index};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use egg::EClass;
-use hypatia_dsl::ir::ScalarId;
-
-use super::prepare::{DependsOn, RequiredLabels, associative};
+use super::class_patterns::ClassPatterns;
+use super::pattern_index::PatternId;
+use super::prepare::{DependsOn, associative};
 use super::sums::Parts;
 use super::*;
 use crate::analysis::Data;
 use crate::candidate::Candidate;
-use crate::label_filter::{LabelFilter, LabelsBelow};
 use crate::language::LabelSet;
+use egg::EClass;
 
-/// An e-graph as a search sees it, with the candidate and the label filter.
+/// An e-graph as a search sees it, with the candidate and the patterns of its classes.
 pub struct View<'e> {
     egraph: &'e EGraph,
     /// The classes by id, to avoid hashing.
     classes: Vec<Option<&'e EClass<Node, Data>>>,
     candidate: &'e Candidate,
-    labels: &'e LabelFilter,
+    patterns: &'e ClassPatterns,
     /// The parts of sums that were asked for, by the class and the discriminant of the sum.
     sums: RefCell<FxHashMap<(Id, Discriminant), Rc<Parts>>>,
 }
 
 impl<'e> View<'e> {
     /// A view for searching many rules.
-    pub fn of(egraph: &'e EGraph, candidate: &'e Candidate, labels: &'e LabelFilter) -> View<'e> {
+    pub fn of(egraph: &'e EGraph, candidate: &'e Candidate, patterns: &'e ClassPatterns) -> View<'e> {
         let mut classes = vec![None; egraph.nodes().len()];
         for class in egraph.classes() {
             classes[usize::from(class.id)] = Some(class);
         }
-        View { egraph, classes, candidate, labels, sums: RefCell::default() }
+        View { egraph, classes, candidate, patterns, sums: RefCell::default() }
     }
 
     /// A view for occasional queries, without a candidate.
     pub fn plain(egraph: &'e EGraph) -> View<'e> {
-        let (candidate, labels) = (Candidate::none(), LabelFilter::none());
-        View { egraph, classes: Vec::new(), candidate, labels, sums: RefCell::default() }
+        let (candidate, patterns) = (Candidate::none(), ClassPatterns::none());
+        View { egraph, classes: Vec::new(), candidate, patterns, sums: RefCell::default() }
     }
 
     /// The parts of a class as a sum, which `find` finds the first time.
@@ -70,12 +69,9 @@ impl<'e> View<'e> {
         nodes.iter().filter(move |n| n.payload.discriminant() == wanted)
     }
 
-    /// False if a canonical class certainly cannot match a pattern with that label filter.
-    pub(super) fn may_have(&self, class: Id, required: &RequiredLabels) -> bool {
-        let dirty = self.egraph.analysis.dirty.len();
-        let Some(LabelsBelow { operands, further }) = self.labels.of(class, dirty) else { return true };
-        required.nests.is_some_and(|head| operands.include(head))
-            || (operands.include(required.operands) && further.include(required.further))
+    /// False if that pattern certainly does not match at a canonical class.
+    pub(super) fn may_be(&self, class: Id, pattern: PatternId) -> bool {
+        self.patterns.may_match(class, pattern, self.egraph.analysis.dirty.len())
     }
 
     fn class(&self, id: Id) -> &'e EClass<Node, Data> {
@@ -126,9 +122,9 @@ impl LogPosition {
 pub struct Frontiers {
     /// By [`DependsOn`]: the changes that concern such rules.
     changes: [Arc<Frontier>; 3],
-    /// The classes near a change by the heads they hold ([`Discriminant::index`]), sorted; only for
-    /// the heads of the rules' roots.
-    by_head: Vec<Vec<Id>>,
+    /// For each pattern that is the first root of a rule of the set, the classes near a change at
+    /// which it may match, sorted. Empty if those patterns are not known.
+    by_root: Vec<Vec<Id>>,
 }
 
 /// The distance of a class without a change nearby.
@@ -166,8 +162,8 @@ impl Frontiers {
             false => Arc::new(Frontier::of(egraph, dirty, &further, depth)),
         };
         let changes = [held.clone(), with(DependsOn::Sums, sums), with(DependsOn::Candidate, anything)];
-        let by_head = by_head(egraph, &changes, rules);
-        Frontiers { changes, by_head }
+        let by_root = by_root(egraph, &changes, rules);
+        Frontiers { changes, by_root }
     }
 
     /// Number of classes near a change, at most.
@@ -192,28 +188,23 @@ fn sums_of(egraph: &View<'_>, class: Id) -> Option<LabelSet> {
     (labels != LabelSet::default()).then_some(labels)
 }
 
-/// The classes near changes by the heads that the roots of some rule have.
-fn by_head<'r>(
+/// For each pattern that is the first root of a rule of the set, the classes near changes at which
+/// it may match.
+fn by_root<'r>(
     egraph: &View<'_>,
     changes: &[Arc<Frontier>; 3],
     rules: impl Iterator<Item = &'r Prepared>,
 ) -> Vec<Vec<Id>> {
-    let (ops, scalars) = sizes(egraph);
-    let mut wanted = vec![false; Discriminant::Call(ScalarId(0)).index(ops, scalars) + scalars];
-    rules.flat_map(|r| r.heads.iter().flatten()).for_each(|h| wanted[h.index(ops, scalars)] = true);
-    let mut by_head: Vec<Vec<Id>> = vec![Vec::new(); wanted.len()];
-    for class in (0..egraph.egraph.nodes().len()).map(Id::from).filter(|c| changes.iter().any(|f| f.is_near(*c))) {
-        let mut last = None;
-        for node in &egraph[class].nodes {
-            // Nodes of a class are sorted, so equal heads are adjacent.
-            let head = node.payload.discriminant().index(ops, scalars);
-            if last != Some(head) && wanted[head] {
-                by_head[head].push(class);
-            }
-            last = Some(head);
-        }
+    if !egraph.patterns.is_fresh(egraph.analysis.dirty.len()) {
+        return Vec::new();
     }
-    by_head
+    let roots = egraph.patterns.bits(rules.filter_map(|r| r.roots.first().copied().flatten()));
+    let mut by_root: Vec<Vec<Id>> = vec![Vec::new(); egraph.patterns.len()];
+    let is_near = |c: &Id| changes.iter().any(|f| f.is_near(*c));
+    for class in (0..egraph.egraph.nodes().len()).map(Id::from).filter(is_near) {
+        egraph.patterns.among(class, &roots).for_each(|p| by_root[p.index()].push(class));
+    }
+    by_root
 }
 
 impl Frontier {
@@ -277,12 +268,6 @@ impl Frontier {
     }
 }
 
-/// Number of ops and of scalars of the program.
-fn sizes(egraph: &EGraph) -> (usize, usize) {
-    let program = &egraph.analysis.program;
-    (program.ops.len(), program.scalars.len())
-}
-
 /// Classes that may hold the first root.
 pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes: Option<&Frontiers>) -> Vec<Id> {
     let Prepared { heads, below_work, .. } = what.prepared;
@@ -297,23 +282,20 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
         tops.retain(|c| near.is_none_or(|(_, frontier)| is_near(frontier, *c)));
         return tops;
     }
-    let (ops, scalars) = sizes(egraph);
-    let mut ids: Vec<Id> = match (heads, near) {
-        (Some(heads), Some((changes, frontier))) => {
-            let with = |h: &Discriminant| changes.by_head.get(h.index(ops, scalars));
-            heads.iter().filter_map(with).flatten().copied().filter(|c| is_near(frontier, *c)).collect()
-        }
-        (Some(heads), None) => {
+    let is_one =
+        |c: &EClass<Node, Data>| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true));
+    let root = what.prepared.roots.first().copied().flatten();
+    let indexed = near.zip(root).and_then(|((changes, _), root)| changes.by_root.get(root.index()));
+    let mut ids: Vec<Id> = match (indexed, heads) {
+        (Some(ids), Some(_)) => ids.clone(),
+        (Some(ids), None) => ids.iter().copied().filter(|c| is_one(&egraph[*c])).collect(),
+        (None, Some(heads)) => {
             heads.iter().filter_map(|h| egraph.classes_for_op(h).map(|ids| ids.collect::<Vec<_>>())).flatten().collect()
         }
-        (None, near) => egraph
-            .classes()
-            .filter(|c| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true)))
-            .filter(|c| near.is_none_or(|(_, frontier)| is_near(frontier, c.id)))
-            .map(|c| c.id)
-            .collect(),
+        (None, None) => egraph.classes().filter(|c| is_one(c)).map(|c| c.id).collect(),
     };
-    // With a single head, its classes near changes are sorted already.
+    ids.retain(|c| near.is_none_or(|(_, frontier)| is_near(frontier, *c)));
+    // The classes of a root are sorted already.
     if !ids.is_sorted() {
         ids.sort_unstable();
     }

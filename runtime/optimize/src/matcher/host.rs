@@ -12,7 +12,7 @@ use egg::Id;
 use hypatia_dsl::ir::{AttrValue, NodePat, OpId, Pat, Program};
 use hypatia_dsl::typing::{Facts, TensorType};
 
-use super::prepare::RequiredLabels;
+use super::pattern_index::PatternId;
 use super::sums::Parts;
 use super::{Binding, MatchFacts, View};
 use crate::analysis::Sort;
@@ -31,8 +31,8 @@ pub trait Host {
     fn holding(&self, value: Id, wanted: Discriminant) -> impl Iterator<Item = &Node> {
         self.nodes(value).iter().filter(move |n| n.payload.discriminant() == wanted)
     }
-    /// False if a value certainly cannot match a pattern with that label filter.
-    fn may_hold(&self, _value: Id, _required: &RequiredLabels) -> bool {
+    /// False if that pattern of an index certainly does not match at a value.
+    fn may_match(&self, _value: Id, _pattern: PatternId) -> bool {
         true
     }
     /// The labels of a value's nodes, if they are known.
@@ -94,8 +94,8 @@ impl Host for View<'_> {
         self.nodes_holding(value, wanted)
     }
 
-    fn may_hold(&self, value: Id, required: &RequiredLabels) -> bool {
-        self.may_have(value, required)
+    fn may_match(&self, value: Id, pattern: PatternId) -> bool {
+        self.may_be(value, pattern)
     }
 
     fn labels(&self, value: Id) -> LabelSet {

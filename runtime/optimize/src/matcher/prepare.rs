@@ -13,6 +13,7 @@ use hypatia_dsl::ir::{
 use smallvec::SmallVec;
 
 use super::Discriminant;
+use super::pattern_index::PatternId;
 use crate::language::LabelSet;
 use crate::numbers::reads_numbers;
 
@@ -23,7 +24,7 @@ pub(super) const MAX_DEPTH: usize = 6;
 pub(super) const MAX_TERMS: usize = 8;
 
 /// Precomputed properties of a rule's left side.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Prepared {
     /// True if all roots are the same pattern up to their own variables: then one order of them is
     /// enough.
@@ -57,8 +58,9 @@ pub struct Prepared {
     pub(super) reads_numbers: bool,
     /// Nodes that the e-graph must hold for a match to exist.
     pub needed: Vec<Discriminant>,
-    /// The label filter of each root.
-    pub(super) required: Vec<RequiredLabels>,
+    /// The number of each root in the program's pattern index; `None` if it matches anything.
+    /// Empty without an index.
+    pub roots: SmallVec<[Option<PatternId>; 1]>,
 }
 
 /// What the matches of a rule depend on, each including what stands before it.
@@ -74,59 +76,12 @@ pub enum DependsOn {
     Candidate,
 }
 
-/// Label filter: what the operands of a pattern's top must hold, and their operands.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct RequiredLabels {
-    /// In operands.
-    pub operands: LabelSet,
-    /// In operands of operands.
-    pub further: LabelSet,
-    /// The head of the top if it is associative. A class that holds it among its operands passes
-    /// the filter, since the operands of the pattern may be deeper in a nested sum.
-    pub nests: Option<LabelSet>,
-}
-
-impl RequiredLabels {
-    fn of(program: &Program, p: &Pat, terms: bool) -> RequiredLabels {
-        let mut required = RequiredLabels::default();
-        let Pat::Node(n) = unnamed(p) else { return required };
-        let Some(head) = super::head_discriminant(program, n.head, terms) else { return required };
-        if associative(program, n.head).is_some() {
-            required.nests = Some(LabelSet::of(head));
-        }
-        for (arg, terms) in operands(program, n, head, terms) {
-            required.operands = required.operands.with(required_labels(program, arg, terms));
-            if let Pat::Node(n) = unnamed(arg)
-                && let Some(head) = super::head_discriminant(program, n.head, terms)
-                && associative(program, n.head).is_none()
-            {
-                for (arg, terms) in operands(program, n, head, terms) {
-                    required.further = required.further.with(required_labels(program, arg, terms));
-                }
-            }
-        }
-        required
-    }
-}
-
 /// The pattern without names and types.
-fn unnamed(p: &Pat) -> &Pat {
+pub(super) fn unnamed(p: &Pat) -> &Pat {
     match p {
         Pat::Bind(_, p) | Pat::Typed(p, _) => unnamed(p),
         p => p,
     }
-}
-
-/// The operands of an application, and whether they are terms. Empty for an op with several
-/// results, whose operands are one level deeper.
-fn operands<'p>(
-    program: &'p Program,
-    n: &'p NodePat,
-    head: Discriminant,
-    terms: bool,
-) -> impl Iterator<Item = (&'p Pat, bool)> {
-    let args = if head == Discriminant::Output { &[] } else { n.args.as_slice() };
-    args.iter().enumerate().map(move |(i, arg)| (arg, is_term(program, n.head, i, terms)))
 }
 
 /// What a class must hold for a pattern to match there.
@@ -139,7 +94,7 @@ pub(super) fn required_labels(program: &Program, p: &Pat, terms: bool) -> LabelS
 }
 
 /// Whether that operand of a head is a term, depending on whether the head is in a term.
-fn is_term(program: &Program, head: Head, operand: usize, terms: bool) -> bool {
+pub(super) fn is_term(program: &Program, head: Head, operand: usize, terms: bool) -> bool {
     match head {
         Head::Op(op) => program.op(op).operands().nth(operand).is_some_and(|(_, p)| p.kind == ParamKind::Term),
         Head::In(_) => false,
@@ -188,7 +143,7 @@ impl Prepared {
             any_work: rule.vars.iter().any(|v| v.sort == Sort::Region),
             reads_numbers: reads_numbers(rule),
             needed,
-            required: rule.lhs.iter().map(|p| RequiredLabels::of(program, p, terms)).collect(),
+            roots: SmallVec::new(),
         }
     }
 

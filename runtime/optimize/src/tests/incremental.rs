@@ -1,9 +1,12 @@
-//! Incremental searches find what complete ones find.
+//! Incremental searches, which look only where the pattern index says that a rule may match, find
+//! what complete ones without an index find.
 
 use hypatia_pipeline::FOLDER;
 
 use super::library::library;
 use crate::Options;
+use crate::matcher::View;
+use crate::matcher::class_patterns::ClassPatterns;
 use crate::rewrites::SEARCH_LIMITS;
 use crate::session::Session;
 use hypatia_graph::Graph;
@@ -20,11 +23,9 @@ fn nothing_is_left(graph: &Graph) -> (usize, usize) {
     session.saturate();
     let fired = session.traces.iter().filter(|t| t.changed).count();
     let mut rejected = 0;
-    session.search.labels.refresh(&session.inserted.egraph);
     for rule in &session.rules {
         let progress = session.search.progress.remove(&rule.key()).unwrap_or_default();
-        let view =
-            crate::matcher::View::of(&session.inserted.egraph, &session.search.candidate, &session.search.labels);
+        let view = View::of(&session.inserted.egraph, &session.search.candidate, ClassPatterns::none());
         let found = rule.find(&view, &progress, SEARCH_LIMITS, None);
         assert!(!found.capped, "{}", rule.name());
         for m in found.matches {

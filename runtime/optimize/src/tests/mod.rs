@@ -5,6 +5,7 @@ mod adapter;
 mod applied;
 mod handmade;
 mod incremental;
+mod index;
 mod kernels;
 mod laws;
 mod library;
