@@ -18,7 +18,7 @@ use super::choice::Choice;
 use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
-use super::noise::{has_long_numbers, is_short, noisy_graph};
+use super::noise::{Noise, has_long_numbers, is_short, noisy_graph};
 use super::range::leaves_range;
 use super::range_loss;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, wide_inputs};
@@ -303,6 +303,10 @@ impl Job<'_> {
                         continue;
                     }
                 }
+                // Below its normal range, f64 has few digits left.
+                if !discrete && self.underflows()? {
+                    continue;
+                }
                 self.seen.value = Some(found);
             } else if self.seen.structure.is_none() && self.seen.infinity.is_none() && self.other_kind(l, r) {
                 if self.overflows()? {
@@ -370,7 +374,7 @@ impl Job<'_> {
             return Ok(());
         }
         let dtype = left.dtype;
-        let (mut scatter, mut wide): (Option<Scatter>, Option<Scatter>) = (None, None);
+        let (mut scatter, mut wide, mut sums): (Option<Scatter>, Option<Scatter>, Option<Scatter>) = (None, None, None);
         for (index, x) in exact.to_f64().into_iter().enumerate() {
             let (l, r) = (left.at(index).f(), right.at(index).f());
             // Overflow on either side does not concern precision.
@@ -390,6 +394,14 @@ impl Job<'_> {
             let own = self.scatter(&mut wide, f64::EPSILON)?;
             if error <= FACTOR * (s.spread(root + self.roots, index) + own.spread(root, index)) + 8.0 * ulp(dtype, x) {
                 continue;
+            }
+            // In f64, sums are the exact ones only by luck: both sides round each of their terms.
+            if dtype == DType::F64 {
+                let s = self.scatter_with(&mut sums, Noise { size: f64::EPSILON, in_sums: true })?;
+                let spread = s.spread(root, index) + s.spread(root + self.roots, index);
+                if error <= FACTOR * spread + 8.0 * ulp(dtype, x) {
+                    continue;
+                }
             }
             // Intermediate overflow does not concern precision either.
             if !leaves_range(self.graph, self.inputs)? {
@@ -481,7 +493,7 @@ impl Job<'_> {
     /// True if every value of both sides is a short binary fraction: then no type rounds any of
     /// them.
     fn unrounded(&self) -> Result<bool> {
-        let graph = all_values(noisy_graph(self.graph, self.numbers, 0.0, 0)?);
+        let graph = all_values(noisy_graph(self.graph, self.numbers, Noise::default(), 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
         Ok(values.iter().all(|t| t.to_f64().into_iter().all(|v| v.is_finite() && is_short(v))))
     }
@@ -510,7 +522,11 @@ impl Job<'_> {
         }
     }
 
-    fn scatter<'c>(&self, cache: &'c mut Option<Scatter>, noise: f64) -> Result<&'c Scatter> {
+    fn scatter<'c>(&self, cache: &'c mut Option<Scatter>, size: f64) -> Result<&'c Scatter> {
+        self.scatter_with(cache, Noise::of_results(size))
+    }
+
+    fn scatter_with<'c>(&self, cache: &'c mut Option<Scatter>, noise: Noise) -> Result<&'c Scatter> {
         if cache.is_none() {
             *cache = Some(Scatter::run(self.graph, self.numbers, self.inputs, noise)?);
         }
@@ -525,9 +541,16 @@ impl Job<'_> {
         self.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype == dtype)
     }
 
+    /// True if some float is so small that f64 holds it with fewer digits.
+    fn underflows(&self) -> Result<bool> {
+        let graph = all_values(noisy_graph(self.graph, self.numbers, Noise::default(), 0)?);
+        let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
+        Ok(values.iter().any(|t| t.dtype.is_float() && t.to_f64().iter().any(|x| x.is_subnormal())))
+    }
+
     /// True if finite operands give an infinite result anywhere, except at a pole.
     fn overflows(&self) -> Result<bool> {
-        let graph = all_values(noisy_graph(self.graph, self.numbers, 0.0, 0)?);
+        let graph = all_values(noisy_graph(self.graph, self.numbers, Noise::default(), 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
         let infinite = |v: &Value| {
             let at = graph.outputs.iter().position(|o| o.1 == *v);

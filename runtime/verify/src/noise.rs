@@ -25,9 +25,26 @@ use hypatia_graph::{Graph, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
+/// What noise a graph gets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Noise {
+    /// Relative to each result.
+    pub size: f64,
+    /// Sums and products also get noise of that size of the sum of their terms' absolute values:
+    /// each partial sum is rounded, and terms may cancel.
+    pub in_sums: bool,
+}
+
+impl Noise {
+    /// After each operation, of that size.
+    pub fn of_results(size: f64) -> Noise {
+        Noise { size, in_sums: false }
+    }
+}
+
 /// A noisy graph of f64 nodes, with the same inputs (converted to f64) and outputs. A constant that
 /// stands for a literal holds the unrounded number.
-pub fn noisy_graph(graph: &Graph, numbers: &Numbers, noise: f64, seed: u64) -> Result<Graph> {
+pub fn noisy_graph(graph: &Graph, numbers: &Numbers, noise: Noise, seed: u64) -> Result<Graph> {
     let (graph, mut more) = graph.inlined_with_numbers()?;
     more.extend(numbers);
     let out = Graph::new(graph.program.clone());
@@ -99,7 +116,7 @@ fn compares(graph: &Graph, scalar: ScalarId) -> bool {
 struct NoisyGraph<'a> {
     from: &'a Graph,
     out: Graph,
-    noise: f64,
+    noise: Noise,
     rng: ChaCha8Rng,
     map: Vec<Vec<Value>>,
     numbers: Numbers,
@@ -155,8 +172,13 @@ impl NoisyGraph<'_> {
                         Ok(vec![self.carrier(node, (accumulator, attrs), term, &operands)?])
                     }
                     _ => {
-                        let results = self.out.op(*op, &operands, attrs, None)?;
-                        if rounds(builtin) { results.into_iter().map(|v| self.noisy(v)).collect() } else { Ok(results) }
+                        let results = self.out.op(*op, &operands, attrs.clone(), None)?;
+                        if !rounds(builtin) {
+                            return Ok(results);
+                        }
+                        let terms = operands.into_iter().flatten().collect::<Vec<_>>();
+                        let summed = |e: &mut Self, v| e.summed(v, builtin, &terms, &attrs).and_then(|v| e.noisy(v));
+                        results.into_iter().map(|v| summed(self, v)).collect()
                     }
                 }
             }
@@ -178,11 +200,14 @@ impl NoisyGraph<'_> {
         if self.from.is_pair(node)
             && let Some(right) = product.pop()
         {
-            let second = self.out.builtin(accumulator, &[product[0], right], attrs.clone())?[0];
+            let of = [product[0], right];
+            let second = self.out.builtin(accumulator, &of, attrs.clone())?[0];
+            let second = self.summed(second, accumulator, &of, &attrs)?;
             term = Cow::Owned(term.reading_second(reads.len() as u32));
             reads.push(self.noisy(second)?);
         }
-        let acc = self.out.builtin(accumulator, &product, attrs)?[0];
+        let acc = self.out.builtin(accumulator, &product, attrs.clone())?[0];
+        let acc = self.summed(acc, accumulator, &product, &attrs)?;
         let acc = self.noisy(acc)?;
         let result = self.term(&term, &[], Some(acc), &reads)?;
         // The shape of a term without `acc` may be smaller than the result's.
@@ -284,8 +309,21 @@ impl NoisyGraph<'_> {
         if self.is_noisy(v) { self.add_noise(v, BuiltinScalar::Mul, |_, r| 1.0 + r) } else { Ok(v) }
     }
 
+    /// A sum of products of these operands, with the noise of its partial sums.
+    fn summed(&mut self, sum: Value, op: BuiltinOp, operands: &[Value], attrs: &[AttrValue]) -> Result<Value> {
+        let sums = op.multiplies() || matches!(op, BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Cumsum);
+        if !self.noise.in_sums || !sums || !self.is_noisy(sum) {
+            return Ok(sum);
+        }
+        let mut size = |v: &Value| self.out.builtin_scalar(BuiltinScalar::Abs, &[*v]);
+        let sizes: Vec<Value> = operands.iter().map(&mut size).collect::<Result<_>>()?;
+        let all = self.out.builtin(op, &sizes, attrs.to_vec())?[0];
+        let all = self.add_noise(all, BuiltinScalar::Mul, |_, r| r)?;
+        self.out.builtin_scalar(BuiltinScalar::Add, &[sum, all])
+    }
+
     fn is_noisy(&self, v: Value) -> bool {
-        self.noise != 0.0 && self.out.ty(v).dtype == DType::F64
+        self.noise.size != 0.0 && self.out.ty(v).dtype == DType::F64
     }
 
     /// Combines a value with independent noise for each element, using this function.
@@ -297,7 +335,7 @@ impl NoisyGraph<'_> {
         // runs.
         let mut random = || {
             let r: f64 = self.rng.random_range(-1.0..=1.0);
-            self.noise * (r + 0.5f64.copysign(r)) / 1.5
+            self.noise.size * (r + 0.5f64.copysign(r)) / 1.5
         };
         let noise: Vec<f64> = (0..n).map(|i| noise(i, random())).collect();
         let noise =

@@ -12,6 +12,7 @@
 use std::cell::OnceCell;
 
 use super::differ::tolerance;
+use super::noise::Noise;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly};
 use hypatia_eval::{Mode, RefTensor, evaluate};
 use hypatia_graph::constant_nodes;
@@ -93,8 +94,9 @@ impl<'a> Meaning<'a> {
         }
         let rounded = got.dtype.round(x);
         let scattered = || {
-            let scatter =
-                self.scatter.get_or_init(|| Scatter::run(self.graph, &Numbers::new(), self.inputs, NOISE).ok());
+            let scatter = self
+                .scatter
+                .get_or_init(|| Scatter::run(self.graph, &Numbers::new(), self.inputs, Noise::of_results(NOISE)).ok());
             scatter.as_ref().map_or(0.0, |s| FACTOR * s.spread(root, index))
         };
         let near = tolerance(got.dtype, &self.exact[root].to_f64());

@@ -13,6 +13,7 @@ use hypatia_dsl::typing::eval;
 use super::differ::Difference;
 use super::folded_call::folded;
 use super::generate::Instance;
+use super::noise::Noise;
 use super::range::leaves_range_outside;
 use super::scatter::{FACTOR, Scatter};
 use super::sides::Sides;
@@ -95,7 +96,7 @@ pub(super) fn spoiled(
         }
         let s = match &scatter {
             Some(s) => s,
-            None => scatter.insert(Scatter::run(&sides.graph, &sides.numbers, inputs, epsilon)?),
+            None => scatter.insert(Scatter::run(&sides.graph, &sides.numbers, inputs, Noise::of_results(epsilon))?),
         };
         // Where the computation cancels, either side may be far off.
         let spread = s.spread(root, index) + s.spread(root + sides.left.len(), index);

@@ -4,7 +4,7 @@
 //! and how far noise moves each element. Invariant: the runs without noise evaluate the graph in
 //! f64, with unrounded literals.
 
-use super::noise::{noisy_graph, widened};
+use super::noise::{Noise, noisy_graph, widened};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::ScalarBody;
 use hypatia_eval::{Mode, Number, RefTensor, evaluate, evaluate_in};
@@ -35,13 +35,13 @@ pub(super) fn exactly_in<R: Number>(
     numbers: &Numbers,
     inputs: &[(String, Tensor)],
 ) -> Result<Vec<RefTensor<R>>> {
-    evaluate_in(&noisy_graph(graph, numbers, 0.0, 0)?, &wide_inputs(inputs), Mode::Exact)
+    evaluate_in(&noisy_graph(graph, numbers, Noise::default(), 0)?, &wide_inputs(inputs), Mode::Exact)
 }
 
 /// Whether a value is so small that even numbers of twice the digits of f64 lose them: their range
 /// is that of f64.
 pub(super) fn underflows(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)]) -> Result<bool> {
-    let mut graph = noisy_graph(graph, numbers, 0.0, 0)?;
+    let mut graph = noisy_graph(graph, numbers, Noise::default(), 0)?;
     let nodes = 0..graph.nodes.len();
     let values: Vec<Value> = nodes.flat_map(|i| graph.results(NodeId(i as u32))).collect();
     graph.outputs = values.iter().enumerate().map(|(i, v)| (format!("v{i}"), *v)).collect();
@@ -78,13 +78,13 @@ pub(super) struct Scatter {
 
 impl Scatter {
     /// Runs the graph with noise of this size after every operation.
-    pub(super) fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: f64) -> Result<Scatter> {
+    pub(super) fn run(graph: &Graph, numbers: &Numbers, inputs: &[(String, Tensor)], noise: Noise) -> Result<Scatter> {
         let inputs = wide_inputs(inputs);
-        let run = |noise, seed| -> Result<Vec<Vec<f64>>> {
+        let run = |noise: Noise, seed| -> Result<Vec<Vec<f64>>> {
             let g = noisy_graph(graph, numbers, noise, seed)?;
             Ok(evaluate(&g, &inputs, Mode::Exact)?.iter().map(RefTensor::to_f64).collect())
         };
-        let quiet = run(0.0, 0)?;
+        let quiet = run(Noise::default(), 0)?;
         let noisy = (1..=RUNS).map(|seed| run(noise, seed)).collect::<Result<_>>()?;
         Ok(Scatter { quiet, noisy })
     }

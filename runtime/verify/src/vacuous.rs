@@ -19,7 +19,7 @@ use hypatia_graph::{Graph, NodeKind, Value, show_attr};
 
 use super::generate::Instance;
 use super::mutate::{Mutant, Site, mutants};
-use super::noise::noisy_graph;
+use super::noise::{Noise, noisy_graph};
 use super::scatter::evaluate_exactly;
 use super::sides::{NotComparable, Sides, sides};
 
@@ -128,7 +128,7 @@ fn same(changed: &Rule, originals: &[(&Instance, Sides, Vec<RefTensor>)]) -> boo
     let form = |s: &Sides| -> Option<Vec<(u64, bool)>> {
         let mut graph = s.graph.clone();
         graph.outputs.drain(..s.left.len());
-        Some(canonical(&noisy_graph(&graph.pruned(), &s.numbers, 0.0, 0).ok()?))
+        Some(canonical(&noisy_graph(&graph.pruned(), &s.numbers, Noise::default(), 0).ok()?))
     };
     let together = |(made, own, _): &(&Instance, Sides, Vec<RefTensor>)| {
         let other = sides(changed, made).ok()?;
