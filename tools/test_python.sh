@@ -46,8 +46,9 @@ if ! "$into/bin/python" -c "import transformers, timm, torchvision" 2>/dev/null;
     echo "transformers, timm or torchvision could not be installed: whole models are skipped" >&2
 fi
 export PYTHONPATH=$samples
-cargo build --quiet -p hypatia-python
-cp target/debug/lib_native.so python/hypatia_core/_native.abi3.so
+# HYPATIA_NATIVE names a library that was built already.
+[ -n "${HYPATIA_NATIVE:-}" ] || cargo build --quiet -p hypatia-python
+cp "${HYPATIA_NATIVE:-target/debug/lib_native.so}" python/hypatia_core/_native.abi3.so
 cd python
 "$into/bin/ruff" format --check --quiet . || { echo "run ruff format in python/" >&2; exit 1; }
 "$into/bin/ruff" check --quiet .
@@ -66,7 +67,8 @@ else
     tests/test_examples.py tests/test_whole.py"
   # shellcheck disable=SC2086
   echo "PyTorch is missing: pyright and $(cat $of_torch | grep -c '^def test_') tests of it are skipped" >&2
-  left=(--ignore tests/models.py --ignore hypatia_core/nn --ignore hypatia_core/fuse.py --ignore hypatia_core/fused_modules.py
+  left=(--ignore tests/models.py
+    --ignore hypatia_core/nn --ignore hypatia_core/fuse.py --ignore hypatia_core/fused_modules.py
     --ignore hypatia_core/_eager.py --ignore hypatia_core/_fx.py --ignore hypatia_core/backend.py
     --ignore hypatia_core/_launch.py --ignore hypatia_core/_part.py --ignore hypatia_core/_fusion.py
     --ignore hypatia_core/_optimize.py --ignore hypatia_core/_training.py --ignore hypatia_core/_division.py

@@ -50,8 +50,10 @@ impl Executor {
     /// Disturbs the runs of a strict executor of the host as a test wants it.
     #[doc(hidden)]
     pub fn disturb(&self, faults: Vec<cpu::Fault>) {
-        if let Executor::Cpu(e) = self {
-            e.disturb(faults);
+        match self {
+            Executor::Cpu(e) => e.disturb(faults),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(_) => {}
         }
     }
 

@@ -17,13 +17,13 @@ use hypatia_templates::Checker;
 use hypatia_templates::instances::Scope;
 use hypatia_tests::random_graph;
 
-hypatia::hypatia_rules!(mod macro_made = "ui/fusions.hyp");
+hypatia::hypatia_rules!(mod macro_made = "fusions.hyp");
 
 fn loaded() -> Program {
     let mut roots: Vec<SourceFile> = hypatia_rules::FILES.iter().map(|(n, t)| SourceFile::library(n, t)).collect();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("ui/fusions.hyp");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fusions.hyp");
     let text = std::fs::read_to_string(&path).unwrap();
-    roots.push(SourceFile { name: "ui/fusions.hyp".into(), path: Some(path), text: text.into(), embedded: false });
+    roots.push(SourceFile { name: "fusions.hyp".into(), path: Some(path), text: text.into(), embedded: false });
     let compiled =
         compile(roots, &FileLoader { embedded: hypatia_rules::FILES, trees: hypatia_rules::TREES }, &Checker);
     assert!(compiled.program.is_some(), "{:?}", compiled.diagnostics);
@@ -62,7 +62,7 @@ fn the_text_is_the_tokens() {
         module: "fusions".into(),
         public: true,
         doc: " Fusions.".into(),
-        scope: Scope::Files(vec!["ui/fusions.hyp".into()]),
+        scope: Scope::Files(vec!["fusions.hyp".into()]),
         dtypes: vec![DType::F32],
         watch: Vec::new(),
     };

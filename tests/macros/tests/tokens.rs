@@ -1,4 +1,5 @@
 //! A module from tokens.
+#![allow(clippy::unwrap_used, missing_docs)]
 mod here {
     hypatia::hypatia_rules! {
         pub mod rules;
@@ -12,6 +13,7 @@ mod here {
     }
 }
 
-fn main() {
+#[test]
+fn a_module_from_tokens() {
     assert_eq!(here::rules::scalars::f32::twice(2.0), 4.0);
 }

@@ -1,4 +1,5 @@
 //! A module from inline text.
+#![allow(clippy::unwrap_used, missing_docs)]
 mod here {
     hypatia::hypatia_rules!(pub mod rules = r#"
         edition 1;
@@ -7,6 +8,7 @@ mod here {
     "#);
 }
 
-fn main() {
+#[test]
+fn a_module_from_inline_text() {
     assert_eq!(here::rules::scalars::f32::twice(2.0), 4.0);
 }

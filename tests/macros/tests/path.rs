@@ -1,14 +1,16 @@
 //! A module from a path: its Program, rewrites, builder methods, functions and kernels.
+#![allow(clippy::unwrap_used, missing_docs)]
 use hypatia::dsl::dtype::DType;
 use hypatia::dsl::shape::Dim;
 use hypatia::dsl::typing::TensorType;
 use hypatia::hypatia_rules;
 
-hypatia_rules!(pub mod mine = "../fusions.hyp");
+hypatia_rules!(pub mod mine = "../../fusions.hyp");
 
 use mine::Ops;
 
-fn main() {
+#[test]
+fn a_module_from_a_path() {
     assert!(mine::program().find_scalar("cube").is_some());
     assert!(!mine::rewrites().is_empty());
     assert_eq!(mine::scalars::f64::cube(3.0), 27.0);

@@ -1,0 +1,1 @@
+//! Tests of `hypatia_rules!` from outside are in `tests`.
