@@ -64,7 +64,7 @@ else
     tests/test_gpu.py tests/test_optimize.py tests/test_samples.py tests/test_generate.py
     tests/test_semantics.py tests/test_options.py tests/test_cache.py
     tests/test_models.py tests/test_modules.py tests/test_training.py tests/test_attention.py
-    tests/test_examples.py tests/test_whole.py"
+    tests/test_examples.py tests/test_whole.py tests/test_rows.py"
   # shellcheck disable=SC2086
   echo "PyTorch is missing: pyright and $(cat $of_torch | grep -c '^def test_') tests of it are skipped" >&2
   left=(--ignore tests/models.py

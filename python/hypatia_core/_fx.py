@@ -30,13 +30,21 @@ TABLE: dict[str, Callable[[Importer, fx.Node], Any]] = {}
 #: Functions of one tensor that are a scalar of the library.
 SCALARS = {
     "abs": "abs",
+    "acos": "acos",
+    "acosh": "acosh",
+    "asin": "asin",
+    "asinh": "asinh",
+    "atan": "atan",
+    "atanh": "atanh",
     "ceil": "ceil",
     "cos": "cos",
+    "cosh": "cosh",
     "erf": "erf",
     "exp": "exp",
     "expm1": "expm1",
     "floor": "floor",
     "hardswish": "hardswish",
+    "isinf": "isinf",
     "isnan": "isnan",
     "log": "log",
     "log1p": "log1p",
@@ -44,17 +52,27 @@ SCALARS = {
     "neg": "neg",
     "reciprocal": "recip",
     "relu": "relu",
+    "round": "round",
     "rsqrt": "rsqrt",
     "sigmoid": "sigmoid",
     "sign": "sign",
     "silu": "silu",
     "sin": "sin",
+    "sinh": "sinh",
     "sqrt": "sqrt",
+    "tan": "tan",
     "tanh": "tanh",
     "trunc": "trunc",
 }
 #: Functions of two tensors or numbers; the operands take the result's type.
-PAIRS = {"mul": "mul", "div": "div", "maximum": "max", "minimum": "min", "pow": "pow", "remainder": "remainder"}
+PAIRS = {
+    "mul": "mul",
+    "maximum": "max",
+    "minimum": "min",
+    "pow": "pow",
+    "fmod": "fmod",
+    "remainder": "remainder",
+}
 #: Comparisons: the scalar, and whether the operands are exchanged and the result negated.
 COMPARISONS = {
     "eq": ("eq", False, False),
@@ -278,6 +296,32 @@ def _(b: Importer, n: Node) -> Any:
     return b.call(name, [b.operand(n.args[0], dtype), b.operand(n.args[1], dtype)])
 
 
+@row("div")
+def _(b: Importer, n: Node) -> Any:
+    dtype, mode = b.dtype(n), b.argument(n, 2, "rounding_mode")
+    if mode is None:
+        return b.call("div", [b.operand(a, dtype) for a in n.args[:2]])
+    floats = dtype in ("f64", "f32", "f16", "bf16")
+    wide = dtype if dtype == "f64" or not floats else "f32"
+    (x, y), call = (b.operand(a, wide) for a in n.args[:2]), b.call
+    zero, one = b.g.number(wide, 0.0), b.g.number(wide, 1.0)
+    quotient = call("div", [x, y])
+    if mode == "trunc":
+        return b.cast(call("trunc", [quotient]) if floats else quotient, dtype)
+    # As PyTorch: the quotient of what the divisor divides, not the rounded one.
+    rest = call("fmod", [x, y])
+    whole = call("div", [call("sub", [x, rest]), y]) if floats else quotient
+    below = call("xor", [call("lt", [y, zero]), call("lt", [rest, zero])])
+    below = call("and", [below, call("not", [call("eq", [rest, zero])])])
+    made = call("select", [below, call("sub", [whole, one]), whole])
+    if not floats:
+        return made
+    down = call("floor", [made])
+    far = call("lt", [b.g.number(wide, 0.5), call("sub", [made, down])])
+    down = call("select", [far, call("add", [down, one]), down])
+    return b.cast(call("select", [call("eq", [y, zero]), quotient, down]), dtype)
+
+
 @row("add", "sub", "rsub")
 def _(b: Importer, n: Node) -> Any:
     name, dtype = name_of(n.target), b.dtype(n)
@@ -393,6 +437,20 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("leaky_relu", [b.operand(n.args[0], b.dtype(n)), b.constant(b.dtype(n), slope)])
 
 
+@row("elu")
+def _(b: Importer, n: Node) -> Any:
+    # Also what SELU and CELU are: a factor for the result, and one for a negative operand.
+    dtype = b.dtype(n)
+    alpha, scale, below = (float(b.argument(n, i, k, 1)) for i, k in enumerate(("alpha", "scale", "input_scale"), 1))
+    if scale == below == 1:
+        return b.call("elu", [b.operand(n.args[0], dtype), b.constant(dtype, alpha)])
+    wide = "f64" if dtype == "f64" else "f32"
+    x, number, call = b.operand(n.args[0], wide), b.g.number, b.call
+    bent = call("expm1", [call("mul", [x, number(wide, below)])])
+    chosen = [call("lt", [x, number(wide, 0.0)]), call("mul", [bent, number(wide, alpha * scale)])]
+    return b.cast(call("select", [*chosen, call("mul", [x, number(wide, scale)])]), dtype)
+
+
 @row("hardsigmoid")
 def _(b: Importer, n: Node) -> Any:
     dtype = b.dtype(n)
@@ -471,14 +529,70 @@ def _(b: Importer, n: Node) -> Any:
     return [b.reshaped(v, tuple(int(s) for s in p.shape)) for v, p in zip(made, parts, strict=True)]
 
 
-@row("sum", "mean", "amax", "amin")
+def reduced_axes(b: Importer, n: Node, at: int = 1) -> list[int]:
+    """The axes of a reduction, all where none is named."""
+    rank, axes = len(b.shape(n.args[0])), b.argument(n, at, "dim")
+    axes = [axes] if isinstance(axes, int) and not isinstance(axes, bool) else axes
+    return [b.axis(a, rank) for a in axes] if isinstance(axes, list) and axes else list(range(rank))
+
+
+@row("sum", "mean", "amax", "amin", "prod")
 def _(b: Importer, n: Node) -> Any:
-    name, shape = name_of(n.target), b.shape(n.args[0])
-    axes = b.argument(n, 1, "dim")
-    axes = [axes] if isinstance(axes, int) else axes
-    axes = [b.axis(a, len(shape)) for a in axes] if axes else list(range(len(shape)))
-    value = b.operand(n.args[0], b.dtype(n))
-    return b.reshaped(b.call(name, [value], axes=axes, keepdims=True) if axes else value, b.shape(n))
+    axes, value = reduced_axes(b, n), b.operand(n.args[0], b.dtype(n))
+    return b.reshaped(b.call(name_of(n.target), [value], axes=axes, keepdims=True) if axes else value, b.shape(n))
+
+
+@row("any")
+def _(b: Importer, n: Node) -> Any:
+    x, axes = n.args[0], reduced_axes(b, n)
+    there = b.call("not", [b.call("eq", [b.operand(x, kind := _compared(b.dtype(x))), b.g.number(kind, 0.0)])])
+    if axes:
+        most = b.call("amax", [b.cast(there, "u8")], axes=axes, keepdims=True)
+        there = b.call("not", [b.call("eq", [most, b.g.number("u8", 0.0)])])
+    there = b.reshaped(there, _shape_of(n))
+    return b.cast(there, NAMES[n.meta["val"].dtype])
+
+
+def _compared(dtype: str) -> str:
+    return "u8" if dtype == "bool" else dtype
+
+
+def _shape_of(n: Node) -> tuple[int, ...]:
+    return tuple(int(s) for s in n.meta["val"].shape)
+
+
+@row("var", "var_mean")
+def _(b: Importer, n: Node) -> Any:
+    x, axes = n.args[0], reduced_axes(b, n)
+    results = n.meta["val"] if name_of(n.target) == "var_mean" else [n.meta["val"]]
+    dtype, shape = b.dtype(x), tuple(int(s) for s in results[0].shape)
+    wide, count = "f64" if dtype == "f64" else "f32", 1
+    for axis in axes:
+        count *= b.shape(x)[axis]
+    correction = n.kwargs.get("correction", 1)
+    value = b.operand(x, wide)
+    if not axes:
+        mean, squares = value, b.call("sub", [value, value])
+    else:
+        mean = b.call("mean", [value], axes=axes, keepdims=True)
+        centred = b.call("sub", [value, mean])
+        squares = b.call("sum", [b.call("mul", [centred, centred])], axes=axes, keepdims=True)
+    left = max(0.0, count - float(1 if correction is None else correction))
+    variance = b.call("div", [squares, b.g.number(wide, left)])
+    made = [b.reshaped(b.cast(v, dtype), shape) for v in (variance, mean)]
+    return made if len(results) == 2 else made[0]
+
+
+@row("linalg_vector_norm")
+def _(b: Importer, n: Node) -> Any:
+    dtype, order, axes = b.dtype(n), float(b.argument(n, 1, "ord", 2)), reduced_axes(b, n, 2)
+    wide, call = "f64" if dtype == "f64" else "f32", b.call
+    value = b.operand(n.args[0], wide)
+    part = call("mul", [value, value]) if order == 2 else call("abs", [value])
+    if axes:
+        how = {2.0: "sum", 1.0: "sum", float("inf"): "amax", -float("inf"): "amin"}[order]
+        part = call(how, [part], axes=axes, keepdims=True)
+    return b.reshaped(b.cast(call("sqrt", [part]) if order == 2 else part, dtype), b.shape(n))
 
 
 @row("cumsum")
@@ -511,6 +625,16 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("add", [product, bias])
 
 
+def saved(b: Importer, n: Node, rows: Value, eps: float) -> list[Any]:
+    """What training keeps of a norm: the mean of each row, and the reciprocal of its deviation."""
+    kinds = [(NAMES[t.dtype], tuple(int(s) for s in t.shape)) for t in n.meta["val"][1:]]
+    mean = b.call("mean", [rows], axes=[1], keepdims=True)
+    centred = b.call("sub", [rows, mean])
+    variance = b.call("mean", [b.call("mul", [centred, centred])], axes=[1], keepdims=True)
+    deviation = b.call("rsqrt", [b.call("add", [variance, b.g.number(b.g.type_of(rows)[0], eps)])])
+    return [b.reshaped(b.cast(v, to), s) for v, (to, s) in zip((mean, deviation), kinds, strict=True)]
+
+
 @row("native_layer_norm")
 def _(b: Importer, n: Node) -> Any:
     x, sizes, weight, bias, eps = n.args[:5]
@@ -520,14 +644,7 @@ def _(b: Importer, n: Node) -> Any:
     rows = b.reshaped(b.value(x), (_size(shape) // max(count, 1), count))
     further = [None, None]
     if any(u.target is not operator.getitem or u.args[1] != 0 for u in n.users):
-        # Training saves the mean and the reciprocal of the deviation.
-        kinds = [(NAMES[t.dtype], tuple(int(s) for s in t.shape)) for t in n.meta["val"][1:]]
-        wide = b.cast(rows, "f64" if b.dtype(x) == "f64" else "f32")
-        mean = b.call("mean", [wide], axes=[1], keepdims=True)
-        centred = b.call("sub", [wide, mean])
-        variance = b.call("mean", [b.call("mul", [centred, centred])], axes=[1], keepdims=True)
-        deviation = b.call("rsqrt", [b.call("add", [variance, b.g.number(b.g.type_of(wide)[0], float(eps))])])
-        further = [b.reshaped(b.cast(v, to), s) for v, (to, s) in zip((mean, deviation), kinds, strict=True)]
+        further = saved(b, n, b.cast(rows, "f64" if b.dtype(x) == "f64" else "f32"), float(eps))
     params = [None if p is None else b.reshaped(b.value(p), (count,)) for p in (weight, bias)]
     attrs = {"eps": float(eps)}
     if params[0] is None:
@@ -536,6 +653,24 @@ def _(b: Importer, n: Node) -> Any:
     else:
         made = b.g.call("layer_norm", [rows, *params], attrs)[0]
     return [b.reshaped(made, shape), *further]
+
+
+@row("native_group_norm")
+def _(b: Importer, n: Node) -> Any:
+    x, weight, bias, batch, channels, area, groups, eps = n.args
+    batch, channels, area, groups = (b.number(v) for v in (batch, channels, area, groups))
+    dtype, shape, eps = b.dtype(x), b.shape(x), float(eps)
+    wide = "f64" if dtype == "f64" else "f32"
+    rows = b.reshaped(b.operand(x, wide), (batch * groups, channels // groups * area))
+    made = b.reshaped(b.g.call("standardize", [rows], {"eps": eps})[0], shape)
+    if weight is not None:
+        made = b.call("mul", [made, b.per_channel(weight, x, wide)])
+    if bias is not None:
+        made = b.call("add", [made, b.per_channel(bias, x, wide)])
+    further = [None, None]
+    if any(u.target is not operator.getitem or u.args[1] != 0 for u in n.users):
+        further = saved(b, n, rows, eps)
+    return [b.cast(made, dtype), *further]
 
 
 @row("_fused_rms_norm")
@@ -572,6 +707,32 @@ def _(b: Importer, n: Node) -> Any:
     if bias is not None:
         made = b.call("add", [made, b.per_channel(bias, x, wide)])
     return [b.cast(made, b.dtype(x)), None, None]
+
+
+@row("constant_pad_nd")
+def _(b: Importer, n: Node) -> Any:
+    x, rank, widths = n.args[0], len(b.shape(n)), b.number(n.args[1])
+    # The last axis comes first.
+    sides = [[0] * (rank - len(widths) // 2) + widths[side::2][::-1] for side in (0, 1)]
+    value = b.constant(b.dtype(n), b.argument(n, 2, "value", 0))
+    return b.call("pad", [b.value(x), value], before=sides[0], after=sides[1])
+
+
+@row("repeat")
+def _(b: Importer, n: Node) -> Any:
+    times, before = b.number(n.args[1]), b.shape(n.args[0])
+    before = (*[1] * (len(times) - len(before)), *before)
+    split = [size for n in before for size in (1, n)]
+    grown = [size for r, n in zip(times, before, strict=True) for size in (r, n)]
+    value = b.call("expand", [b.reshaped(b.value(n.args[0]), split)], shape=grown)
+    return b.reshaped(value, b.shape(n))
+
+
+@row("index_select")
+def _(b: Importer, n: Node) -> Any:
+    x, axis, index = n.args[:3]
+    index = b.reshaped(b.operand(index, "i64"), (_size(b.shape(index)),))
+    return b.call("gather", [b.value(x), index], axis=b.axis(b.number(axis), len(b.shape(x))))
 
 
 @row("embedding")

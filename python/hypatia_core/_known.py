@@ -63,8 +63,34 @@ def _transposed(node: Node) -> str:
     return "a transposed convolution" if node.args[6] else ""
 
 
-def _no_mode(node: Node) -> str:
-    return "division that rounds" if node.kwargs.get("rounding_mode") else ""
+def _by_nonzero(node: Node) -> str:
+    # PyTorch reports a division of integers by zero.
+    by, floats = node.args[1], node.meta["val"].dtype.is_floating_point
+    return "" if floats or (isinstance(by, (int, float)) and by != 0) else f"{name_of(node.target)} of integers"
+
+
+def _no_decimals(node: Node) -> str:
+    return "round to decimals" if "decimals" in node.kwargs or len(node.args) > 1 else ""
+
+
+def _grows(node: Node) -> str:
+    widths = node.args[1]
+    return "" if all(isinstance(w, int) and w >= 0 for w in widths) else "constant_pad_nd that crops"
+
+
+def _has_axes(node: Node) -> str:
+    return "" if node.args[0].meta["val"].dim() else f"{name_of(node.target)} of a single number"
+
+
+def _common_order(node: Node) -> str:
+    order = node.args[1] if len(node.args) > 1 else node.kwargs.get("ord", 2)
+    x = node.args[0].meta["val"]
+    plain = order in (1, 2, float("inf"), -float("inf")) and x.dtype.is_floating_point and 0 not in x.shape
+    return "" if plain else f"a vector norm of order {order}"
+
+
+def _real(node: Node) -> str:
+    return "" if node.args[0].meta["val"].dtype.is_floating_point else f"{name_of(node.target)} of integers"
 
 
 def _no_half_float(node: Node) -> str:
@@ -162,7 +188,14 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     **dict.fromkeys(ATTENTION, _no_dropout),
     "convolution": _transposed,
     "_native_batch_norm_legit_no_training": _only_first,
-    "div": _no_mode,
+    "div": _by_nonzero,
+    "fmod": _by_nonzero,
+    "remainder": _by_nonzero,
+    "round": _no_decimals,
+    "constant_pad_nd": _grows,
+    "index_select": _has_axes,
+    "linalg_vector_norm": _common_order,
+    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"), _real),
     "arange": _no_half_float,
     "as_strided": _overlay,
     "gather": _whole_axis,

@@ -390,3 +390,20 @@ def test_indices_of_the_first_axes():
     x, i, j = torch.randn(5, 6, 3), torch.tensor([[0, -1], [4, 2]]), torch.tensor([1, -6])
     agrees(lambda x, i, j: (x[i] + 1, x[i, j] * 2, x[i, j, torch.tensor(2)] * 2), x, i, j)
     assert computed_by_pytorch() == []
+
+
+def test_an_empty_report_says_what_it_may_mean():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells = nn.GRU(4, 8, batch_first=True)
+
+        def forward(self, x):
+            return self.cells(x)[0]
+
+    model, x = Recurrent().eval(), torch.randn(2, 3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+    assert "TORCH_LOGS" in str(hyp.report())
+    torch.compile(torch.nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend=backend)(x)
+    assert "TORCH_LOGS" not in str(hyp.report())

@@ -26,10 +26,11 @@ COUNTS = HERE / "samples.json"
 PAGE = HERE.parents[1] / "docs" / "pytorch-ops.md"
 HEAD = """# What PyTorch's samples of ops become
 
-PyTorch comes with samples of its ops. For {} of its entries, the first four samples in f32 and two in
-f64 run through `torch.compile`'s path, forward, on the CPU, and agree with eager; the tests fail if
-one no longer does. The numbers say of how many a plan of Hypatia computes a part, where a plan is made
-even for one op alone; PyTorch computes the rest. Samples whose sizes depend on data are not counted.
+PyTorch comes with samples of its ops. For {} of its entries, the first four samples in f32 and
+two in f64 run through `torch.compile`'s path, forward, on the CPU, and agree with eager; the tests
+fail if one no longer does. The numbers say of how many a plan of Hypatia computes a part, where a
+plan is made even for one op alone; PyTorch computes the rest. Samples whose sizes depend on data
+are not counted.
 
 | entry | planned, f32 | planned, f64 |
 |---|---|---|

@@ -161,6 +161,13 @@ class Line:
     """Measured microseconds of PyTorch."""
 
 
+#: What an empty report says: PyTorch may hand over nothing at all.
+EMPTY = (
+    "nothing was called, or PyTorch handed over no graph: it runs some models, such as those with nn.GRU, without "
+    'compiling them (TORCH_LOGS="graph_breaks" says why)'
+)
+
+
 class Report:
     """Which side computed the layers so far. ``str()`` is a table."""
 
@@ -189,7 +196,8 @@ class Report:
         widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
         text = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in [head, *rows]]
         found = [f"found wrong and computed again: {incident}" for incident in self.incidents]
-        return "\n".join([*text, *found, f"{self.hypatia} calls by hypatia, {self.pytorch} by pytorch"])
+        text += found if self.lines else [*found, EMPTY]
+        return "\n".join([*text, f"{self.hypatia} calls by hypatia, {self.pytorch} by pytorch"])
 
     def __repr__(self) -> str:
         """Count the calls."""
