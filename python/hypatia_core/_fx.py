@@ -747,17 +747,23 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
 
 
+def from_front(b: Importer, index: Any, size: int) -> Value:
+    """An index as i64, counted from the front where it is negative."""
+    value = b.operand(index, "i64")
+    below = b.call("lt", [value, b.constant("i64", 0)])
+    return b.call("select", [below, b.call("add", [value, b.constant("i64", size)]), value])
+
+
 @row("index")
 def _(b: Importer, n: Node) -> Any:
     x, indices = n.args[0], list(n.args[1])
+    if None in indices:
+        axis = next(a for a, i in enumerate(indices) if i is not None)
+        return b.call("gather", [b.value(x), from_front(b, indices[axis], b.shape(x)[axis])], axis=axis)
     shape = torch.broadcast_shapes(*(b.shape(i) for i in indices))
     columns = []
     for axis, index in enumerate(indices):
-        value = b.operand(index, "i64")
-        # An index may count from the end.
-        size = b.constant("i64", b.shape(x)[axis])
-        below = b.call("lt", [value, b.constant("i64", 0)])
-        value = b.call("select", [below, b.call("add", [value, size]), value])
+        value = from_front(b, index, b.shape(x)[axis])
         value = b.reshaped(value, (*[1] * (len(shape) - len(b.shape(index))), *b.shape(index)))
         value = value if tuple(b.g.type_of(value)[1]) == shape else b.call("expand", [value], shape=list(shape))
         columns.append(b.reshaped(value, (*shape, 1)))

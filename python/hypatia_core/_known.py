@@ -99,11 +99,11 @@ def _no_half_float(node: Node) -> str:
 
 
 def _leading_integers(node: Node) -> str:
-    indices = node.args[1]
+    indices = [i for i in node.args[1] if i is not None]
     plain = all(isinstance(i, fx.Node) and not i.meta["val"].dtype.is_floating_point for i in indices)
     if not plain or any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices):
-        return "an index by a mask, or of later axes"
-    return ""
+        return "an index by a mask"
+    return "" if len(indices) in (1, len(node.args[1])) else "an index of several later axes"
 
 
 def is_overlay(node: Node) -> bool:

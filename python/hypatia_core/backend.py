@@ -240,6 +240,7 @@ def divided(
     if why := indivisible(graph):
         note("graph", why)
         return graph.forward
+    without_empty_operands(graph)
     device = device_of(graph)
     if why := _launch.unreachable(device):
         note("graph", why)
@@ -275,6 +276,28 @@ def divided(
             delattr(whole, name)
             whole.__dict__[name] = part.entered()
     return whole.forward
+
+
+def without_empty_operands(graph: fx.GraphModule) -> None:
+    """Take tensors of shape (0,) out of concatenations, which skip them, and out of the graph.
+
+    A cache of keys and values begins as one: a plan has no empty operands.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default):
+        operands = node.args[0]
+        sizes = [a.meta["val"].shape for a in operands]
+        empty = [len(s) == 1 and isinstance(s[0], int) and s[0] == 0 for s in sizes]
+        kept = [a for a, e in zip(operands, empty, strict=True) if not e]
+        if len(kept) == len(operands) or {a.meta["val"].dtype for a in kept} != {node.meta["val"].dtype}:
+            continue
+        node.args = (kept, *node.args[1:])
+        unused = [a for a in operands if a not in kept]
+        while unused:
+            a = unused.pop()
+            if not a.users and (a.op == "get_attr" or name_of(a.target) in ("lift_fresh_copy", "detach", "_to_copy")):
+                unused += a.all_input_nodes
+                graph.graph.erase_node(a)
+    graph.recompile()
 
 
 def shared(whole: fx.GraphModule, part: fx.Node, together: Collection[int]) -> list[int]:

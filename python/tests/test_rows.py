@@ -161,3 +161,27 @@ def test_moves():
     agree(lambda x: x.repeat(1, 1) * 2, x)
     agree(lambda x, i: x.index_select(-1, i) * 2, x, torch.tensor([3, 0, 0]))
     agree(lambda x, i: x.index_select(0, i) * 2, x, torch.tensor([1], dtype=torch.int32))
+
+
+def test_an_index_of_one_axis():
+    x, i = torch.randn(3, 4, 5), torch.tensor([3, -1, 0])
+    agree(lambda x, i: x[:, i] * 2, x, i)
+    agree(lambda x, i: x[..., i] * 2, x, i)
+    agree(lambda x, i: x[:, i] * 2, x, i.reshape(1, 3, 1).expand(2, 3, 2).contiguous())
+    agree(lambda x, i, j: x[i, j] * 2, x, i % 3, i)
+    agree(lambda x, i, j: x[:, i, j] * 2, x, i, i, refused=["several later axes", "stands alone"])
+
+
+def test_an_empty_cache_is_no_operand():
+    """As keys and values of decoders begin."""
+
+    def f(x):
+        old = torch.tensor([])
+        return torch.cat([old, x, x.relu()], 1), torch.cat([old, x * 2], 1)
+
+    hyp.reset_report()
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        for got, want in zip(torch.compile(f, backend=backend, fullgraph=True)(x), f(x), strict=True):
+            torch.testing.assert_close(got, want)
+    assert {line.side for line in hyp.report().lines} == {"hypatia"}, str(hyp.report())

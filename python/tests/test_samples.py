@@ -74,7 +74,7 @@ class Watched:
 
 
 def run_sample(op, sample, dtype):
-    """Compare one sample; True if a plan computed a part of it, None if there is nothing to compare."""
+    """True if a plan computed a part of a sample, None if nothing is compared; else an error."""
 
     def f(*tensors):
         leaves = iter(tensors)
