@@ -442,9 +442,10 @@ def _(b: Importer, n: Node) -> Any:
     # Also what SELU and CELU are: a factor for the result, and one for a negative operand.
     dtype = b.dtype(n)
     alpha, scale, below = (float(b.argument(n, i, k, 1)) for i, k in enumerate(("alpha", "scale", "input_scale"), 1))
-    if scale == below == 1:
-        return b.call("elu", [b.operand(n.args[0], dtype), b.constant(dtype, alpha)])
     wide = "f64" if dtype == "f64" else "f32"
+    # 16 bits would round `alpha`, which eager keeps in f32.
+    if scale == below == 1 and (alpha == 1 or dtype == wide):
+        return b.call("elu", [b.operand(n.args[0], dtype), b.constant(dtype, alpha)])
     x, number, call = b.operand(n.args[0], wide), b.g.number, b.call
     bent = call("expm1", [call("mul", [x, number(wide, below)])])
     chosen = [call("lt", [x, number(wide, 0.0)]), call("mul", [bent, number(wide, alpha * scale)])]

@@ -291,7 +291,7 @@ def without_empty_operands(graph: fx.GraphModule) -> None:
         if len(kept) == len(operands) or {a.meta["val"].dtype for a in kept} != {node.meta["val"].dtype}:
             continue
         node.args = (kept, *node.args[1:])
-        unused = [a for a in operands if a not in kept]
+        unused = list(dict.fromkeys(a for a in operands if a not in kept))
         while unused:
             a = unused.pop()
             if not a.users and (a.op == "get_attr" or name_of(a.target) in ("lift_fresh_copy", "detach", "_to_copy")):

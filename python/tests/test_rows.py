@@ -177,7 +177,7 @@ def test_an_empty_cache_is_no_operand():
 
     def f(x):
         old = torch.tensor([])
-        return torch.cat([old, x, x.relu()], 1), torch.cat([old, x * 2], 1)
+        return torch.cat([old, x, old, x.relu()], 1), torch.cat([old, x * 2], 1)
 
     hyp.reset_report()
     x = torch.randn(2, 3)
