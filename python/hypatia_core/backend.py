@@ -284,7 +284,10 @@ def without_empty_operands(graph: fx.GraphModule) -> None:
     A cache of keys and values begins as one: a plan has no empty operands.
     """
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default):
-        operands = node.args[0]
+        listed = node.args[0]
+        if not isinstance(listed, (list, tuple)):
+            continue
+        operands = [a for a in listed if isinstance(a, fx.Node)]
         sizes = [a.meta["val"].shape for a in operands]
         empty = [len(s) == 1 and isinstance(s[0], int) and s[0] == 0 for s in sizes]
         kept = [a for a, e in zip(operands, empty, strict=True) if not e]
