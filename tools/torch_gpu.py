@@ -183,7 +183,7 @@ def host(f, inputs):
     return statistics.median(times)
 
 
-def case(name, make, modes, deadline, train):
+def case(name, make, modes, deadline, train, strict):
     torch.manual_seed(0)
     model, inputs = make()
     model = model.cuda().double()
@@ -205,8 +205,14 @@ def case(name, make, modes, deadline, train):
         "hypatia": lambda: torch.compile(model, backend=backend),
         "hypatia, frozen": lambda: torch.compile(model, backend=backend, options={"frozen": True}),
     }
+    if strict:
+        checked = {"safety": "strict"}
+        sums = {**checked, "compare_every": 0, "frozen": True}
+        sides["sums, frozen"] = lambda: torch.compile(model, backend=backend, options=sums)
+        sides["strict"] = lambda: torch.compile(model, backend=backend, options=checked)
+        sides["strict, frozen"] = lambda: torch.compile(model, backend=backend, options={**checked, "frozen": True})
     if train:
-        del sides["hypatia, frozen"]
+        sides = {name: build for name, build in sides.items() if not name.endswith("frozen")}
     for mode in modes:
         sides[mode] = lambda mode=mode: torch.compile(model, mode=None if mode == "default" else mode)
     eager_error = None
@@ -250,6 +256,7 @@ def main():
     parser.add_argument("--modes", nargs="*", default=MODES, choices=MODES)
     parser.add_argument("--train", action="store_true")
     parser.add_argument("--untuned", action="store_true")
+    parser.add_argument("--strict", action="store_true", help="time checked runs too")
     given = parser.parse_args()
     cases = UNTUNED if given.untuned else TRAINED if given.train else CASES
     deadline = time.perf_counter() + given.seconds
@@ -259,7 +266,7 @@ def main():
             print_breakdown("cuda")
         for name, make in cases.items():
             if given.only in name:
-                case(name, make, given.modes, deadline, given.train)
+                case(name, make, given.modes, deadline, given.train, given.strict)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ class Model:
         safety: ``check`` compares each new plan once with the unfused one; if they differ, one
             without the rules that make the difference runs. ``strict`` checks each run: products by
             checksums, and one run in ``compare_every`` as a whole; what is wrong is computed again,
-            named by ``incidents()`` and not used again. On the CPU alone. ``off`` compares nothing.
+            named by ``incidents()`` and not used again. ``off`` compares nothing.
         compare_every: with ``strict``, one run in this many is compared with the unfused plan; 0
             means none.
         incidents: the folder for graphs of at most 20 nodes that show what was wrong with a plan.

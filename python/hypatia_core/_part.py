@@ -21,6 +21,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from . import _launch, _native
 from ._eager import NAMES
 from ._fx import Importer, strides_of
+from ._model import COMPARE_EVERY
 from ._rules import Rules
 from .errors import InputError
 from .nn import _runtime
@@ -41,6 +42,7 @@ class Options:
     never: tuple[str, ...] = ()
     tf32: bool = False
     safety: str = "check"
+    compare_every: int = COMPARE_EVERY
     frozen: bool = False
     """Whether plans contain the values of weights, as long as those do not change."""
 
@@ -52,6 +54,7 @@ class Options:
             must=self.must,
             never=self.never,
             safety=self.safety,
+            compare_every=self.compare_every,
             tf32=self.tf32 and device.type == "cuda",
         )
 
@@ -145,6 +148,7 @@ class Part(torch.nn.Module):
                 lambda: self.plan(key, args, tensors),
                 lambda _: (lambda: self.launch(key, tensors), lambda: self.graph(*args)),
                 most=_runtime.MAX_PART_PLANS,
+                checked=self.options.safety == "strict",
             )
         if choice is None or choice.plan is None:
             return self.graph(*args)
@@ -157,7 +161,7 @@ class Part(torch.nn.Module):
                 [self.at[i] for i in self.tensors],
                 [(at, *state) for at, state in weights],
                 self.calls[key],
-                choice.measured is not None,
+                choice.measured is not None or self.options.safety == "strict",
             )
         return self.launch(key, tensors)
 

@@ -27,6 +27,7 @@ from ._attention import keep_attention
 from ._division import divide
 from ._fx import TABLE, name_of
 from ._known import draws_nothing, reads_past, unsupported
+from ._model import COMPARE_EVERY
 from ._part import Options, Part
 from ._partition import partition
 from ._rules import Rules, library
@@ -74,9 +75,11 @@ def backend(
         numerics: ``exact``, ``rounds`` or ``fast``, as of ``Model``.
         must, never: rules that each part of the graph must have and must not have, see ``Model``.
         precision: ``ieee`` or ``tf32`` for f32 products on a GPU; by default PyTorch's setting.
-        safety: ``check`` (the default), ``strict`` or ``off``, see ``Model``. What strict runs find
-            wrong is listed by ``report().incidents``. On a GPU there is no ``strict``: PyTorch
-            computes.
+        safety: ``check`` (the default), ``strict`` or ``off``, see ``Model``. With ``strict``, plans
+            run where there can be one, whatever PyTorch's time; what strict runs find wrong is
+            listed by ``report().incidents``. On a GPU a strict run is waited for, and cannot be
+            captured in a CUDA graph.
+        compare_every: with ``strict``, the share of runs that are compared, see ``Model``.
         frozen: True lets plans contain the values of parameters and buffers, which then serve as
             constants. Address and version of each are checked in each call; what is written
             through ``.data`` changes neither, and goes unnoticed.
@@ -111,8 +114,8 @@ def backend(
     )
     if len(direct) == 1:
         return direct[0].beside(compiled)
-    # One part is measured as it is; rules that must fire say that plans are wanted.
-    if not parts or how.must or how.never:
+    # One part is measured as it is; rules that must fire and checks say that plans are wanted.
+    if not parts or how.must or how.never or how.safety == "strict":
         return compiled
     return Whole(compiled, module, parts, parts[0].device)
 
@@ -159,7 +162,7 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
     Raises:
         InputError: if there is no such option, rule or value.
     """
-    known = {"rules", "numerics", "must", "never", "precision", "safety", "frozen"}
+    known = {"rules", "numerics", "must", "never", "precision", "safety", "compare_every", "frozen"}
     if unknown := [name for name in given if name not in known]:
         raise InputError(
             f"backend hypatia: there is no option `{unknown[0]}`; the options are {', '.join(sorted(known))}"
@@ -176,6 +179,7 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
         **lists,
         tf32=precision == "tf32",
         safety=given.get("safety", "check"),
+        compare_every=given.get("compare_every", COMPARE_EVERY),
         frozen=bool(given.get("frozen", False)),
     )
     # What no rule and no device has is said now, not when a plan is made.

@@ -38,7 +38,7 @@ impl Executor {
     }
 
     /// On the host, the accumulators of products are checked by checksums from now on, and computed
-    /// again where they are wrong. Products on a GPU have no checksums.
+    /// again where they are wrong. On a GPU the plan says so: [`Checks`](hypatia_plan::Checks).
     pub fn strict(self) -> Executor {
         match self {
             Executor::Cpu(e) => Executor::Cpu(Box::new(e.strict())),
@@ -47,7 +47,8 @@ impl Executor {
         }
     }
 
-    /// Disturbs the runs of a strict executor of the host as a test wants it.
+    /// Disturbs the runs of a strict executor of the host as a test wants it. Executors of a GPU
+    /// have their own way: `hypatia_cuda::Disturbance`.
     #[doc(hidden)]
     pub fn disturb(&self, faults: Vec<cpu::Fault>) {
         match self {
@@ -58,11 +59,20 @@ impl Executor {
     }
 
     /// What checksums have found since this was last called.
-    pub fn mismatches(&self) -> Vec<cpu::Mismatch> {
+    pub fn findings(&self) -> Vec<Finding> {
         match self {
-            Executor::Cpu(e) => e.mismatches(),
+            Executor::Cpu(e) => e.mismatches().into_iter().map(Finding::of_host).collect(),
             #[cfg(feature = "cuda")]
-            Executor::Cuda(_) => Vec::new(),
+            Executor::Cuda(e) => e.suspicions().into_iter().map(Finding::of_gpu).collect(),
+        }
+    }
+
+    /// The results were right in spite of a suspicion: as much raises none from now on.
+    pub fn accept(&self, finding: &Finding) {
+        match (self, &finding.found) {
+            #[cfg(feature = "cuda")]
+            (Executor::Cuda(e), Found::Suspicion { times }) => e.accept(finding.step, *times),
+            _ => {}
         }
     }
 
@@ -219,5 +229,52 @@ impl Executor {
             #[cfg(feature = "cuda")]
             Executor::Cuda(e) => e.gpu().describe(),
         }
+    }
+}
+
+/// What checksums have found in the product of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The step of the plan.
+    pub step: usize,
+    /// What it is.
+    pub found: Found,
+    /// What was wrong, in words.
+    pub detail: String,
+}
+
+/// How much a finding says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Found {
+    /// The same work was right the second time, and its results are used.
+    Transient,
+    /// The kernel is wrong. Its step is computed in another way, now and later.
+    Kernel,
+    /// Sums are apart, in a second run too: the results may be wrong.
+    Suspicion {
+        /// How many times what rounding usually explains.
+        times: f32,
+    },
+}
+
+impl Finding {
+    fn of_host(mismatch: cpu::Mismatch) -> Finding {
+        let cpu::Mismatch { step, element, got, want, cause } = mismatch;
+        let found = match cause {
+            cpu::Cause::Transient => Found::Transient,
+            cpu::Cause::Kernel => Found::Kernel,
+        };
+        Finding { step, found, detail: format!("element {element} was {got:e} before the epilogue, not {want:e}") }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn of_gpu(suspicion: cuda::Suspicion) -> Finding {
+        let cuda::Suspicion { step, at: [row, column], got, want, allowed, repeated } = suspicion;
+        let found = if repeated { Found::Suspicion { times: suspicion.excess() } } else { Found::Transient };
+        let detail = format!(
+            "a sum of row {row} from column {column} on was {got:e} before the epilogue, not {want:e}; rounding \
+             explains {allowed:e}"
+        );
+        Finding { step, found, detail }
     }
 }

@@ -38,7 +38,7 @@ use hypatia_optimize as optimize;
 use hypatia_optimize::Optimized;
 use hypatia_pipeline as pipeline;
 use hypatia_plan as plan;
-use hypatia_plan::Plan;
+use hypatia_plan::{Checks, Plan};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::memory;
 use hypatia_tensor::tensor::Tensor;
@@ -48,6 +48,7 @@ pub use self::compiled::{Checked, Compiled, Refusal};
 pub use self::incident::{Culprit, Incident, Watched};
 use self::judge::Judge;
 pub use self::safety::Safety;
+pub use self::strict::Pending;
 use crate::compare::of_outputs;
 pub use crate::compare::{Loosened, loosened};
 pub use hypatia_tensor::compare::{Comparison, Tolerance};
@@ -63,7 +64,8 @@ pub struct Options {
     /// How far plans are trusted.
     pub safety: Safety,
     /// With [`Safety::Strict`]: one run in this many is compared with the unfused plan, the first
-    /// one first; 0 means none.
+    /// one first; 0 means none. On a GPU, unless it is each run, no more than take a twentieth of
+    /// the time.
     pub compare_every: u64,
     /// The folder for small graphs that show what was wrong with a plan of the host.
     pub incidents: Option<PathBuf>,
@@ -91,6 +93,9 @@ pub struct Options {
     /// let options = Options { batch_invariant: true, ..Options::default() };
     /// ```
     pub batch_invariant: bool,
+    /// With [`Safety::Strict`] on a GPU, tests may disturb products.
+    #[doc(hidden)]
+    pub disturbed: bool,
 }
 
 impl Default for Options {
@@ -107,6 +112,7 @@ impl Default for Options {
             verdicts: None,
             recheck: false,
             batch_invariant: false,
+            disturbed: false,
         }
     }
 }
@@ -299,6 +305,11 @@ impl Model {
                     false => isize::MAX as usize,
                 }),
                 tf32: self.options.tf32,
+                checks: match (self.options.safety, self.options.disturbed) {
+                    (Safety::Strict, true) => Checks::Disturbed,
+                    (Safety::Strict, false) => Checks::On,
+                    _ => Checks::Off,
+                },
                 allowed: self.allowed_in_plans(),
                 ..plan::Options::new(device)
             },

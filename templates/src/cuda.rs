@@ -14,6 +14,7 @@ mod attention_grad;
 mod attention_sm80;
 mod carry;
 mod chain;
+mod checksum;
 mod expr;
 mod gemm;
 mod gemm_sm80;
@@ -46,11 +47,12 @@ use hypatia_dsl::kernel::attention_grad::AttentionGradKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, CumsumKernel, GemmKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel,
-    RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
+    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, JoinSumsKernel, MoveKernel,
+    PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
 };
 use term::Functions;
 
+pub use checksum::{SLICE as CHECKSUM_SLICE, compared_at_a_time};
 pub use join_sums::JOIN_COLUMNS;
 pub use lines::PRODUCT_TILE;
 pub use names::{comment_lines, identifier};
@@ -489,6 +491,21 @@ pub fn row_sums(program: &Program, kernel: &RowSumsKernel) -> Result<CudaSource,
 /// Prints the kernel that adds up the sums of all blocks.
 pub fn join_sums(program: &Program, kernel: &JoinSumsKernel) -> Result<CudaSource, EmitError> {
     join_sums::emit(program, kernel)
+}
+
+/// Prints the sums of a product's right factor, for its checksums.
+pub fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<CudaSource, EmitError> {
+    checksum::block_sums(program, kernel)
+}
+
+/// Prints the comparison of a product with its checksums.
+pub fn checksum(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource, EmitError> {
+    checksum::compare(program, kernel)
+}
+
+/// Prints a kernel that changes a result as a test wants it.
+pub fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaSource, EmitError> {
+    checksum::disturb(program, kernel)
 }
 
 /// Prints a kernel that moves elements.

@@ -19,8 +19,8 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, CumsumKernel, GemmKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel,
-    RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
+    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, JoinSumsKernel, MoveKernel,
+    Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -78,6 +78,12 @@ pub enum Body {
     Gemm(GemmKernel),
     /// A matrix product with its epilogue, computed by warps.
     WarpGemm(WarpGemm),
+    /// Sums of a product's right factor, for its checksums.
+    BlockSums(BlockSumsKernel),
+    /// The comparison of a product with its checksums.
+    Checksum(ChecksumKernel),
+    /// What a test does to a result.
+    Disturb(DisturbKernel),
     /// A chain of matrix products with their epilogues.
     Chain(ChainKernel),
     /// Attention; the sums of each chunk of keys, if its tiling splits them.
@@ -115,6 +121,9 @@ impl Body {
             Body::JoinSums(k) => cuda::join_sums(program, k),
             Body::Gemm(k) => cuda::gemm(program, k),
             Body::WarpGemm(k) => cuda::warp_gemm(program, k),
+            Body::BlockSums(k) => cuda::block_sums(program, k),
+            Body::Checksum(k) => cuda::checksum(program, k),
+            Body::Disturb(k) => cuda::disturb(program, k),
             Body::Chain(k) => cuda::chain(program, k),
             Body::Attention(k) => cuda::attention(program, k),
             Body::WarpAttention(k) => cuda::warp_attention(program, k),
@@ -168,6 +177,9 @@ impl Body {
             Body::JoinSums(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
             Body::WarpGemm(k) => (&mut k.name, &mut k.doc),
+            Body::BlockSums(k) => (&mut k.name, &mut k.doc),
+            Body::Checksum(k) => (&mut k.name, &mut k.doc),
+            Body::Disturb(k) => (&mut k.name, &mut k.doc),
             Body::Chain(k) => (&mut k.name, &mut k.doc),
             Body::Attention(k) | Body::AttentionJoin(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::WarpAttention(k) => (&mut k.problem.name, &mut k.problem.doc),

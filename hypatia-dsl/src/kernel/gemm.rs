@@ -7,6 +7,7 @@
 use crate::dtype::DType;
 use crate::scalar::Term;
 
+use super::checksum::Watch;
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
@@ -139,6 +140,8 @@ pub struct GemmKernel {
     pub output: DType,
     /// The epilogue.
     pub term: Term,
+    /// What happens to the accumulators besides.
+    pub watch: Watch,
     /// The tiles.
     pub tiling: Tiling,
 }
@@ -244,6 +247,7 @@ mod tests {
             inputs: vec![full; fulls],
             output: DType::BF16,
             term,
+            watch: Watch::Off,
             tiling,
         }
     }

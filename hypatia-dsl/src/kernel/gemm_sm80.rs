@@ -8,6 +8,7 @@
 use crate::dtype::DType;
 use crate::scalar::Term;
 
+use super::checksum::Watch;
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
@@ -143,6 +144,8 @@ pub struct WarpGemm {
     pub vector: usize,
     /// The epilogue.
     pub term: Term,
+    /// What happens to the accumulators besides.
+    pub watch: Watch,
     /// The tiles.
     pub tiling: WarpTiling,
 }
@@ -152,6 +155,11 @@ impl WarpGemm {
     pub fn half(&self) -> Option<DType> {
         let types = [self.multiplied, self.output].into_iter().chain(self.inputs.iter().map(|o| o.dtype));
         types.into_iter().find(|d| is_half(*d))
+    }
+
+    /// Columns of a warp's part of a tile: a sum covers them.
+    pub fn warp_columns(&self) -> usize {
+        self.tiling.columns / self.tiling.layout().map_or(1, |[_, n]| n)
     }
 
     /// Why no tiling computes this product, if none does.
@@ -242,6 +250,7 @@ mod tests {
             output: DType::BF16,
             vector: 8,
             term,
+            watch: Watch::Off,
             tiling,
         }
     }

@@ -11,6 +11,7 @@ pub mod attention_grad;
 pub mod attention_sm80;
 mod body;
 pub mod chain;
+mod checksum;
 mod derive;
 mod gemm;
 mod gemm_sm80;
@@ -30,6 +31,9 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 pub use body::{fits_a_kernel, reduction};
+pub use checksum::{
+    BlockSumsKernel, ChecksumKernel, DisturbKernel, Watch, Watched, bytes_of_sum, sum_type, sums_in_memory,
+};
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};
 pub use gemm_sm80::{Factor, WARP_TUNE, WarpGemm, WarpTiling};

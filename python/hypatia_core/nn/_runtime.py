@@ -377,14 +377,16 @@ def settled(
     make: Make,
     sides: Callable[[_native.Plan], Sides],
     most: int | None = None,
+    checked: bool = False,
 ) -> Choice | None:
     """The choice for a key if its plan computes the call; else the call is counted as PyTorch's.
 
     `most` plans are made, and in the background, unless there must be one; by default they are made
-    at once, and as many as an op keeps.
+    at once, and as many as an op keeps. Plans whose runs are `checked` are not measured: PyTorch
+    checks nothing.
     """
     choice = plans.get(key) or _new(plans, key, label)
-    always = _policy == "always"
+    always = _policy == "always" or checked
     open_ = choice.plan is None and not choice.failed and choice.pending is None
     wants_plan = open_ and (always or choice.seen)
     wants_times = not always and choice.measured is None and choice.plan is not None and choice.seen

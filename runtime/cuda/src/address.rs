@@ -9,6 +9,13 @@ use hypatia_plan::{Plan, Storage, View};
 /// products on Hopper.
 pub const WORKSPACE: usize = 32 << 20;
 
+/// Byte offset into the memory of reports: what a test wants changed.
+pub const FAULT: usize = 0;
+/// What the checksums of the first step found.
+pub const REPORTS: usize = 64;
+/// Bytes of a step's reports.
+pub const REPORT: usize = 32;
+
 /// The location of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
@@ -48,6 +55,8 @@ pub struct Bases {
     pub workspace: u64,
     /// Address of the address lists.
     pub lists: u64,
+    /// Address of the memory of reports, which the host sees; 0 if nothing is checked.
+    pub reports: u64,
 }
 
 /// The addresses of all outputs where they are in that arena: then no buffer lies outside of it.

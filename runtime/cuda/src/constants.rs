@@ -84,7 +84,7 @@ impl Constants {
 /// The locations that a launch refers to, and whether each is read transposed.
 fn reads(launch: &Launch) -> Vec<(Storage, bool)> {
     let locations: Vec<Location> = match launch {
-        Launch::Kernel(kernel) => kernel.locations().copied().collect(),
+        Launch::Kernel(kernel) | Launch::Once(kernel) => kernel.locations().copied().collect(),
         Launch::Zeros(at, _) => vec![*at],
         Launch::Product(p) => {
             let others = [&p.bias, &p.aux].into_iter().flatten().copied();

@@ -7,6 +7,7 @@
 
 mod caller_memory;
 mod guest;
+mod reports;
 mod resident;
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +34,8 @@ use hypatia_tensor::tensor::Tensor;
 
 use guest::Guests;
 pub use guest::{GUEST_ALIGNMENT, Guest};
+pub use reports::{Disturbance, Suspicion};
+use reports::{Reports, Suspicions};
 pub use resident::{OnDevice, Resident};
 
 /// Runs a plan on a GPU.
@@ -45,6 +48,7 @@ pub struct Executor {
     origins: Origins,
     idle: Mutex<Vec<Instance>>,
     guests: Mutex<Guests>,
+    suspicions: Suspicions,
     poison: bool,
 }
 
@@ -57,6 +61,7 @@ struct Instance {
     arena: DeviceMemory,
     workspace: DeviceMemory,
     staging: Pinned,
+    reports: Reports,
     sides: SideStreams,
 }
 
@@ -74,7 +79,8 @@ impl Executor {
         let ((launches, origins), prefetched) =
             (prepared?, prefetched.map_err(|_| Error::Internal("the uploading thread was lost".into()))??);
         let constants = Constants::upload(&gpu, &plan, launches.iter().map(|(_, launch)| launch), prefetched)?;
-        Ok(Executor {
+        let (once, launches) = launches.into_iter().partition(|(_, launch)| matches!(launch, Launch::Once(_)));
+        let executor = Executor {
             plan,
             gpu,
             launches: Mutex::new(launches),
@@ -82,8 +88,27 @@ impl Executor {
             origins,
             idle: Mutex::default(),
             guests: Mutex::default(),
+            suspicions: Suspicions::default(),
             poison: false,
-        })
+        };
+        executor.launch_once(once)?;
+        Ok(executor)
+    }
+
+    /// Launches what is done once for all runs: it reads constants alone.
+    fn launch_once(&self, mut launches: Vec<(usize, Launch)>) -> Result<()> {
+        if launches.is_empty() {
+            return Ok(());
+        }
+        let stream = self.gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+        let sides = SideStreams::new(&self.gpu, 1)?;
+        let [constants, transposed] = self.constants.addresses();
+        let (inputs, outputs) = (vec![0; self.plan.inputs.len()], outputs_in(&self.plan, 0));
+        let bases = Bases { inputs, constants, transposed, outputs, arena: 0, workspace: 0, lists: 0, reports: 0 };
+        // SAFETY: these launches read constants, which are there, and write into memory of their
+        // own, which they keep alive.
+        unsafe { self.submit_all(&mut launches, &stream, &sides, &bases)? };
+        stream.synchronize().map_err(|e| failed("summing up the weights", e))
     }
 
     /// Compiles the kernels of the plan whose executor is created next, ahead of time.
@@ -147,8 +172,21 @@ impl Executor {
     }
 
     fn run_on(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.start(instance, inputs)?;
+        self.checked(instance, inputs)?;
         self.plan.outputs.iter().map(|(name, view)| self.output(instance, inputs, name, view)).collect()
+    }
+
+    /// Runs to completion; once more if a checksum is not what it should be.
+    fn checked(&self, instance: &mut Instance, inputs: &[Tensor]) -> Result<()> {
+        self.start(instance, inputs)?;
+        let first = self.suspicions.of(&mut instance.reports);
+        if first.is_empty() {
+            return Ok(());
+        }
+        self.start(instance, inputs)?;
+        let second = self.suspicions.of(&mut instance.reports);
+        self.suspicions.decide(first, second);
+        Ok(())
     }
 
     /// Runs to completion.
@@ -212,7 +250,9 @@ impl Executor {
         let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
         let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
         let sides = self.side_streams()?;
-        let mut instance = Instance { graph: Graph::empty(), stream, inputs, arena, workspace, staging, sides };
+        let reports = Reports::new(&stream, &self.plan)?;
+        let mut instance =
+            Instance { graph: Graph::empty(), stream, inputs, arena, workspace, staging, reports, sides };
         instance.graph = self.capture(&instance)?;
         Ok(instance)
     }
@@ -248,6 +288,7 @@ impl Executor {
             arena: instance.arena.address(),
             workspace: instance.workspace.address(),
             lists: 0,
+            reports: instance.reports.address(),
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 
-use super::address::{Bases, Location, WORKSPACE, outputs_in};
+use super::address::{Bases, Location, REPORT, REPORTS, WORKSPACE, outputs_in};
 use super::capture::Graph;
 use super::device::Gpu;
 use super::driver::failed;
@@ -22,7 +22,7 @@ use super::submit::{SideStreams, submit};
 use super::tune::{MAX_OPERANDS, Tuner, WARM, footprint, machine, problem, random};
 use crate::tuner::Measured;
 use crate::tuning::Choice;
-use hypatia_plan::{Plan, Step, Storage, View};
+use hypatia_plan::{Checks, Plan, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 
 /// The stored form of the choice for the call, in the field of a product's algorithm.
@@ -97,7 +97,11 @@ impl Scratch {
             arena,
             workspace: take(DType::U8, WORKSPACE)?,
             lists: 0,
+            reports: 0,
         };
+        if plan.checks != Checks::Off {
+            bases.reports = take(DType::U8, REPORTS + REPORT * plan.steps.len())?;
+        }
         for (place, (dtype, len)) in sizes {
             let at = match place {
                 Storage::Input(i) => &mut bases.inputs[i],
@@ -191,15 +195,16 @@ pub(super) fn time(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, variants: &mut [Vec
     let (start, stop) = (event()?, event()?);
     let mut graphs = Vec::with_capacity(variants.len());
     for variant in variants.iter_mut() {
-        let mut once = || {
+        let mut run = |first: bool| {
+            let mut launches = variant.iter_mut().filter(|launch| first || !matches!(launch, Launch::Once(_)));
             // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
             // plan says, and lives until the stream is done, below.
-            variant.iter_mut().try_for_each(|launch| unsafe { submit(gpu, &stream, &sides, launch, &scratch.bases) })
+            launches.try_for_each(|launch| unsafe { submit(gpu, &stream, &sides, launch, &scratch.bases) })
         };
         // The first launch loads code, which is not allowed during a capture.
-        once()?;
+        run(true)?;
         stream.synchronize().map_err(|e| failed("timing a step", e))?;
-        graphs.push(Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| once()))?);
+        graphs.push(Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| run(false)))?);
     }
     let mut times = vec![Vec::with_capacity(ROUNDS); graphs.len()];
     for round in 0..=ROUNDS {

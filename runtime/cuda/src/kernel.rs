@@ -11,7 +11,7 @@ use cudarc::driver::{CudaFunction, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
 use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, FEW_ELEMENTS, Geometry, MANY_ROWS};
 
-use super::address::{Bases, Location};
+use super::address::{Bases, Location, REPORT, REPORTS};
 use super::driver::failed;
 use super::memory::{DeviceMemory, bind};
 use super::tensor_map;
@@ -28,6 +28,8 @@ pub enum Argument {
     Own(Arc<DeviceMemory>),
     /// A pointer into the workspace, so many bytes from its start.
     Workspace(usize),
+    /// A pointer into the memory of reports, so many bytes from its start.
+    Report(usize),
     /// A 64-bit integer.
     Size(i64),
     /// Several 64-bit integers, by value.
@@ -94,7 +96,8 @@ pub fn arguments(
         (ArgKind::Input(_) | ArgKind::Output(_), _) => {
             let own = own.iter().find(|(n, _)| *n == a.name).map(|(_, memory)| Argument::Own(memory.clone()));
             let room = || work.rooms.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Workspace(*at));
-            own.or_else(room).or_else(|| pointer(a).map(Argument::Address))
+            let report = || work.reports.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Report(*at));
+            own.or_else(room).or_else(report).or_else(|| pointer(a).map(Argument::Address))
         }
         (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
@@ -152,8 +155,23 @@ impl KernelLaunch {
     pub fn locations(&self) -> impl Iterator<Item = &Location> {
         self.arguments.iter().filter_map(|a| match a {
             Argument::Address(at) | Argument::Map { at, .. } => Some(at),
-            Argument::Own(_) | Argument::Workspace(_) | Argument::Size(_) | Argument::Sizes(_) => None,
+            Argument::Own(_)
+            | Argument::Workspace(_)
+            | Argument::Report(_)
+            | Argument::Size(_)
+            | Argument::Sizes(_) => None,
         })
+    }
+
+    /// Reports of it are those of that step from now on.
+    pub fn reports_as(&mut self, step: usize) {
+        for a in &mut self.arguments {
+            if let Argument::Report(at) = a
+                && *at >= REPORTS
+            {
+                *at = REPORTS + step * REPORT;
+            }
+        }
     }
 
     /// Launches the kernel on a stream.
@@ -172,6 +190,7 @@ impl KernelLaunch {
                 Argument::Address(at) => values.push(bases.address(at)),
                 Argument::Own(memory) => values.push(memory.address()),
                 Argument::Workspace(at) => values.push(bases.workspace + *at as u64),
+                Argument::Report(at) => values.push(bases.reports + *at as u64),
                 Argument::Size(v) => values.push(*v as u64),
                 Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
                 Argument::Map { at, dtype, shape, inner } => {

@@ -40,6 +40,8 @@ impl Product {
 pub enum Launch {
     /// A generated kernel.
     Kernel(KernelLaunch),
+    /// A generated kernel that is launched once for all runs: see [`crate::lowering::Work::once`].
+    Once(KernelLaunch),
     /// A cuBLASLt call.
     Product(Box<Product>),
     /// Zero-fills that many bytes: a product over no terms.
@@ -51,7 +53,7 @@ impl Launch {
     pub fn calls(&self) -> usize {
         match self {
             Launch::Product(p) => p.calls.len(),
-            Launch::Kernel(_) | Launch::Zeros(..) => 1,
+            Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => 1,
         }
     }
 }

@@ -41,4 +41,4 @@ mod weight_layout;
 pub use cubin::Origins;
 pub use device::{Gpu, profile};
 pub use driver::MINIMUM_DRIVER;
-pub use exec::{Executor, GUEST_ALIGNMENT, Guest, OnDevice, Resident, Timer};
+pub use exec::{Disturbance, Executor, GUEST_ALIGNMENT, Guest, OnDevice, Resident, Suspicion, Timer};

@@ -110,6 +110,11 @@ impl Pinned {
         Ok(Pinned { stream: stream.clone(), pointer: pointer.cast(), bytes })
     }
 
+    /// The address of the first byte, which the device shares with the host.
+    pub fn address(&self) -> u64 {
+        self.pointer as u64
+    }
+
     /// The bytes, for writing. No copy from them may be in progress.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the memory is valid, initialised and borrowed exclusively; the executor waits for

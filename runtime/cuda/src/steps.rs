@@ -4,6 +4,7 @@
 //! results launches nothing; a step without a kernel is an error that names the step, and never
 //! falls back to the host.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::CudaModule;
@@ -22,9 +23,10 @@ use super::memory::DeviceMemory;
 use super::tiled::{self, Tilings};
 use super::tune::{self, Tuner, footprint};
 use super::{fallback, gemm, trial, weight_layout};
-use crate::lowering::{Work, step_kernels};
+use crate::lowering::checksum::{Checksum, Seen};
+use crate::lowering::{Kept, Work, step_kernels};
 use crate::tuner::Effort;
-use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View};
+use hypatia_plan::{Action, CallStep, Checks, GemmStep, Plan, Step, View};
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
@@ -32,7 +34,7 @@ use hypatia_tensor::error::{Error, Result};
 enum PendingLaunch<'p> {
     Kernel {
         source: Box<CudaSource>,
-        work: Work,
+        work: Box<Work>,
         step: &'p Step,
     },
     Product(&'p Step),
@@ -61,7 +63,7 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
             // All products get their algorithms before transposed weights are timed.
             out.iter_mut().flatten().try_for_each(|launch| match launch {
                 Launch::Product(product) => weight_layout::choose(gpu, plan, product, tuner),
-                Launch::Kernel(_) | Launch::Zeros(..) => Ok(()),
+                Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => Ok(()),
             })?;
             Ok(out)
         });
@@ -69,11 +71,17 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     });
     let lost = |_| Error::Internal("the compiling thread was lost".into());
     let (modules, origins) = codes.map_err(lost)??.load(gpu)?;
-    let mut ready = Finished { products: products?.into_iter(), modules: modules.into_iter() };
+    let kept = HashMap::new();
+    let mut ready = Finished { products: products?.into_iter(), modules: modules.into_iter(), kept };
     let mut launches = Vec::with_capacity(pending.len());
     for (step, launch) in pending {
         let finished = finish(gpu, plan, launch, &mut ready, tuner)?;
         launches.extend(finished.into_iter().map(|launch| (step, launch)));
+    }
+    for (step, launch) in &mut launches {
+        if let Launch::Kernel(kernel) = launch {
+            kernel.reports_as(*step);
+        }
     }
     Ok((launches, origins))
 }
@@ -186,6 +194,8 @@ fn products(
 struct Finished {
     products: std::vec::IntoIter<Option<Launch>>,
     modules: std::vec::IntoIter<Arc<CudaModule>>,
+    /// Memory that launches share beyond a run, by what it holds.
+    kept: HashMap<String, Arc<DeviceMemory>>,
 }
 
 /// The launches of a step, in order.
@@ -201,7 +211,7 @@ fn finish(
         PendingLaunch::Product(_) => Ok(vec![finished.products.next().flatten().ok_or_else(lost)?]),
         PendingLaunch::Kernel { source, work, step } => {
             let module = finished.modules.next().ok_or_else(lost)?;
-            Ok(vec![kernel_launch(gpu, plan, step, &module, (&source, &work))?])
+            Ok(vec![kernel_launch(gpu, plan, step, &module, (&source, &work), &mut finished.kept)?])
         }
         PendingLaunch::Tiled(step, tilings, fallback) => {
             finish_tiled(gpu, plan, (step, tilings, fallback), finished, tuner)
@@ -245,8 +255,9 @@ fn finish_tiled(
         if modules.len() < launches.len() {
             return Err(lost());
         }
+        let kept = &mut finished.kept;
         let load = |((source, work), module): (&(CudaSource, Work), &_)| {
-            kernel_launch(gpu, plan, step, module, (source, work))
+            kernel_launch(gpu, plan, step, module, (source, work), kept)
         };
         loaded.push(launches.iter().zip(&modules).map(load).collect::<Result<Vec<Launch>>>());
     }
@@ -321,14 +332,28 @@ fn kernel_launch(
     step: &Step,
     module: &Arc<CudaModule>,
     (source, work): (&CudaSource, &Work),
+    kept: &mut HashMap<String, Arc<DeviceMemory>>,
 ) -> Result<Launch> {
     let (at, grid, block) = entry(source, work)?;
     let Entry { name, geometry } = &source.entries[at];
     let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
     let pointer = |arg: &Arg| operand(step, work, arg).map(|v| Location::of(plan, v));
-    let arguments = arguments(source, work, &uploaded(gpu, work)?, &pointer)?;
+    let mut own = uploaded(gpu, work)?;
+    if let Some(Kept { argument, name, bytes }) = &work.kept {
+        let memory = match kept.get(name) {
+            Some(memory) => memory.clone(),
+            None => {
+                let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
+                Arc::new(DeviceMemory::new(&stream, *bytes)?)
+            }
+        };
+        kept.insert(name.clone(), memory.clone());
+        own.push((argument.clone(), memory));
+    }
+    let arguments = arguments(source, work, &own, &pointer)?;
     let shared = work.declared.as_ref().map_or(geometry.shared(), |d| d.shared);
-    Ok(Launch::Kernel(KernelLaunch::new(function, *geometry, ([grid, block], shared), arguments)?))
+    let launch = KernelLaunch::new(function, *geometry, ([grid, block], shared), arguments)?;
+    Ok(if work.once { Launch::Once(launch) } else { Launch::Kernel(launch) })
 }
 
 /// Memory of the device with the integers that a launch reads.
@@ -372,13 +397,23 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
 
 /// The launches of a step in pending form, in order.
 fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<PendingLaunch<'p>>> {
+    // Kernels are named only by their function, so that equal work is compiled once.
+    let launch = |(body, work)| {
+        let source = source(gpu, plan, &body, &work).map_err(emitted)?;
+        Ok(PendingLaunch::Kernel { source: Box::new(source), work: Box::new(work), step })
+    };
     if library_product(step).is_some() {
-        return Ok(vec![PendingLaunch::Product(step)]);
+        let behind: Result<Vec<_>> = checks_of(plan, step).into_iter().map(launch).collect();
+        return Ok([vec![PendingLaunch::Product(step)], behind?].into_iter().flatten().collect());
     }
     if let Action::Call(e) = &step.action {
         let mut fallback = Vec::new();
         for part in e.fallback.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
             fallback.extend(pending_launches(gpu, plan, part)?);
+        }
+        // A library call may hide its accumulators.
+        if plan.checks != Checks::Off && tiled::kernel(plan, step).is_none() {
+            return Ok(fallback);
         }
         return Ok(vec![match tiled::kernel(plan, step) {
             Some(_) => PendingLaunch::Tiled(step, None, fallback),
@@ -391,12 +426,20 @@ fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Pe
         let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
         return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
     }
-    // Kernels are named only by their function, so that equal work is compiled once.
-    let launch = |(body, work)| {
-        let source = source(gpu, plan, &body, &work).map_err(emitted)?;
-        Ok(PendingLaunch::Kernel { source: Box::new(source), work, step })
-    };
     kernels.into_iter().map(launch).collect()
+}
+
+/// What checks the result of a step that is a product of the library.
+pub(super) fn checks_of(plan: &Plan, step: &Step) -> Vec<(Body, Work)> {
+    let ([a, b, ..], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return Vec::new() };
+    let Some(product) = library_product(step) else { return Vec::new() };
+    let scale = match epilogue(plan, step) {
+        Ok(None) => product.scale(&plan.program),
+        Ok(Some(Epilogue::Default)) => Some(1.0),
+        _ => None,
+    };
+    let checksum = Checksum::of(plan, product, [a, b, out], None).zip(scale);
+    checksum.and_then(|(c, scale)| c.launches(Seen::Result(scale))).unwrap_or_default()
 }
 
 /// The floating-point product of a step that the library computes.

@@ -70,7 +70,7 @@ pub(super) unsafe fn submit(
 ) -> Result<()> {
     match launch {
         // SAFETY: the caller guarantees the bases.
-        Launch::Kernel(kernel) => unsafe { kernel.launch(stream, bases) },
+        Launch::Kernel(kernel) | Launch::Once(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Product(product) => {
             let transposed = product.transposed_weight().map(|t| (t.side, bases.transposed[t.constant]));
             let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();

@@ -40,7 +40,7 @@ mod wrapping;
 pub use buffer::{ALIGNMENT, Buffer, BufferId, Storage};
 pub use declared::DeclaredLaunch;
 pub use lower::ScanSplit;
-pub use options::Options;
+pub use options::{Checks, Options};
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{

@@ -8,6 +8,18 @@ use hypatia_dsl::numerics::Allowed;
 use hypatia_target::device::Device;
 use hypatia_tensor::memory;
 
+/// How products on a GPU are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Checks {
+    /// Not at all.
+    #[default]
+    Off,
+    /// Each is held against checksums. Kernels that hide their accumulators are not used.
+    On,
+    /// Likewise, and a test may disturb them.
+    Disturbed,
+}
+
 /// Settings of planning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
@@ -21,6 +33,8 @@ pub struct Options {
     /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times
     /// the speed.
     pub tf32: bool,
+    /// On a GPU, hold products against checksums.
+    pub checks: Checks,
     /// Which approximations generated kernels may use.
     pub allowed: Allowed,
 }
@@ -28,6 +42,13 @@ pub struct Options {
 impl Options {
     /// Clustered, for that device, within [`memory::budget`], f32 without TF32.
     pub fn new(device: Device) -> Options {
-        Options { device, cluster: true, memory: memory::budget(), tf32: false, allowed: Allowed::default() }
+        Options {
+            device,
+            cluster: true,
+            memory: memory::budget(),
+            tf32: false,
+            checks: Checks::Off,
+            allowed: Allowed::default(),
+        }
     }
 }

@@ -10,6 +10,7 @@ use hypatia_dsl::ir::{Program, RuleId};
 use hypatia_dsl::numerics::Allowed;
 
 use super::buffer::Buffer;
+use super::options::Checks;
 use super::step::Step;
 use super::view::View;
 use hypatia_target::device::Device;
@@ -57,6 +58,8 @@ pub struct Plan {
     pub arena: usize,
     /// f32 products may round their operands to TF32.
     pub tf32: bool,
+    /// How products on a GPU are checked.
+    pub checks: Checks,
     /// Which approximations generated kernels may use.
     pub allowed: Allowed,
     /// Where rules replaced functions with short ones.

@@ -7,7 +7,7 @@
 use std::sync::{OnceLock, PoisonError};
 
 use hypatia_graph::Graph;
-use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 use super::compiled::{Checked, Compiled, Planner, Precise, Refusal, Unfused};
@@ -22,12 +22,6 @@ impl Model {
     /// Optimises, plans and compares.
     pub(super) fn compile_new(&self, inputs: &[(String, Tensor)], ordered: &[Tensor]) -> Result<Compiled> {
         let (gpu, judge) = (self.options.gpu.as_ref(), self.judge());
-        if self.options.safety == Safety::Strict && gpu.is_some() {
-            return Err(Error::Input(
-                "safety `strict` is for the CPU: products on a GPU carry no checksums yet (use `check`, or the CPU)"
-                    .into(),
-            ));
-        }
         let planner = self.planner(gpu.map_or_else(Device::cpu, |on| on.profile()), gpu);
         let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
         let early = early.filter(|a| {
@@ -156,7 +150,10 @@ impl Model {
         let allowed = self.options.optimize.allowed();
         let mut disabled: Vec<&String> = allowed.disabled.iter().collect();
         disabled.sort();
-        let settings = format!("tf32 {} numerics {:?} without {disabled:?}", self.options.tf32, allowed.numerics);
+        // Other kernels run where products are checked.
+        let strict = if self.options.safety == Safety::Strict && self.options.gpu.is_some() { " strict" } else { "" };
+        let settings =
+            format!("tf32 {} numerics {:?} without {disabled:?}{strict}", self.options.tf32, allowed.numerics);
         VerdictEntry::of(self.options.verdicts.as_ref()?, &Subject { given, fused, machine, settings })
     }
 }

@@ -17,7 +17,7 @@ use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
 use super::incident::{Incident, Watched};
-use super::strict::Strict;
+use super::strict::{Pending, Strict};
 use crate::executor::Executor;
 use crate::gpu::OnGpu;
 
@@ -65,6 +65,32 @@ impl Compiled {
         match &self.strict {
             Some(strict) => strict.run_in_place(self, inputs, outputs),
             None => self.executor.run_in_place(inputs, outputs),
+        }
+    }
+
+    /// True if a strict run has found the executor to be wrong: a framework that holds the operands
+    /// runs [`Compiled::run`] in its place.
+    pub fn is_replaced(&self) -> bool {
+        self.strict.as_ref().is_some_and(|strict| strict.is_replaced())
+    }
+
+    /// What is to be judged of a run of [`Compiled::executor`] in a framework's memory, which has
+    /// ended: nothing, as a rule.
+    ///
+    /// # Errors
+    /// If a contract demands rules that had to be left out.
+    pub fn watch(&self) -> Result<Option<Pending>> {
+        self.strict.as_ref().map_or(Ok(None), |strict| strict.watch(self))
+    }
+
+    /// The right results of such a run, given its operands and results.
+    ///
+    /// # Errors
+    /// As of [`Compiled::run`].
+    pub fn judged(&self, pending: &Pending, inputs: &[Tensor], got: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        match &self.strict {
+            Some(strict) => strict.judged(self, pending, inputs, got),
+            None => Ok(got),
         }
     }
 

@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use hypatia_graph::{Cone, Graph, NodeId, NodeKind};
+use hypatia_optimize as optimize;
 use hypatia_optimize::Firing;
 use hypatia_pipeline as pipeline;
 use hypatia_tensor::compare::{Comparison, Tolerance};
@@ -15,7 +16,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 use hypatia_tensor::tensor::Tensor;
 
-use super::compiled::{Compiled, Refusal};
+use super::compiled::{Compiled, Planner, Refusal};
 use super::incident::Culprit;
 use super::judge::Judge;
 use crate::compare::of_outputs;
@@ -86,13 +87,22 @@ impl Evidence<'_> {
         SIZES.iter().find_map(|size| places.iter().find_map(|ends| self.at(ends, *size).ok().flatten()))
     }
 
+    /// Makes plans of the host: a small graph is run there, where it is the graph that is wrong and
+    /// not a kernel of a GPU.
+    fn planner(&self) -> &Planner {
+        let planner = &self.compiled.unfused.planner;
+        if planner.gpu.is_some() { &self.judge.host } else { planner }
+    }
+
     /// The graph of that size that ends at these nodes, if its fused plan differs.
     fn at(&self, ends: &[NodeId], size: usize) -> Result<Option<Small>> {
         let Cone { graph, inputs } = self.compiled.unfused.graph.cone(ends, size)?;
         let inputs = self.values(&inputs)?;
-        let planner = &self.compiled.unfused.planner;
+        let planner = self.planner();
         let want = planner.plan(&graph, false, None)?.run(&inputs)?;
-        let optimized = pipeline::optimize(&graph, &self.judge.options.optimize)?.graph;
+        let device = planner.options.device.clone();
+        let options = optimize::Options { device, ..self.judge.options.optimize.clone() };
+        let optimized = pipeline::optimize(&graph, &options)?.graph;
         let fused = planner.plan(&optimized, true, None)?;
         let tolerances = of_outputs(&graph);
         let Some(comparison) = difference(&fused.run(&inputs)?, &want, &tolerances)? else { return Ok(None) };
@@ -113,7 +123,7 @@ impl Evidence<'_> {
         }
         let mut graph = self.compiled.unfused.graph.clone();
         graph.outputs = wanted.iter().enumerate().map(|(i, v)| (format!("v{i}"), *v)).collect();
-        self.compiled.unfused.planner.plan(&graph.pruned(), false, None)?.run(self.inputs)
+        self.planner().plan(&graph.pruned(), false, None)?.run(self.inputs)
     }
 }
 

@@ -7,21 +7,26 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
-use hypatia_cpu::{Cause, Mismatch};
 use hypatia_plan::Plan;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-use super::compiled::{Compiled, Refusal};
+use super::compiled::{Compiled, Refusal, Unfused};
 use super::evidence::Evidence;
 use super::incident::{Culprit, Incident, Watched};
 use super::judge::{Apart, Judge};
-use crate::executor::Executor;
+use crate::executor::{Executor, Finding, Found};
 use crate::verdict::{Verdict, VerdictEntry};
 
 /// Incidents that are kept; later ones are dropped.
 const MOST: usize = 100;
+/// On a GPU, comparisons take at most one part in so many of the time.
+const SHARE_ON_A_GPU: u32 = 20;
+
+/// A run in a framework's memory that is to be compared, and what its checksums suspect.
+pub struct Pending(Vec<Finding>);
 
 /// What watches the runs of a plan.
 pub(super) struct Strict {
@@ -29,10 +34,14 @@ pub(super) struct Strict {
     memory: Option<VerdictEntry>,
     runs: AtomicU64,
     compared: AtomicU64,
+    /// When the last comparison ended, and how long it took.
+    last: Mutex<Option<(Instant, Duration)>>,
     /// Held by the thread that looks for what is wrong.
     mending: Mutex<()>,
     /// What runs in place of the plan that was compiled.
     instead: RwLock<Option<Arc<Executor>>>,
+    /// Runs the unfused graph in f32, once that was needed.
+    wide: OnceLock<Executor>,
     incidents: Mutex<Vec<Incident>>,
     /// Why no further run may succeed: a contract demands a rule that was found wrong.
     broken: OnceLock<String>,
@@ -40,8 +49,9 @@ pub(super) struct Strict {
 
 impl Strict {
     pub fn new(judge: Judge, memory: Option<VerdictEntry>) -> Strict {
-        let (runs, compared, mending, instead, incidents) = Default::default();
-        Strict { judge, memory, runs, compared, mending, instead, incidents, broken: OnceLock::new() }
+        let (runs, compared, last, mending, instead, incidents) = Default::default();
+        let (wide, broken) = (OnceLock::new(), OnceLock::new());
+        Strict { judge, memory, runs, compared, last, mending, instead, wide, incidents, broken }
     }
 
     pub fn incidents(&self) -> Vec<Incident> {
@@ -60,10 +70,16 @@ impl Strict {
         }
     }
 
-    /// True if this run is compared.
+    /// True if this run is compared. On a GPU, the comparison on the host would take most of the
+    /// time if it came as often as `compare_every` says.
     fn is_due(&self) -> bool {
         let (run, every) = (self.runs.fetch_add(1, Ordering::Relaxed), self.judge.options.compare_every);
-        every > 0 && run.is_multiple_of(every)
+        let due = every > 0 && run.is_multiple_of(every);
+        if !due || every == 1 || self.judge.options.gpu.is_none() {
+            return due;
+        }
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_none_or(|(end, took)| end.elapsed() >= took * (SHARE_ON_A_GPU - 1))
     }
 
     /// What runs in place of the plan that was compiled.
@@ -81,11 +97,11 @@ impl Strict {
         let instead = self.instead();
         let executor = instead.as_deref().unwrap_or(&compiled.executor);
         let got = executor.run(inputs)?;
-        self.note(executor);
-        if !self.is_due() {
+        let suspicions = self.note(executor);
+        if !self.is_due() && suspicions.is_empty() {
             return Ok(got);
         }
-        self.compare(compiled, executor, inputs, got)
+        self.compare(compiled, executor, inputs, (got, &suspicions))
     }
 
     /// The same on memory that the caller holds.
@@ -94,8 +110,8 @@ impl Strict {
         let instead = self.instead();
         let executor = instead.as_deref().unwrap_or(&compiled.executor);
         executor.run_in_place(inputs, outputs)?;
-        self.note(executor);
-        if !self.is_due() {
+        let suspicions = self.note(executor);
+        if !self.is_due() && suspicions.is_empty() {
             return Ok(());
         }
         let plan = executor.plan();
@@ -104,37 +120,75 @@ impl Strict {
         let given: Vec<Tensor> = given.collect::<Option<_>>().ok_or_else(wrong)?;
         let got = outputs.iter().zip(&plan.outputs).map(|(b, (_, v))| Tensor::from_bytes(v.dtype, &v.shape, b));
         let got: Vec<Tensor> = got.collect::<Option<_>>().ok_or_else(wrong)?;
-        for (right, out) in self.compare(compiled, executor, &given, got)?.iter().zip(outputs) {
+        for (right, out) in self.compare(compiled, executor, &given, (got, &suspicions))?.iter().zip(outputs) {
             out.get_mut(..right.bytes().len()).ok_or_else(wrong)?.copy_from_slice(right.bytes());
         }
         Ok(())
     }
 
-    /// Notes what checksums have found.
-    fn note(&self, executor: &Executor) {
-        executor.mismatches().iter().for_each(|m| self.report(incident_of(m, executor.plan())));
+    /// Whether another executor runs in place of the one that was compiled.
+    pub fn is_replaced(&self) -> bool {
+        self.instead().is_some()
     }
 
-    /// The right results: these, unless they differ from the unfused plan's.
+    /// For a run of the executor that was compiled, in a framework's memory: what is to be judged.
+    pub fn watch(&self, compiled: &Compiled) -> Result<Option<Pending>> {
+        self.keeps_contract()?;
+        let suspicions = self.note(&compiled.executor);
+        Ok((self.is_due() || !suspicions.is_empty()).then_some(Pending(suspicions)))
+    }
+
+    /// The right results of that run.
+    pub fn judged(
+        &self,
+        compiled: &Compiled,
+        pending: &Pending,
+        inputs: &[Tensor],
+        got: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>> {
+        self.compare(compiled, &compiled.executor, inputs, (got, &pending.0))
+    }
+
+    /// Reports what checksums have found, and returns what they only suspect.
+    fn note(&self, executor: &Executor) -> Vec<Finding> {
+        let mut suspicions = Vec::new();
+        for finding in executor.findings() {
+            match incident_of(&finding, executor.plan()) {
+                Some(incident) => self.report(incident),
+                None => suspicions.push(finding),
+            }
+        }
+        suspicions
+    }
+
+    /// The right results: these, unless they differ from the unfused plan's. Products that
+    /// checksums suspect are right if the results are.
     fn compare(
         &self,
         compiled: &Compiled,
         executor: &Executor,
         inputs: &[Tensor],
-        got: Vec<Tensor>,
+        (got, suspicions): (Vec<Tensor>, &[Finding]),
     ) -> Result<Vec<Tensor>> {
         let unfused = compiled.unfused()?;
+        let begun = Instant::now();
         let want = unfused.run(inputs)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
         self.note(unfused);
         let truth = OnceLock::new();
         let mut precise = || -> Result<Option<Vec<Tensor>>> {
             if truth.get().is_none() {
-                let _ = truth.set(self.judge.in_f64(&compiled.unfused.graph, inputs)?);
+                let _ = truth.set(self.truth(compiled, inputs)?);
             }
             Ok(truth.get().cloned().flatten())
         };
-        let Some(why) = self.judge.difference(&got, &want, &mut precise)? else { return Ok(got) };
+        let difference = self.judge.difference(&got, &want, &mut precise)?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), begun.elapsed()));
+        let Some(why) = difference else {
+            suspicions.iter().for_each(|s| executor.accept(s));
+            return Ok(got);
+        };
+        let suspected = suspicions.first().map(|s| executor.plan().step_name(s.step));
         let _mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have mended the plan meanwhile.
         if let Some(newer) = self.instead().filter(|newer| !std::ptr::eq(newer.as_ref(), executor)) {
@@ -149,16 +203,20 @@ impl Strict {
         }
         // A new executor has new memory for constants and code.
         let planner = &compiled.unfused.planner;
-        let fresh = planner.executor(executor.shared_plan(), None)?;
+        let fresh = planner.executor(executor.shared_plan(), planner.gpu.as_ref())?;
         let right = fresh.run(inputs)?;
+        self.note(&fresh);
         if self.judge.difference(&right, &want, &mut precise)?.is_none() {
-            let step = executor.first_difference(&fresh, inputs)?.unwrap_or_else(|| why.output().to_string());
+            let step = executor.first_difference(&fresh, inputs)?.or(suspected);
+            let step = step.unwrap_or_else(|| why.output().to_string());
             self.report(Incident::at_output(Culprit::Kernel(step), &why));
             self.replace(fresh);
             return Ok(right);
         }
         let mended = self.judge.mended(compiled, planner, &why, inputs, (&want, &mut precise))?;
         let (culprit, saved) = Evidence { judge: &self.judge, compiled, inputs }.shown(&mended.refusal);
+        // Accumulators that are wrong are no rule's fault.
+        let culprit = suspected.map_or(culprit, Culprit::Kernel);
         self.report(Incident { saved, ..Incident::at_output(culprit, &why) });
         let Refusal { reason, without, .. } = &mended.refusal;
         self.memory.iter().for_each(|m| m.keep(&Verdict::Differ(reason.clone(), without.clone())));
@@ -169,6 +227,19 @@ impl Strict {
         let right = mended.executor.run(inputs)?;
         self.replace(mended.executor);
         Ok(right)
+    }
+
+    /// What the unfused graph gives in a wider type: on a GPU in f32 if the graph is narrower.
+    fn truth(&self, compiled: &Compiled, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
+        let Unfused { graph, planner, .. } = &compiled.unfused;
+        let Some(gpu) = planner.gpu.as_ref().filter(|_| graph.computes_narrow()) else {
+            return self.judge.in_f64(graph, inputs);
+        };
+        if self.wide.get().is_none() {
+            let plan = planner.build(&graph.widened()?, false)?;
+            let _ = self.wide.set(planner.executor(plan, Some(&gpu.untuned()))?);
+        }
+        self.wide.get().map(|wide| wide.run(inputs)).transpose()
     }
 
     fn replace(&self, executor: Executor) {
@@ -183,14 +254,18 @@ impl Incident {
     }
 }
 
-/// What a checksum has found, in words.
-fn incident_of(mismatch: &Mismatch, plan: &Plan) -> Incident {
-    let name = plan.steps.get(mismatch.step).map_or("", |s| s.name.as_str());
-    let detail =
-        format!("element {} was {:e} before the epilogue, not {:e}", mismatch.element, mismatch.got, mismatch.want);
-    let culprit = match mismatch.cause {
-        Cause::Transient => Culprit::Transient,
-        Cause::Kernel => Culprit::Kernel(name.to_string()),
+/// What a checksum has found, in words; `None` for a suspicion.
+fn incident_of(finding: &Finding, plan: &Plan) -> Option<Incident> {
+    let name = plan.step_name(finding.step);
+    let culprit = match finding.found {
+        Found::Transient => Culprit::Transient,
+        Found::Kernel => Culprit::Kernel(name.clone()),
+        Found::Suspicion { .. } => return None,
     };
-    Incident { culprit, place: format!("the product of step `{name}`"), detail, saved: None }
+    Some(Incident {
+        culprit,
+        place: format!("the product of step `{name}`"),
+        detail: finding.detail.clone(),
+        saved: None,
+    })
 }

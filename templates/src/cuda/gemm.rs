@@ -74,6 +74,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         b_by_k => b,
         fetched => kernel.fetched().iter().map(|i| i + kernel.factors()).collect::<Value>(),
         rows => kernel.staged_rows().iter().map(|i| row(kernel, *i)).collect::<Value>(),
+        watch => super::checksum::word(kernel.watch),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
@@ -161,5 +162,6 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         ("batches", "products"),
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out.extend(super::checksum::watch_arguments(kernel.watch));
     out
 }

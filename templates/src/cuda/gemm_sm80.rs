@@ -70,6 +70,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         split => t.split,
         stages => t.stages,
         group => t.group,
+        watch => super::checksum::word(kernel.watch),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + FACTORS, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
@@ -133,5 +134,6 @@ fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
         ("inner", "inner products of each outer one"),
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out.extend(super::checksum::watch_arguments(kernel.watch));
     out
 }

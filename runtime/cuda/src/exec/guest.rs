@@ -14,8 +14,12 @@ use std::sync::{Arc, PoisonError};
 use cudarc::driver::{CudaStream, result, sys};
 
 use super::caller_memory::{ALIGNMENT, Placed, copy_all};
+use super::reports::{Reports, Suspicion};
 use super::{Bases, DeviceMemory, Executor, Graph, SideStreams, WORKSPACE, failed, outputs_in, pointer_arrays};
+use hypatia_dsl::dtype::DType;
+use hypatia_plan::Checks;
 use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::tensor::Tensor;
 
 /// Number of graphs, and of sets of addresses that were seen once.
 const KEPT: usize = 16;
@@ -62,13 +66,16 @@ struct Own {
     /// For captures.
     stream: Arc<CudaStream>,
     sides: SideStreams,
+    /// Of all guests: runs that are checked follow one another.
+    reports: Reports,
 }
 
 impl Guests {
     fn own(&mut self, executor: &Executor) -> Result<&Own> {
         if self.own.is_none() {
             let stream = executor.gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
-            self.own = Some(Own { stream, sides: executor.side_streams()? });
+            let reports = Reports::new(&stream, &executor.plan)?;
+            self.own = Some(Own { stream, sides: executor.side_streams()?, reports });
         }
         self.own.as_ref().ok_or_else(|| Error::Internal("streams that were made are missing".into()))
     }
@@ -118,6 +125,87 @@ impl Executor {
     /// the same scratch memory. Results overlap neither inputs nor each other. A graph that the
     /// framework captures from the stream is not replayed once the executor is dropped.
     pub unsafe fn run_as_guest(&self, guest: &Guest<'_>) -> Result<()> {
+        if self.plan.checks == Checks::Off {
+            // SAFETY: the caller's promise.
+            return unsafe { self.submit_as_guest(guest) };
+        }
+        if guest.captures {
+            return Err(Error::Input(
+                "a strict run ends with a look at its checksums, which a captured graph cannot take: \
+                 use safety `check`, or run without a capture"
+                    .into(),
+            ));
+        }
+        let reported = || -> Result<Vec<Suspicion>> {
+            // SAFETY: the caller's promise.
+            unsafe { self.submit_as_guest(guest)? };
+            // SAFETY: the caller says that the stream is one of this context and alive.
+            let stream = unsafe { self.gpu.context().wrap_borrowed_stream(guest.stream.cast()) };
+            stream.synchronize().map_err(|e| failed("running the plan", e))?;
+            let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+            Ok(guests.own.as_mut().map_or_else(Vec::new, |own| self.suspicions.of(&mut own.reports)))
+        };
+        let first = reported()?;
+        if !first.is_empty() {
+            self.suspicions.decide(first, reported()?);
+        }
+        Ok(())
+    }
+
+    /// The inputs and the results of a run that was submitted, on the host.
+    ///
+    /// # Errors
+    /// If they cannot be copied.
+    ///
+    /// # Safety
+    /// As [`Executor::run_as_guest`].
+    pub unsafe fn operands_of_guest(&self, guest: &Guest<'_>) -> Result<[Vec<Tensor>; 2]> {
+        self.check_addresses(guest.inputs, guest.outputs)?;
+        // SAFETY: the caller says that the stream is one of this context and alive.
+        let stream = unsafe { self.gpu.context().wrap_borrowed_stream(guest.stream.cast()) };
+        let copied = |address: u64, dtype: DType, shape: &[usize]| -> Result<Tensor> {
+            let len = shape.iter().product::<usize>() * dtype.size();
+            let mut bytes = vec![0; len];
+            if len > 0 {
+                // SAFETY: the tensor is at that address; the vector lives until the
+                // synchronisation below.
+                unsafe { result::memcpy_dtoh_async(&mut bytes, address, stream.cu_stream()) }
+                    .map_err(|e| failed("cuMemcpyDtoHAsync", e))?;
+                stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
+            }
+            let wrong = || Error::Input("an operand on the device is no tensor of its type".into());
+            Tensor::from_bytes(dtype, shape, &bytes).ok_or_else(wrong)
+        };
+        let inputs = self.plan.inputs.iter().zip(guest.inputs).map(|(i, at)| copied(*at, i.dtype, &i.shape));
+        let outputs = self.plan.outputs.iter().zip(guest.outputs).map(|((_, v), at)| copied(*at, v.dtype, &v.shape));
+        Ok([inputs.collect::<Result<_>>()?, outputs.collect::<Result<_>>()?])
+    }
+
+    /// Replaces the results of a run.
+    ///
+    /// # Errors
+    /// If they are not of the plan's types, or cannot be copied.
+    ///
+    /// # Safety
+    /// As [`Executor::run_as_guest`].
+    pub unsafe fn replace_results_of_guest(&self, guest: &Guest<'_>, results: &[Tensor]) -> Result<()> {
+        self.plan.check_outputs(results)?;
+        // SAFETY: the caller says that the stream is one of this context and alive.
+        let stream = unsafe { self.gpu.context().wrap_borrowed_stream(guest.stream.cast()) };
+        for (to, from) in guest.outputs.iter().zip(results).filter(|(_, from)| !from.bytes().is_empty()) {
+            // SAFETY: the result is as large as the plan says, as the tensor is. Pageable memory is
+            // staged before the call returns.
+            unsafe { result::memcpy_htod_async(*to, from.bytes(), stream.cu_stream()) }
+                .map_err(|e| failed("cuMemcpyHtoDAsync", e))?;
+        }
+        stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))
+    }
+
+    /// Submits a run, whatever its checksums say.
+    ///
+    /// # Safety
+    /// As [`Executor::run_as_guest`].
+    unsafe fn submit_as_guest(&self, guest: &Guest<'_>) -> Result<()> {
         self.check_addresses(guest.inputs, guest.outputs)?;
         let empty = |i: usize| self.plan.inputs[i].shape.contains(&0);
         let odd = guest.inputs.iter().enumerate().find(|(i, a)| **a % GUEST_ALIGNMENT != 0 && !empty(*i));
@@ -153,14 +241,15 @@ impl Executor {
                 guests.seen.remove(0);
             }
             guests.seen.push(guest.addresses().collect());
-            let sides = &guests.own(self)?.sides;
+            let own = guests.own(self)?;
             // SAFETY: the caller guarantees the addresses. The lists are freed behind the run.
-            return unsafe { self.step_by_step(&stream, sides, guest, &stream) }.map(drop);
+            return unsafe { self.step_by_step(&stream, &own.sides, (guest, own.reports.address()), &stream) }
+                .map(drop);
         }
         guests.graphs.last().map_or(Ok(()), |(_, graph)| graph.launch_on(&stream))
     }
 
-    fn guest_bases(&self, guest: &Guest<'_>) -> Placed {
+    fn guest_bases(&self, guest: &Guest<'_>, reports: u64) -> Placed {
         let [constants, transposed] = self.constants.addresses();
         let own = Bases {
             inputs: vec![0; self.plan.inputs.len()],
@@ -170,12 +259,13 @@ impl Executor {
             arena: guest.scratch,
             workspace: guest.scratch + self.plan.arena.next_multiple_of(ALIGNMENT as usize) as u64,
             lists: 0,
+            reports,
         };
         self.placed(own, guest.inputs, guest.outputs)
     }
 
     fn capture_as_guest(&self, own: &Own, guest: &Guest<'_>) -> Result<Graph> {
-        let placed = self.guest_bases(guest);
+        let placed = self.guest_bases(guest, own.reports.address());
         // SAFETY: the caller of `run_as_guest` guarantees the addresses.
         let behind = || unsafe { copy_all(&placed.behind, own.stream.cu_stream()) };
         let graph = self.capture_over(&own.stream, &own.sides, &placed.bases, || Ok(()), behind)?;
@@ -193,10 +283,10 @@ impl Executor {
         &self,
         stream: &Arc<CudaStream>,
         sides: &SideStreams,
-        guest: &Guest<'_>,
+        (guest, reports): (&Guest<'_>, u64),
         lists: &Arc<CudaStream>,
     ) -> Result<Option<DeviceMemory>> {
-        let mut placed = self.guest_bases(guest);
+        let mut placed = self.guest_bases(guest, reports);
         let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         let all = launches.iter_mut().map(|(_, launch)| launch);
         let memory = pointer_arrays::write(lists, all, &mut placed.bases)?;
@@ -222,7 +312,7 @@ impl Executor {
         let (sides, lists) = (self.side_streams()?, self.gpu.context().new_stream());
         let lists = lists.map_err(|e| failed("cuStreamCreate", e))?;
         // SAFETY: the caller guarantees the addresses.
-        let memory = unsafe { self.step_by_step(stream, &sides, guest, &lists)? };
+        let memory = unsafe { self.step_by_step(stream, &sides, (guest, 0), &lists)? };
         guests.captured.push((sides, memory));
         Ok(())
     }

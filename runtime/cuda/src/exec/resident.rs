@@ -39,7 +39,7 @@ impl Executor {
         self.plan.check_inputs(inputs)?;
         self.plan.check_outputs(outputs)?;
         let mut instance = self.take()?;
-        self.start(&mut instance, inputs)?;
+        self.checked(&mut instance, inputs)?;
         for ((_, view), out) in self.plan.outputs.iter().zip(outputs) {
             self.read(&instance, inputs, view, out.bytes_mut())?;
         }

@@ -9,6 +9,7 @@ pub mod attention;
 pub mod attention_grad;
 mod batched;
 pub mod chain;
+pub mod checksum;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod intervals;
@@ -55,8 +56,25 @@ pub struct Work {
     pub rooms: Vec<(String, usize)>,
     /// Integers that the kernel reads from memory, by argument.
     pub data: Vec<(String, Vec<i32>)>,
+    /// Byte offsets into the memory of reports, by argument.
+    pub reports: Vec<(String, usize)>,
+    /// Memory that outlives a run.
+    pub kept: Option<Kept>,
+    /// True for a launch that is done once for all runs: it computes what is kept.
+    pub once: bool,
     /// The launch, if the kernel declares it itself.
     pub declared: Option<DeclaredLaunch>,
+}
+
+/// Memory that launches of several steps share, and that outlives a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Kept {
+    /// The argument that points to it.
+    pub argument: String,
+    /// What it holds: equal names share memory.
+    pub name: String,
+    /// Its size.
+    pub bytes: usize,
 }
 
 impl Work {

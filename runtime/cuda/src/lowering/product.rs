@@ -11,10 +11,10 @@ use hypatia_dsl::kernel::{StoredTiling, Tiling, WarpTiling};
 use hypatia_templates::instances::Body;
 
 use super::Work;
+use super::checksum::{Checksum, Seen};
 use super::tiled::TiledProduct;
 use super::warp_tiled::WarpProduct;
-use hypatia_plan::{GemmStep, View};
-use hypatia_target::device::Device;
+use hypatia_plan::{GemmStep, Plan, View};
 
 /// The compute capability of Hopper, whose instructions its templates use. Later GPUs lack them.
 pub(super) const HOPPER: u32 = 90;
@@ -27,20 +27,26 @@ const PENALTY_OF_WARPS: f64 = 1.5;
 pub struct GeneratedProduct {
     hopper: Option<TiledProduct>,
     warps: Option<WarpProduct>,
+    /// How it is checked, if it is.
+    checksum: Option<Checksum>,
 }
 
 impl GeneratedProduct {
-    /// The product of a step on a device; `None` if an operand would have to be copied.
-    pub fn of(device: &Device, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
-        let hopper = if device.sm == HOPPER { TiledProduct::of(step, reads, out) } else { None };
+    /// The product of a step of that plan; `None` if an operand would have to be copied.
+    pub fn of(plan: &Plan, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
+        let hopper = if plan.device.sm == HOPPER { TiledProduct::of(step, reads, out) } else { None };
         let warps = WarpProduct::of(step, reads, out);
-        (hopper.is_some() || warps.is_some()).then_some(GeneratedProduct { hopper, warps })
+        let [a, b, ..] = reads else { return None };
+        let checksum = Checksum::of(plan, step, [a, b, out], None);
+        (hopper.is_some() || warps.is_some()).then_some(GeneratedProduct { hopper, warps, checksum })
     }
 
     /// Two products of one left operand; `None` if an operand would have to be copied.
-    pub fn of_pair(device: &Device, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
-        let hopper = if device.sm == HOPPER { TiledProduct::of_pair(step, reads, out) } else { None };
-        Some(GeneratedProduct { hopper: Some(hopper?), warps: None })
+    pub fn of_pair(plan: &Plan, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
+        let hopper = if plan.device.sm == HOPPER { TiledProduct::of_pair(step, reads, out) } else { None };
+        let [a, b, c, ..] = reads else { return None };
+        let checksum = Checksum::of(plan, step, [a, b, out], Some(c));
+        Some(GeneratedProduct { hopper: Some(hopper?), warps: None, checksum })
     }
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
@@ -61,6 +67,24 @@ impl GeneratedProduct {
             (None, Some(tiling)) => self.warps.as_ref()?.tiled(tiling),
             (None, None) => None,
         }
+    }
+
+    /// The kernel with that tiling, and what checks it, in launch order, with their arguments; empty
+    /// if the tiling does not fit.
+    pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
+        let Some((mut body, work)) = self.tiled(words) else { return Vec::new() };
+        let Some(checksum) = &self.checksum else { return vec![(body, work)] };
+        let (watch, columns, addends) = match &mut body {
+            Body::Gemm(k) => (&mut k.watch, k.tiling.columns / if k.pair { 2 } else { 1 }, 1),
+            Body::WarpGemm(k) => {
+                let columns = k.warp_columns();
+                (&mut k.watch, columns, k.tiling.split)
+            }
+            _ => return Vec::new(),
+        };
+        *watch = checksum.watch();
+        let behind = checksum.launches(Seen::Sums { columns, addends });
+        behind.map(|behind| [vec![(body, checksum.watched(work))], behind].concat()).unwrap_or_default()
     }
 
     /// Products, rows, columns and length of the sums.

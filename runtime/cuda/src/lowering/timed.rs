@@ -15,7 +15,7 @@ use super::attention_grad::GeneratedAttentionGrad;
 use super::chain::GeneratedChain;
 use super::product::GeneratedProduct;
 use super::template;
-use hypatia_plan::{CallStep, Called, Plan, Step};
+use hypatia_plan::{CallStep, Called, Checks, Plan, Step};
 
 /// What a step computes in one launch, or few.
 #[derive(Clone, Debug)]
@@ -39,12 +39,10 @@ impl Timed {
         let (reads, writes) = (&step.reads[..call.reads], &step.writes[..call.writes]);
         match &call.called {
             Called::Product(g) | Called::Pair(g) if g.k == 0 => None,
-            Called::Pair(g) => {
-                GeneratedProduct::of_pair(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p)))
-            }
-            Called::Product(g) => {
-                GeneratedProduct::of(&plan.device, g, reads, out).map(|p| Timed::Product(Box::new(p)))
-            }
+            Called::Pair(g) => GeneratedProduct::of_pair(plan, g, reads, out).map(|p| Timed::Product(Box::new(p))),
+            Called::Product(g) => GeneratedProduct::of(plan, g, reads, out).map(|p| Timed::Product(Box::new(p))),
+            // A chain keeps its accumulators to itself.
+            Called::Chain(_) if plan.checks != Checks::Off => None,
             Called::Chain(layers) => {
                 GeneratedChain::of(&plan.device, layers, reads, out).map(|c| Timed::Chain(Box::new(c)))
             }
@@ -72,7 +70,7 @@ impl Timed {
     /// The kernels of a stored form in launch order, and their arguments; empty if it does not fit.
     pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
         let one = match self {
-            Timed::Product(p) => p.tiled(words),
+            Timed::Product(p) => return p.launches(words),
             Timed::Chain(c) => c.tiled(words),
             Timed::Attention(a) => return a.launches(words),
             Timed::AttentionGrad(a) => return a.launches(words),

@@ -6,7 +6,7 @@
 //! serves all of them, or up to two axes of a batch.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm, WarpTiling};
+use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm, WarpTiling, Watch};
 use hypatia_templates::instances::Body;
 
 use super::{Work, fastest_first};
@@ -16,7 +16,7 @@ use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
 const WIDEST: usize = 16;
 
 /// Strides of an operand along both axes of the batch, the rows and the columns.
-type Strides = [isize; 4];
+pub type Strides = [isize; 4];
 
 /// A product that warps can compute in place.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl WarpProduct {
     pub fn of(step: &GemmStep, reads: &[View], out: &View) -> Option<WarpProduct> {
         let [a, b, beside @ ..] = reads else { return None };
         let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
-        let (batch, m, strides) = as_rows(step, &all).or_else(|| as_batch(step, &all))?;
+        let (batch, m, strides) = product_strides(step, &all)?;
         WarpProduct::of_strides(step, &all, [batch[0], batch[1], m, step.n, step.k], &strides)
     }
 
@@ -77,6 +77,7 @@ impl WarpProduct {
             output: out.dtype,
             vector,
             term: step.term.clone(),
+            watch: Watch::Off,
             tiling: WarpTiling::named(&[])?,
         };
         kernel.refusal().is_none().then_some(WarpProduct { sizes, kernel, strides: of_all })
@@ -145,6 +146,12 @@ impl WarpProduct {
         let [outer, inner, m, n, k] = self.sizes;
         [outer * inner, m, n, k]
     }
+}
+
+/// The axes of a product's batch, its rows, and the strides of `all`: both factors, and others of
+/// the result's shape. `None` if its batch has more than two axes that lie apart.
+pub(super) fn product_strides(step: &GemmStep, all: &[&View]) -> Option<([usize; 2], usize, Vec<Strides>)> {
+    as_rows(step, all).or_else(|| as_batch(step, all))
 }
 
 /// The axes of the batch, the rows, and the strides of every view, where one right operand serves

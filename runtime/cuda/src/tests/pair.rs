@@ -32,7 +32,12 @@ const EPILOGUES: [&str; 6] = ["swiglu", "geglu", "sum", "biases", "residual", "s
 const ORDERS: [[bool; 2]; 4] = [[false, true], [false, false], [true, false], [true, true]];
 
 /// Two products with that epilogue.
-fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [left, right]: [bool; 2], epilogue: &str) -> (Graph, Inputs) {
+pub(super) fn case(
+    dtype: DType,
+    [batch, m, n, k]: [usize; 4],
+    [left, right]: [bool; 2],
+    epilogue: &str,
+) -> (Graph, Inputs) {
     let mut c = Case::new(dtype);
     let a = c.factor(batch, [m, k], left);
     let [mut gate, mut up] = [0, 1].map(|_| {

@@ -185,7 +185,7 @@ fn templates_are_chosen_by_device_and_alignment() {
         let [hopper, warps] = all_tilings(&plan);
         let (step, e) = tiled_step(&plan).unwrap();
         let product =
-            GeneratedProduct::of(&plan.device, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
+            GeneratedProduct::of(&plan, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
         let all = product.plausible(tiled::kernel(&plan, step).unwrap(), 132);
         (hopper.contains(&all[0]), [hopper, warps].map(|own| own.iter().any(|t| all.contains(t))))
     };
@@ -196,7 +196,7 @@ fn templates_are_chosen_by_device_and_alignment() {
 }
 
 /// A file that says that a tiling is the fastest, and the step's problem.
-fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
+pub(super) fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<TuningFile> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Backend, InView};
+use hypatia_dsl::ir::{Backend, InView, KernelId, Program};
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel, reduction};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
@@ -30,8 +30,8 @@ use crate::rows::Rows;
 use crate::view::{View, collapse, row_major};
 use crate::wrapping::wrap_integers;
 use crate::{
-    Action, Buffer, BufferId, Called, DeclaredLaunch, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage,
-    TemplateStep,
+    Action, Buffer, BufferId, Called, Checks, DeclaredLaunch, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step,
+    Storage, TemplateStep,
 };
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{
@@ -40,6 +40,9 @@ use hypatia_graph::{
 };
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
+
+/// The epilogue of cuBLASLt that stores the accumulators.
+const PLAIN: &str = "DEFAULT";
 
 /// A plan being built.
 pub(super) struct Lower<'a> {
@@ -96,6 +99,7 @@ fn empty(graph: &Graph, options: &Options) -> Plan {
         outputs: Vec::new(),
         arena: 0,
         tf32: options.tf32,
+        checks: if options.device.is_host() { Checks::Off } else { options.checks },
         allowed: options.allowed.clone(),
         shortened: Vec::new(),
     }
@@ -483,10 +487,12 @@ impl Lower<'_> {
         let strategy = if device.is_host() { Strategy::Whole } else { product.without_kernel(&program) };
         let last = Candidate { strategy, matched: None };
         let listed = if kernels.device == device.name { kernels.list.as_slice() } else { &[] };
+        let checked = self.plan.checks != Checks::Off;
         let fits = |c: &&Candidate| {
             c.matched.as_ref().is_none_or(|m| {
                 let reads = m.reads.iter().all(|(i, view)| views.get(*i).is_some_and(|v| reads_as(*view, v)));
-                reads && m.holds(&program, &|i| known.get(i).cloned(), &device)
+                let hidden = checked && hides_accumulators(&program, m.kernel);
+                reads && !hidden && m.holds(&program, &|i| known.get(i).cloned(), &device)
             })
         };
         let fitting: Vec<&Candidate> = listed.iter().filter(fits).chain([&last]).collect();
@@ -782,4 +788,9 @@ fn narrow(term: &Term, reads: &[View]) -> (Term, Vec<View>) {
     }
     let views = kept.iter().filter_map(|k| reads.get(*k as usize).cloned()).collect();
     (term, views)
+}
+
+/// True if a kernel stores something else than its accumulators, which nobody else sees.
+fn hides_accumulators(program: &Program, kernel: KernelId) -> bool {
+    matches!(&program.kernels[kernel.index()].backend, Backend::Cublaslt(name) if name != PLAIN)
 }

@@ -1,0 +1,254 @@
+//! Checksums of matrix products, and what a test does to their accumulators.
+//!
+//! In: a [`ChecksumKernel`], a [`BlockSumsKernel`] or a [`DisturbKernel`]. Out: its source.
+//! Invariant: what the product computes is only read; a sum that rounding explains is not reported.
+
+use minijinja::{Value, context};
+
+use super::pointwise::declarations;
+use super::term::{Functions, widen};
+use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{BlockSumsKernel, ChecksumKernel, DisturbKernel, Watch, Watched, sum_type, sums_in_memory};
+
+/// Threads per block.
+const BLOCK: u32 = 256;
+/// Rows that a block of threads compares at a time, and blocks of columns; and by matrix units.
+const COMPARED: [usize; 2] = [8, 4];
+const COMPARED_BY_UNITS: [usize; 2] = [16, 8];
+/// Elements of k and blocks of columns that a block of threads adds up at a time.
+pub const SLICE: usize = 32;
+/// How many times what rounding does to random numbers a sum may be away: a suspicion costs a run.
+const UNITS: f64 = 8.0;
+/// Standard deviations of the rounding of a result that a sum may be away. An element is rounded
+/// by half a unit in the last place at most.
+const DEVIATIONS: f64 = 3.0;
+
+/// Rows and blocks of columns that a block of threads compares at a time, and its threads.
+pub fn compared_at_a_time(kernel: &ChecksumKernel) -> ([usize; 2], u32) {
+    if kernel.by_units { (COMPARED_BY_UNITS, 2 * BLOCK) } else { (COMPARED, BLOCK) }
+}
+
+/// How the templates of products know a [`Watch`].
+pub(super) fn word(watch: Watch) -> Option<&'static str> {
+    match watch {
+        Watch::Off => None,
+        Watch::Sums => Some("sums"),
+        Watch::Disturbed => Some("disturbed"),
+    }
+}
+
+/// The arguments of a product whose accumulators are watched.
+pub(super) fn watch_arguments(watch: Watch) -> Vec<Arg> {
+    let sums = || Arg::named("watched", ArgKind::Output(DType::F32), "sums of accumulators: parts x products x rows");
+    match watch {
+        Watch::Off => Vec::new(),
+        Watch::Sums => vec![sums()],
+        Watch::Disturbed => vec![sums(), fault()],
+    }
+}
+
+/// What a test wants changed.
+fn fault() -> Arg {
+    Arg::named("fault", ArgKind::Output(DType::I32), "kind, row and column, bit or one in how many")
+}
+
+fn sizes(list: &[(&str, &str)]) -> Vec<Arg> {
+    list.iter().map(|(name, about)| Arg::named(*name, ArgKind::Size, *about)).collect()
+}
+
+fn strides(name: &str, axes: &str, count: usize) -> Arg {
+    Arg::named(format!("{name}_strides"), ArgKind::Sizes(count), format!("elements of {name} between {axes}"))
+}
+
+/// Prints the sums of a right factor.
+pub(super) fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<CudaSource, EmitError> {
+    let (sum, stored) = (kernel.sums, sums_in_memory(kernel.sums, kernel.by_units));
+    let factors = if kernel.pair { vec![1, 2] } else { vec![1] };
+    let mut args = Vec::new();
+    for f in &factors {
+        args.push(Arg::read(*f, kernel.factor, "products x depth x columns"));
+        args.push(strides(&format!("in{f}"), "outer and inner products, terms and columns", 4));
+    }
+    args.push(Arg::named("sums", ArgKind::Output(stored), "sums of blocks, and sums of squares, for each term"));
+    args.extend(sizes(&[
+        ("depth", "length of the product's sums"),
+        ("columns", "columns of the product"),
+        ("outer", "outer products"),
+        ("inner", "inner products of each outer one"),
+        ("blocks", "blocks of columns"),
+        ("width", "columns of a block"),
+    ]));
+    let formula = "sums = the sums of in1 over blocks of columns".to_string();
+    let parts = Parts {
+        name: &kernel.name,
+        kind: "sums of a factor, for checksums",
+        doc: &kernel.doc,
+        threads: BLOCK,
+        formula,
+        args,
+    };
+    let own = context! { type => storage(sum), load => load(kernel.factor), factors, parts => kernel.by_units };
+    parts.render(program, "block_sums.cu.j2", [kernel.factor, stored], own)
+}
+
+/// Prints a comparison of accumulators with their checksums.
+pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource, EmitError> {
+    let sum = sum_type(kernel.factor);
+    let mut args = vec![
+        Arg::read(0, kernel.factor, "products x rows x depth"),
+        strides("in0", "outer and inner products, rows and terms", 4),
+        Arg::named(
+            "sums",
+            ArgKind::Input(sums_in_memory(sum, kernel.by_units)),
+            "sums of the right factor and of its squares",
+        ),
+        strides("sums", "outer and inner products", 2),
+    ];
+    let (result, scale, width) = match kernel.watched {
+        Watched::Accumulators => (None, 1.0, 0),
+        Watched::Result { dtype, scale, width } => (Some(dtype), scale, width),
+    };
+    match result {
+        None => {
+            args.push(Arg::named("watched", ArgKind::Input(sum), "sums of accumulators: parts x products x rows"));
+            let of_parts = [("parts", "parts of a row"), ("parts_of_block", "parts of a row in a block of columns")];
+            args.extend(sizes(&of_parts));
+        }
+        Some(dtype) => {
+            args.push(Arg { kind: ArgKind::Input(dtype), ..Arg::written(0, dtype, "products x rows x columns") });
+            args.push(strides("out0", "outer and inner products, rows and columns", 4));
+            args.push(Arg::named("columns", ArgKind::Size, "columns of the product"));
+        }
+    }
+    args.push(Arg::named("report", ArgKind::Output(DType::I32), "row, column, sum, expected sum, allowed difference"));
+    args.extend(sizes(&[
+        ("rows", "rows of each product"),
+        ("depth", "length of the sums"),
+        ("outer", "outer products"),
+        ("inner", "inner products of each outer one"),
+        ("blocks", "blocks of columns"),
+        ("width", "columns of a block"),
+    ]));
+    let formula = "a report where a sum of the product's accumulators is not in0 times sums".to_string();
+    let threads = compared_at_a_time(kernel).1;
+    let parts =
+        Parts { name: &kernel.name, kind: "the checksums of a product", doc: &kernel.doc, threads, formula, args };
+    let stored = result.unwrap_or(sum);
+    let ([rows, blocks], threads) = compared_at_a_time(kernel);
+    let own = context! {
+        type => storage(sum),
+        storage => storage(kernel.factor),
+        load => load(kernel.factor),
+        load_result => load(stored),
+        rows_at_a_time => rows,
+        blocks_at_a_time => blocks,
+        threads,
+        mma => kernel.by_units,
+        result => result.is_some(),
+        width,
+        vector => 16 / stored.size(),
+        result_storage => storage(stored),
+        scale => format!("{scale:?}"),
+        unit => format!("{:?}", UNITS * unit(sum)),
+        by_blocks => kernel.factor.size() == 2 || kernel.tf32,
+        tf32 => kernel.tf32,
+        tiny => format!("{:?}", if sum == DType::F64 { 1e-161 } else { 4e-23 }),
+        rounding => format!("{:?}", if stored == sum { 0.0 } else { DEVIATIONS * unit(stored) }),
+        smallest => format!("{:?}", if stored == DType::F16 { 6e-8 } else { 0.0 }),
+        largest => format!("{:?}", largest(stored)),
+    };
+    parts.render(program, "checksum.cu.j2", [kernel.factor, stored, sum], own)
+}
+
+/// Prints a kernel that changes elements.
+pub(super) fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaSource, EmitError> {
+    let mut args = vec![
+        Arg::written(0, kernel.dtype, "products x rows x columns"),
+        strides("out0", "outer and inner products, rows and columns", 4),
+        fault(),
+    ];
+    args.extend(sizes(&[
+        ("rows", "rows of each product"),
+        ("columns", "columns of each product"),
+        ("outer", "outer products"),
+        ("inner", "inner products of each outer one"),
+    ]));
+    let formula = "out0, but for what a test changes".to_string();
+    let parts =
+        Parts { name: &kernel.name, kind: "a fault, for tests", doc: &kernel.doc, threads: BLOCK, formula, args };
+    let bits = match kernel.dtype.size() {
+        2 => "unsigned short",
+        4 => "unsigned",
+        _ => "unsigned long long",
+    };
+    parts.render(program, "disturb_result.cu.j2", [kernel.dtype; 2], context! { bits })
+}
+
+/// What all of these kernels have in common.
+struct Parts<'a> {
+    name: &'a str,
+    kind: &'static str,
+    doc: &'a str,
+    threads: u32,
+    formula: String,
+    args: Vec<Arg>,
+}
+
+impl Parts<'_> {
+    fn render<const N: usize>(
+        self,
+        program: &Program,
+        template: &str,
+        dtypes: [DType; N],
+        own: Value,
+    ) -> Result<CudaSource, EmitError> {
+        let name = identifier("hypatia_", self.name);
+        let entries = vec![Entry { name: name.clone(), geometry: Geometry::Flat { block: self.threads, vector: 1 } }];
+        let header = Header {
+            name: self.name,
+            kind: self.kind,
+            doc: self.doc,
+            formula: std::slice::from_ref(&self.formula),
+            args: &self.args,
+            entries: &entries,
+            in_place: false,
+        };
+        let mut functions = Functions::new(program);
+        functions.need("axes");
+        functions.need("quotient");
+        let ctx = context! {
+            entry => name,
+            args => declarations(&self.args, &[]),
+            ..common(header, &functions, dtypes.into_iter(), &[])?
+        };
+        let ctx = minijinja::value::merge_maps([own, ctx]);
+        let text = render(template, &format!("{}.cu", identifier("", self.name)), ctx)?;
+        Ok(CudaSource { name: self.name.into(), formula: self.formula, text, entries, args: self.args, launch: None })
+    }
+}
+
+/// The function that makes an element a number of the compute type.
+fn load(dtype: DType) -> String {
+    widen("", dtype).trim_end_matches("()").to_string()
+}
+
+/// Half the distance of 1 and the next number.
+fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::EPSILON / 2.0,
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
+    }
+}
+
+/// The largest number.
+fn largest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => f64::MAX,
+        DType::F16 => 65504.0,
+        _ => 3.38e38,
+    }
+}
