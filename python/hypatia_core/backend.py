@@ -75,9 +75,9 @@ def backend(
         numerics: ``exact``, ``rounds`` or ``fast``, as of ``Model``.
         must, never: rules that each part of the graph must have and must not have, see ``Model``.
         precision: ``ieee`` or ``tf32`` for f32 products on a GPU; by default PyTorch's setting.
-        safety: ``check`` (the default), ``strict`` or ``off``, see ``Model``. With ``strict``, plans
-            run where there can be one, whatever PyTorch's time; what strict runs find wrong is
-            listed by ``report().incidents``. On a GPU a strict run is waited for, and cannot be
+        safety: ``check`` (the default), ``strict`` or ``off``, see ``Model``. With ``strict``,
+            plans run where there can be one, whatever PyTorch's time; what strict runs find wrong
+            is listed by ``report().incidents``. On a GPU a strict run is waited for, and cannot be
             captured in a CUDA graph.
         compare_every: with ``strict``, the share of runs that are compared, see ``Model``.
         frozen: True lets plans contain the values of parameters and buffers, which then serve as

@@ -121,6 +121,18 @@ def test_work_is_put_on_the_current_stream():
         torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_strict_runs_are_checked_plans(dtype, frozen):
+    model = nn.Sequential(Block(), nn.Linear(128, 16)).to("cuda", dtype).eval()
+    f = torch.compile(model, backend=backend, options={"safety": "strict", "compare_every": 2, "frozen": frozen})
+    for _ in range(6):
+        x = torch.randn(3, 40, 128, device="cuda", dtype=dtype)
+        close(f(x), copy.deepcopy(model), x, slack=8)
+    report = hyp.report()
+    assert (report.hypatia, report.pytorch, report.incidents) == (6, 0, []), report
+
+
 @pytest.mark.parametrize("make", [mlp, lambda: nn.Sequential(Block(64), nn.Linear(64, 16))])
 def test_what_pytorch_captures_can_be_replayed(make):
     model = make().cuda().eval()

@@ -105,8 +105,8 @@ impl RuleOptions {
 pub struct SafetyOptions {
     /// How far plans are trusted. `check`: a new plan is compared once with the unfused one (the
     /// default). `strict`: products are checked by checksums in every run, and one run in 32 as a
-    /// whole; what is wrong is computed again, named, and not used again (CPU only). `off`: nothing
-    /// is compared (the default with --no-rules).
+    /// whole (on a GPU fewer); what is wrong is computed again, named, and not used again. `off`:
+    /// nothing is compared (the default with --no-rules).
     #[arg(long, value_name = "strict|check|off", value_parser = safety)]
     pub safety: Option<Safety>,
     /// The folder for graphs of at most 20 nodes that show what was wrong with a plan, on the CPU.

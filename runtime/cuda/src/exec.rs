@@ -10,6 +10,7 @@ mod guest;
 mod reports;
 mod resident;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys};
@@ -142,12 +143,22 @@ impl Executor {
         self.launches.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Notes on steps: which of them read a weight transposed.
+    /// Notes on steps: which of them read a weight transposed, and which are held against checksums.
     pub fn notes(&self) -> Vec<Note> {
         let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        let transposed =
-            launches.iter().filter(|(_, l)| matches!(l, Launch::Product(p) if p.transposed_weight().is_some()));
-        transposed.map(|(step, _)| (*step, PACKED)).collect()
+        let mut of: BTreeMap<usize, [bool; 2]> = BTreeMap::new();
+        for (step, launch) in launches.iter() {
+            let [packs, checks] = of.entry(*step).or_default();
+            *packs |= matches!(launch, Launch::Product(p) if p.transposed_weight().is_some());
+            *checks |= matches!(launch, Launch::Kernel(kernel) if kernel.reports());
+        }
+        let note = |(step, of): (usize, [bool; 2])| match of {
+            [true, true] => Some((step, "packed, checked")),
+            [true, false] => Some((step, PACKED)),
+            [false, true] => Some((step, "checked")),
+            [false, false] => None,
+        };
+        of.into_iter().filter_map(note).collect()
     }
 
     /// Runs once. The inputs are in the plan's order.

@@ -163,6 +163,11 @@ impl KernelLaunch {
         })
     }
 
+    /// True if it reports what it finds.
+    pub fn reports(&self) -> bool {
+        self.arguments.iter().any(|a| matches!(a, Argument::Report(at) if *at >= REPORTS))
+    }
+
     /// Reports of it are those of that step from now on.
     pub fn reports_as(&mut self, step: usize) {
         for a in &mut self.arguments {

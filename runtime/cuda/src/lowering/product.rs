@@ -69,8 +69,8 @@ impl GeneratedProduct {
         }
     }
 
-    /// The kernel with that tiling, and what checks it, in launch order, with their arguments; empty
-    /// if the tiling does not fit.
+    /// The kernel with that tiling and what checks it, in launch order, each with its arguments;
+    /// empty if the tiling does not fit.
     pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
         let Some((mut body, work)) = self.tiled(words) else { return Vec::new() };
         let Some(checksum) = &self.checksum else { return vec![(body, work)] };

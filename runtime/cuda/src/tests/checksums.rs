@@ -150,7 +150,8 @@ fn checked_products_agree_and_raise_no_suspicion_on_a_gpu() {
                 compare(got, &want.to_tensor().unwrap(), want.dtype, coarsest(&graph), &what);
             }
             assert_eq!(executor.suspicions(), [], "{what}");
-            assert!(executor.launches() > 1, "{what}: no check was launched");
+            let notes: Vec<&str> = executor.notes().into_iter().map(|(_, note)| note).collect();
+            assert!(notes.iter().any(|note| note.ends_with("checked")), "{what}: {notes:?}");
             ran += 1;
         }
     }
