@@ -126,7 +126,7 @@ impl Checksum {
         let place = |mut work: Work| {
             match &self.constant {
                 Some(name) => {
-                    let name = format!("{name} by {width}");
+                    let name = format!("{name} by {width} for {}", self.types[0]);
                     work.kept = Some(Kept { argument: "sums".into(), name, bytes: of_b.bytes });
                 }
                 None => work.rooms.push(("sums".into(), room)),
