@@ -100,8 +100,8 @@ impl Executor {
         #[cfg_attr(not(feature = "cuda"), expect(irrefutable_let_patterns))]
         let (Executor::Cpu(one), Executor::Cpu(two)) = (self, other) else { return Ok(None) };
         let pairs = one.digests(inputs)?.into_iter().zip(two.digests(inputs)?);
-        let first = pairs.zip(&one.plan().steps).find(|((x, y), _)| x != y);
-        Ok(first.map(|(_, step)| step.name.clone()))
+        let first = pairs.enumerate().find(|(_, (x, y))| x != y);
+        Ok(first.map(|(step, _)| one.plan().step_name(step)))
     }
 
     /// Remarks on steps, shown beside the plan.

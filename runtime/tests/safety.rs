@@ -155,7 +155,7 @@ fn a_wrong_kernel_is_named_and_replaced() {
                 assert!(!is_product, "{name}: step {step}");
                 continue;
             };
-            assert_eq!(first.culprit, Culprit::Kernel(plan.steps[step].name.clone()), "{first}");
+            assert_eq!(first.culprit, Culprit::Kernel(plan.step_name(step)), "{first}");
             seen[usize::from(is_product)] += 1;
             // What took its place is right, and is not found again.
             assert!(agree(&compiled.run(&inputs).unwrap(), &want));
