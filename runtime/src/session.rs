@@ -64,7 +64,7 @@ pub struct Options {
     /// How far plans are trusted.
     pub safety: Safety,
     /// With [`Safety::Strict`]: one run in this many is compared with the unfused plan, the first
-    /// one first; 0 means none. On a GPU, unless it is each run, no more than take a twentieth of
+    /// one first; 0 means none. On a GPU, unless this is 1, comparisons take at most a twentieth of
     /// the time.
     pub compare_every: u64,
     /// The folder for small graphs that show what was wrong with a plan of the host.

@@ -18,7 +18,7 @@ use hypatia_tensor::error::{Error, Result};
 pub enum Safety {
     /// Every run is checked: products by checksums of their accumulators, and one run in
     /// [`Options::compare_every`](super::Options::compare_every) as a whole by the unfused plan.
-    /// What is found wrong is computed again, named, and not used again. On the host alone.
+    /// What is found wrong is computed again, named, and not used again.
     Strict,
     /// A new plan is compared once with the unfused plan.
     #[default]
