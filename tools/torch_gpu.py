@@ -5,10 +5,10 @@
 
 Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT and GPT-2 (random
 weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
-behind the other, in bf16; the host's part alone; the first result of each side in seconds; and the
-error's root mean square against float64, over eager's. Peers that no longer fit into the seconds
-are left out. With --train, a call is forward and backward, and the error is that of all gradients.
-With --untuned, the models are those that nobody tuned Hypatia for.
+behind the other, in bf16; the same where each call is waited for; the host's part alone; the first
+result of each side in seconds; and the error's root mean square against float64, over eager's.
+Peers that no longer fit into the seconds are left out. With --train, a call is forward and backward,
+and the error is that of all gradients. With --untuned, the models are those that nobody tuned Hypatia for.
 """
 
 import argparse
@@ -137,8 +137,8 @@ def first(y):
     return y if isinstance(y, torch.Tensor) else y[0]
 
 
-def per_call(f, inputs, rounds=7):
-    """Microseconds of a call, many in a row."""
+def per_call(f, inputs, rounds=7, waits=False):
+    """Microseconds of a call, many in a row, each of them waited for if that is wanted."""
     for _ in range(3):
         f(*inputs)
     torch.cuda.synchronize()
@@ -152,6 +152,8 @@ def per_call(f, inputs, rounds=7):
         start = time.perf_counter()
         for _ in range(count):
             f(*inputs)
+            if waits:
+                torch.cuda.synchronize()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / count * 1e6)
     return statistics.median(times)
@@ -236,13 +238,14 @@ def case(name, make, modes, deadline, train, strict):
             ready = time.perf_counter() - start
             timed = step(f, model, gradient) if train else f
             us, of_host = per_call(timed, inputs), host(timed, inputs)
+            waited = per_call(timed, inputs, waits=True)
         except Exception as problem:
             print(f"{name:20} {side:16} FAILED {type(problem).__name__}: {problem}", flush=True)
             continue
         eager_error = eager_error or error
         print(
-            f"{name:20} {side:16} {us:9.1f} us  host {of_host:7.1f} us  first {cold:6.2f} s  settled {ready:6.2f} s"
-            f"  error {error / eager_error:5.3f} of eager's",
+            f"{name:20} {side:16} {us:9.1f} us  waited for {waited:9.1f} us  host {of_host:7.1f} us"
+            f"  first {cold:6.2f} s  settled {ready:6.2f} s  error {error / eager_error:5.3f} of eager's",
             flush=True,
         )
         if side.startswith("hypatia"):

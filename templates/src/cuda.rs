@@ -292,6 +292,14 @@ pub enum Geometry {
         /// Blocks.
         parts: u32,
     },
+    /// A block for every `block` of `n` threads. Several problems may be computed by one launch:
+    /// their arguments are one structure, an array of problems and their number.
+    Problems {
+        /// Threads per block.
+        block: u32,
+        /// Problems of a launch, at most.
+        at_once: usize,
+    },
     /// As the kernel declares: `CudaSource::launch`.
     Declared,
     /// Persistent blocks that walk over tiles of a matrix, in clusters.
@@ -343,6 +351,7 @@ impl Geometry {
                 ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
             }
             Geometry::Parts { block, parts } => ([parts, 1, 1], [block, 1, 1]),
+            Geometry::Problems { block, .. } => ([cap(n.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1]),
             Geometry::Declared => ([1, 1, 1], [1, 1, 1]),
             Geometry::Tiles { block, cluster, rows: of_tile, columns, .. } => {
                 let tiles = rows.div_ceil(of_tile as u64).saturating_mul(n.div_ceil(columns as u64));
@@ -370,6 +379,9 @@ impl fmt::Display for Geometry {
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),
             Geometry::Parts { block, parts } => write!(f, "block ({block}), grid ({parts})"),
+            Geometry::Problems { block, at_once } => {
+                write!(f, "block ({block}), grid (the sum of ceil(n / {block}) over at most {at_once} problems)")
+            }
             Geometry::Declared => write!(f, "as the kernel declares"),
             Geometry::Tiles { block, cluster, rows, columns, shared } => write!(
                 f,

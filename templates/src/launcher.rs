@@ -49,7 +49,9 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
     let entry = |(symbol, geometry): (&str, Geometry)| {
         let (block, cluster) = match geometry {
             Geometry::Flat { block, .. } | Geometry::Grid { block, .. } | Geometry::Columns { block } => (block, 1),
-            Geometry::Rows { block, .. } | Geometry::Parts { block, .. } => (block, 1),
+            Geometry::Rows { block, .. } | Geometry::Parts { block, .. } | Geometry::Problems { block, .. } => {
+                (block, 1)
+            }
             Geometry::Clusters { block, blocks, .. } => (block, blocks),
             Geometry::Tiles { block, cluster, .. } => (block, cluster),
             Geometry::Declared => (0, 1),

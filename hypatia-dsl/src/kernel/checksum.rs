@@ -66,6 +66,9 @@ pub struct ChecksumKernel {
     pub factor: DType,
     /// True if matrix units multiply its rows, of bf16.
     pub by_units: bool,
+    /// With them: true if eight neighbours of a row and of the sums lie side by side in whole 16
+    /// bytes.
+    pub packs: bool,
     /// True if the product rounds its operands to TF32.
     pub tf32: bool,
     /// What is compared.

@@ -53,6 +53,8 @@ pub struct Bases {
     pub arena: u64,
     /// Address of the workspace.
     pub workspace: u64,
+    /// Address of what products and comparisons exchange; 0 if nothing is checked.
+    pub sums: u64,
     /// Address of the address lists.
     pub lists: u64,
     /// Address of the memory of reports, which the host sees; 0 if nothing is checked.

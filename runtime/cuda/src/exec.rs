@@ -18,6 +18,7 @@ use hypatia_dsl::dtype::DType;
 
 use super::address::{Bases, WORKSPACE, outputs_in};
 use super::capture::Graph;
+use super::compare;
 use super::constants::{Constants, Prefetch};
 use super::cubin::Origins;
 use super::device::Gpu;
@@ -45,6 +46,8 @@ pub struct Executor {
     gpu: Arc<Gpu>,
     /// Launches with the index of their step. Locked during a capture.
     launches: Mutex<Vec<(usize, Launch)>>,
+    /// Bytes that products and their comparisons exchange in a run.
+    exchanged: usize,
     constants: Constants,
     origins: Origins,
     idle: Mutex<Vec<Instance>>,
@@ -61,6 +64,7 @@ struct Instance {
     inputs: Vec<DeviceMemory>,
     arena: DeviceMemory,
     workspace: DeviceMemory,
+    sums: DeviceMemory,
     staging: Pinned,
     reports: Reports,
     sides: SideStreams,
@@ -81,10 +85,12 @@ impl Executor {
             (prepared?, prefetched.map_err(|_| Error::Internal("the uploading thread was lost".into()))??);
         let constants = Constants::upload(&gpu, &plan, launches.iter().map(|(_, launch)| launch), prefetched)?;
         let (once, launches) = launches.into_iter().partition(|(_, launch)| matches!(launch, Launch::Once(_)));
+        let (launches, exchanged) = compare::gather(&plan, launches);
         let executor = Executor {
             plan,
             gpu,
             launches: Mutex::new(launches),
+            exchanged,
             constants,
             origins,
             idle: Mutex::default(),
@@ -105,7 +111,8 @@ impl Executor {
         let sides = SideStreams::new(&self.gpu, 1)?;
         let [constants, transposed] = self.constants.addresses();
         let (inputs, outputs) = (vec![0; self.plan.inputs.len()], outputs_in(&self.plan, 0));
-        let bases = Bases { inputs, constants, transposed, outputs, arena: 0, workspace: 0, lists: 0, reports: 0 };
+        let bases =
+            Bases { inputs, constants, transposed, outputs, arena: 0, workspace: 0, sums: 0, lists: 0, reports: 0 };
         // SAFETY: these launches read constants, which are there, and write into memory of their
         // own, which they keep alive.
         unsafe { self.submit_all(&mut launches, &stream, &sides, &bases)? };
@@ -140,17 +147,20 @@ impl Executor {
 
     /// Launches per run: more than the plan's steps if a step takes several calls.
     pub fn launches(&self) -> usize {
-        self.launches.lock().unwrap_or_else(PoisonError::into_inner).len()
+        self.launches.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|(_, launch)| launch.kernels()).sum()
     }
 
-    /// Notes on steps: which of them read a weight transposed, and which are held against checksums.
+    /// Notes on steps: which of them read a weight transposed, and which are held against
+    /// checksums.
     pub fn notes(&self) -> Vec<Note> {
         let launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
         let mut of: BTreeMap<usize, [bool; 2]> = BTreeMap::new();
         for (step, launch) in launches.iter() {
-            let [packs, checks] = of.entry(*step).or_default();
-            *packs |= matches!(launch, Launch::Product(p) if p.transposed_weight().is_some());
-            *checks |= matches!(launch, Launch::Kernel(kernel) if kernel.reports());
+            match launch {
+                Launch::Product(p) if p.transposed_weight().is_some() => of.entry(*step).or_default()[0] = true,
+                Launch::Checks(checks) => checks.steps.iter().for_each(|step| of.entry(*step).or_default()[1] = true),
+                _ => {}
+            }
         }
         let note = |(step, of): (usize, [bool; 2])| match of {
             [true, true] => Some((step, "packed, checked")),
@@ -259,11 +269,12 @@ impl Executor {
         let inputs = bytes.iter().map(|b| DeviceMemory::new(&stream, *b)).collect::<Result<Vec<_>>>()?;
         let arena = DeviceMemory::new(&stream, self.plan.arena).map_err(|e| self.too_much(e))?;
         let workspace = DeviceMemory::new(&stream, WORKSPACE)?;
+        let sums = DeviceMemory::new(&stream, self.exchanged)?;
         let staging = Pinned::new(&stream, bytes.iter().map(|b| b.next_multiple_of(64)).sum())?;
         let sides = self.side_streams()?;
         let reports = Reports::new(&stream, &self.plan)?;
         let mut instance =
-            Instance { graph: Graph::empty(), stream, inputs, arena, workspace, staging, reports, sides };
+            Instance { graph: Graph::empty(), stream, inputs, arena, workspace, sums, staging, reports, sides };
         instance.graph = self.capture(&instance)?;
         Ok(instance)
     }
@@ -298,6 +309,7 @@ impl Executor {
             outputs: outputs_in(&self.plan, instance.arena.address()),
             arena: instance.arena.address(),
             workspace: instance.workspace.address(),
+            sums: instance.sums.address(),
             lists: 0,
             reports: instance.reports.address(),
         }
@@ -411,8 +423,8 @@ impl Timer<'_> {
         for at in 0..count {
             let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
             let (step, launch) = &mut launches[at];
-            let step = *step;
-            let _range = nvtx::range(&executor.plan.steps[step].name);
+            let _range = nvtx::range(&executor.plan.steps[*step].name);
+            let of = launch.steps(*step);
             let graph = Graph::capture(&stream, || {
                 // SAFETY: the bases are those of this timer's instance, which outlives the graph.
                 (0..REPEATS).try_for_each(|_| unsafe { submit(&executor.gpu, &stream, sides, launch, &bases) })
@@ -422,7 +434,8 @@ impl Timer<'_> {
             let times = (0..rounds.max(1)).map(|_| self.elapsed(2, |_| graph.launch())).collect::<Result<Vec<_>>>();
             let mut times = times?;
             times.sort_by(f64::total_cmp);
-            micros[step] += times[times.len() / 2] / REPEATS as f64;
+            let us = times[times.len() / 2] / REPEATS as f64;
+            of.iter().for_each(|step| micros[*step] += us / of.len() as f64);
         }
         Ok(micros)
     }

@@ -20,6 +20,7 @@ use super::memory::{DeviceMemory, bind};
 use super::pointer_arrays;
 use super::submit::{SideStreams, submit};
 use super::tune::{MAX_OPERANDS, Tuner, WARM, footprint, machine, problem, random};
+use crate::lowering::checksum::EXCHANGED;
 use crate::tuner::Measured;
 use crate::tuning::Choice;
 use hypatia_plan::{Checks, Plan, Step, Storage, View};
@@ -96,11 +97,13 @@ impl Scratch {
             outputs: outputs_in(plan, arena),
             arena,
             workspace: take(DType::U8, WORKSPACE)?,
+            sums: 0,
             lists: 0,
             reports: 0,
         };
         if plan.checks != Checks::Off {
             bases.reports = take(DType::U8, REPORTS + REPORT * plan.steps.len())?;
+            bases.sums = take(DType::U8, EXCHANGED)?;
         }
         for (place, (dtype, len)) in sizes {
             let at = match place {

@@ -28,6 +28,8 @@ pub enum Argument {
     Own(Arc<DeviceMemory>),
     /// A pointer into the workspace, so many bytes from its start.
     Workspace(usize),
+    /// A pointer into what products and comparisons exchange, so many bytes from its start.
+    Sums(usize),
     /// A pointer into the memory of reports, so many bytes from its start.
     Report(usize),
     /// A 64-bit integer.
@@ -55,6 +57,10 @@ pub struct KernelLaunch {
     /// Dynamic shared memory per block, in bytes.
     shared: u32,
     arguments: Vec<Argument>,
+    /// Where a launch computes several problems: how many at most, and the arguments of the others.
+    problems: Option<(usize, Vec<Vec<Argument>>)>,
+    /// Bytes that the product and its comparison exchange.
+    exchanged: usize,
 }
 
 /// The index of the entry point for that work, with grid and block.
@@ -96,8 +102,9 @@ pub fn arguments(
         (ArgKind::Input(_) | ArgKind::Output(_), _) => {
             let own = own.iter().find(|(n, _)| *n == a.name).map(|(_, memory)| Argument::Own(memory.clone()));
             let room = || work.rooms.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Workspace(*at));
+            let sums = || work.sums.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Sums(*at));
             let report = || work.reports.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Report(*at));
-            own.or_else(room).or_else(report).or_else(|| pointer(a).map(Argument::Address))
+            own.or_else(room).or_else(sums).or_else(report).or_else(|| pointer(a).map(Argument::Address))
         }
         (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
@@ -138,7 +145,39 @@ impl KernelLaunch {
             };
             grid[0] = grid[0].min(resident.max(1) * blocks);
         }
-        Ok(KernelLaunch { function, grid, block, shared, arguments })
+        let problems = match geometry {
+            Geometry::Problems { at_once, .. } => Some((at_once, Vec::new())),
+            _ => None,
+        };
+        Ok(KernelLaunch { function, grid, block, shared, arguments, problems, exchanged: 0 })
+    }
+
+    /// The same launch, which compares what takes that many bytes beside the operands.
+    pub fn exchanging(self, bytes: usize) -> KernelLaunch {
+        KernelLaunch { exchanged: bytes, ..self }
+    }
+
+    /// Bytes that a product and this comparison of it exchange.
+    pub fn exchanged(&self) -> usize {
+        self.exchanged
+    }
+
+    /// Takes another problem of the same kernel into this launch, or gives it back.
+    pub fn join(&mut self, other: KernelLaunch) -> Option<KernelLaunch> {
+        let same = self.function.cu_function() == other.function.cu_function() && self.block == other.block;
+        match (&mut self.problems, other.problems.as_ref()) {
+            (Some((at_once, others)), Some((_, of_other)))
+                if same
+                    && others.len() + of_other.len() + 2 <= *at_once
+                    && self.grid[0].checked_add(other.grid[0]).is_some() =>
+            {
+                self.grid[0] += other.grid[0];
+                let (_, more) = other.problems.unwrap_or_default();
+                others.extend([vec![other.arguments], more].concat());
+                None
+            }
+            _ => Some(other),
+        }
     }
 
     /// Its grid, its block, and the dynamic shared memory of a block in bytes.
@@ -146,17 +185,23 @@ impl KernelLaunch {
         (self.grid, self.block, self.shared)
     }
 
-    /// Its arguments in order.
+    /// Its arguments in order; those of its first problem if there are several.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }
 
+    /// The arguments of all problems.
+    fn all_arguments(&self) -> impl Iterator<Item = &Argument> {
+        self.arguments.iter().chain(self.problems.iter().flat_map(|(_, others)| others).flatten())
+    }
+
     /// The locations that its arguments name.
     pub fn locations(&self) -> impl Iterator<Item = &Location> {
-        self.arguments.iter().filter_map(|a| match a {
+        self.all_arguments().filter_map(|a| match a {
             Argument::Address(at) | Argument::Map { at, .. } => Some(at),
             Argument::Own(_)
             | Argument::Workspace(_)
+            | Argument::Sums(_)
             | Argument::Report(_)
             | Argument::Size(_)
             | Argument::Sizes(_) => None,
@@ -179,6 +224,15 @@ impl KernelLaunch {
         }
     }
 
+    /// What it exchanges with other launches lies that many bytes further on.
+    pub fn move_sums(&mut self, by: usize) {
+        for a in &mut self.arguments {
+            if let Argument::Sums(at) = a {
+                *at += by;
+            }
+        }
+    }
+
     /// Launches the kernel on a stream.
     ///
     /// # Safety
@@ -191,17 +245,15 @@ impl KernelLaunch {
         let mut starts = Vec::with_capacity(self.arguments.len());
         for a in &self.arguments {
             starts.push(values.len());
-            match a {
-                Argument::Address(at) => values.push(bases.address(at)),
-                Argument::Own(memory) => values.push(memory.address()),
-                Argument::Workspace(at) => values.push(bases.workspace + *at as u64),
-                Argument::Report(at) => values.push(bases.reports + *at as u64),
-                Argument::Size(v) => values.push(*v as u64),
-                Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
-                Argument::Map { at, dtype, shape, inner } => {
-                    values.extend(tensor_map::encode(bases.address(at), *dtype, shape, *inner)?);
-                }
-            }
+            a.put(bases, &mut values)?;
+        }
+        if let Some((at_once, others)) = &self.problems {
+            // All problems are one structure.
+            let words = values.len();
+            others.iter().flatten().try_for_each(|a| a.put(bases, &mut values))?;
+            values.resize(words * at_once, 0);
+            values.push(others.len() as u64 + 1);
+            starts = vec![0];
         }
         let mut pointers: Vec<*mut std::ffi::c_void> = starts.iter().map(|at| (&raw mut values[*at]).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
@@ -223,6 +275,25 @@ impl KernelLaunch {
             )
         };
         status.result().map_err(|e| failed("cuLaunchKernel", e))
+    }
+}
+
+impl Argument {
+    /// Appends its value.
+    fn put(&self, bases: &Bases, values: &mut Vec<u64>) -> Result<()> {
+        match self {
+            Argument::Address(at) => values.push(bases.address(at)),
+            Argument::Own(memory) => values.push(memory.address()),
+            Argument::Workspace(at) => values.push(bases.workspace + *at as u64),
+            Argument::Sums(at) => values.push(bases.sums + *at as u64),
+            Argument::Report(at) => values.push(bases.reports + *at as u64),
+            Argument::Size(v) => values.push(*v as u64),
+            Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
+            Argument::Map { at, dtype, shape, inner } => {
+                values.extend(tensor_map::encode(bases.address(at), *dtype, shape, *inner)?);
+            }
+        }
+        Ok(())
     }
 }
 

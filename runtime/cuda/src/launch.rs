@@ -42,6 +42,8 @@ pub enum Launch {
     Kernel(KernelLaunch),
     /// A generated kernel that is launched once for all runs: see [`crate::lowering::Work::once`].
     Once(KernelLaunch),
+    /// Comparisons of products with their checksums.
+    Checks(Checks),
     /// A cuBLASLt call.
     Product(Box<Product>),
     /// Zero-fills that many bytes: a product over no terms.
@@ -53,8 +55,50 @@ impl Launch {
     pub fn calls(&self) -> usize {
         match self {
             Launch::Product(p) => p.calls.len(),
+            Launch::Checks(checks) => checks.sums.len().max(checks.comparisons.len()),
             Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => 1,
         }
+    }
+
+    /// Number of kernels, where a call to the library counts as one.
+    pub fn kernels(&self) -> usize {
+        match self {
+            Launch::Checks(checks) => checks.sums.len() + checks.comparisons.len(),
+            Launch::Product(_) | Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => 1,
+        }
+    }
+
+    /// The steps that it is part of, if it is launched behind that one.
+    pub fn steps(&self, behind: usize) -> Vec<usize> {
+        match self {
+            Launch::Checks(checks) => checks.steps.clone(),
+            Launch::Product(_) | Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => vec![behind],
+        }
+    }
+}
+
+/// Comparisons of products with their checksums.
+#[derive(Default)]
+pub struct Checks {
+    /// The steps of the plan whose products they are.
+    pub steps: Vec<usize>,
+    /// Sums of right factors that are no constants. They run at once.
+    pub sums: Vec<KernelLaunch>,
+    /// What compares. They run at once, behind the sums.
+    pub comparisons: Vec<KernelLaunch>,
+}
+
+impl Checks {
+    /// A kernel that compares, or sums that it needs.
+    pub fn of(kernel: KernelLaunch) -> Checks {
+        let mut checks = Checks::default();
+        if kernel.reports() { &mut checks.comparisons } else { &mut checks.sums }.push(kernel);
+        checks
+    }
+
+    /// All kernels.
+    pub fn kernels(&self) -> impl Iterator<Item = &KernelLaunch> {
+        self.sums.iter().chain(&self.comparisons)
     }
 }
 

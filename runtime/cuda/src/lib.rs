@@ -6,6 +6,7 @@
 
 mod address;
 mod capture;
+mod compare;
 mod constants;
 pub mod cubin;
 mod device;

@@ -17,7 +17,7 @@ use super::cubin::{self, Origins};
 use super::device::Gpu;
 use super::driver::failed;
 use super::kernel::{KernelLaunch, arguments, by_columns, entry};
-use super::launch::{Launch, Product};
+use super::launch::{Checks, Launch, Product};
 use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
 use super::memory::DeviceMemory;
 use super::tiled::{self, Tilings};
@@ -26,7 +26,7 @@ use super::{fallback, gemm, trial, weight_layout};
 use crate::lowering::checksum::{Checksum, Seen};
 use crate::lowering::{Kept, Work, step_kernels};
 use crate::tuner::Effort;
-use hypatia_plan::{Action, CallStep, Checks, GemmStep, Plan, Step, View};
+use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View};
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
@@ -63,7 +63,7 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
             // All products get their algorithms before transposed weights are timed.
             out.iter_mut().flatten().try_for_each(|launch| match launch {
                 Launch::Product(product) => weight_layout::choose(gpu, plan, product, tuner),
-                Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => Ok(()),
+                Launch::Kernel(_) | Launch::Once(_) | Launch::Checks(_) | Launch::Zeros(..) => Ok(()),
             })?;
             Ok(out)
         });
@@ -77,11 +77,6 @@ pub fn prepare(gpu: &Arc<Gpu>, plan: &Plan, tuner: &mut Tuner) -> Result<(Vec<(u
     for (step, launch) in pending {
         let finished = finish(gpu, plan, launch, &mut ready, tuner)?;
         launches.extend(finished.into_iter().map(|launch| (step, launch)));
-    }
-    for (step, launch) in &mut launches {
-        if let Launch::Kernel(kernel) = launch {
-            kernel.reports_as(*step);
-        }
     }
     Ok((launches, origins))
 }
@@ -353,7 +348,11 @@ fn kernel_launch(
     let arguments = arguments(source, work, &own, &pointer)?;
     let shared = work.declared.as_ref().map_or(geometry.shared(), |d| d.shared);
     let launch = KernelLaunch::new(function, *geometry, ([grid, block], shared), arguments)?;
-    Ok(if work.once { Launch::Once(launch) } else { Launch::Kernel(launch) })
+    Ok(match (work.once, work.compares) {
+        (true, _) => Launch::Once(launch),
+        (false, true) => Launch::Checks(Checks::of(launch.exchanging(work.exchanged))),
+        (false, false) => Launch::Kernel(launch),
+    })
 }
 
 /// Memory of the device with the integers that a launch reads.
@@ -412,7 +411,7 @@ fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Pe
             fallback.extend(pending_launches(gpu, plan, part)?);
         }
         // A library call may hide its accumulators.
-        if plan.checks != Checks::Off && tiled::kernel(plan, step).is_none() {
+        if plan.checks != hypatia_plan::Checks::Off && tiled::kernel(plan, step).is_none() {
             return Ok(fallback);
         }
         return Ok(vec![match tiled::kernel(plan, step) {

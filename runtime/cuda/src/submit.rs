@@ -48,6 +48,14 @@ impl SideStreams {
         sides.try_for_each(|side| side.wait(&self.fork).map_err(|e| failed("cuStreamWaitEvent", e)))
     }
 
+    /// The stream of a call, where that many side streams take part.
+    fn of<'a>(&'a self, stream: &'a Arc<CudaStream>, call: usize, count: usize) -> &'a Arc<CudaStream> {
+        match call % (count + 1) {
+            0 => stream,
+            side => &self.streams[side - 1],
+        }
+    }
+
     /// Makes the main stream wait for `count` side streams.
     fn join(&self, stream: &Arc<CudaStream>, count: usize) -> Result<()> {
         self.streams.iter().zip(&self.joins).take(count).try_for_each(|(side, event)| {
@@ -71,6 +79,18 @@ pub(super) unsafe fn submit(
     match launch {
         // SAFETY: the caller guarantees the bases.
         Launch::Kernel(kernel) | Launch::Once(kernel) => unsafe { kernel.launch(stream, bases) },
+        Launch::Checks(checks) => {
+            for kernels in [&checks.sums, &checks.comparisons] {
+                let extra = kernels.len().saturating_sub(1).min(sides.streams.len());
+                sides.fork(stream, extra)?;
+                for (i, kernel) in kernels.iter().enumerate() {
+                    // SAFETY: as above.
+                    unsafe { kernel.launch(sides.of(stream, i, extra), bases)? };
+                }
+                sides.join(stream, extra)?;
+            }
+            Ok(())
+        }
         Launch::Product(product) => {
             let transposed = product.transposed_weight().map(|t| (t.side, bases.transposed[t.constant]));
             let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();
@@ -80,10 +100,7 @@ pub(super) unsafe fn submit(
             let extra = (calls.len() - 1).min(sides.streams.len());
             sides.fork(stream, extra)?;
             for (i, [a, b, d]) in calls.iter().enumerate() {
-                let on = match i % (extra + 1) {
-                    0 => stream,
-                    side => &sides.streams[side - 1],
-                };
+                let on = sides.of(stream, i, extra);
                 let mut operands = match what.uses_pointer_arrays() {
                     true => [0, 1, 2].map(|side| bases.lists + *lists + side * list),
                     false => [a, b, d].map(|side| bases.address(side)),

@@ -180,7 +180,7 @@ fn describe(
         }
         Argument::Size(v) => Ok(Given::Integers(vec![*v])),
         Argument::Sizes(list) => Ok(Given::Integers(list.clone())),
-        Argument::Own(_) | Argument::Workspace(_) | Argument::Report(_) | Argument::Map { .. } => {
+        Argument::Own(_) | Argument::Workspace(_) | Argument::Sums(_) | Argument::Report(_) | Argument::Map { .. } => {
             Err(Error::Internal("an argument that no template has".into()))
         }
     };

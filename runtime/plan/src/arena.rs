@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use super::checked::operands;
 use super::{ALIGNMENT, Action, Plan, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 
@@ -51,11 +52,15 @@ impl Arena {
     }
 }
 
-/// The last step that reads or writes each buffer; `steps.len()` for outputs.
+/// The last step that reads or writes each buffer, or behind which a comparison reads it;
+/// `steps.len()` for outputs.
 pub(super) fn last_uses(plan: &Plan) -> Vec<usize> {
     let mut last = vec![0; plan.buffers.len()];
     for (i, step) in plan.steps.iter().enumerate() {
         step.reads.iter().chain(&step.writes).for_each(|v| last[v.buffer.index()] = i);
+    }
+    for (step, until) in plan.kept_for_checks() {
+        operands(step).for_each(|v| last[v.buffer.index()] = last[v.buffer.index()].max(until));
     }
     plan.outputs.iter().for_each(|(_, v)| last[v.buffer.index()] = plan.steps.len());
     last

@@ -16,6 +16,7 @@ mod arena;
 mod buffer;
 mod build;
 pub mod chain;
+mod checked;
 mod copies;
 mod declared;
 mod lower;

@@ -23,7 +23,7 @@ use crate::verdict::{Verdict, VerdictEntry};
 /// Incidents that are kept; later ones are dropped.
 const MOST: usize = 100;
 /// On a GPU, comparisons take at most one part in so many of the time.
-const SHARE_ON_A_GPU: u32 = 20;
+const SHARE_ON_A_GPU: u32 = 50;
 
 /// A run in a framework's memory that is to be compared, and what its checksums suspect.
 pub struct Pending(Vec<Finding>);

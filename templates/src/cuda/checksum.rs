@@ -14,9 +14,13 @@ use hypatia_dsl::kernel::{BlockSumsKernel, ChecksumKernel, DisturbKernel, Watch,
 
 /// Threads per block.
 const BLOCK: u32 = 256;
+/// A thread for each element.
+const FLAT: Geometry = Geometry::Flat { block: BLOCK, vector: 1 };
 /// Rows that a block of threads compares at a time, and blocks of columns; and by matrix units.
 const COMPARED: [usize; 2] = [8, 4];
-const COMPARED_BY_UNITS: [usize; 2] = [16, 8];
+const COMPARED_BY_UNITS: [usize; 2] = [16, 4];
+/// Comparisons of a launch, at most: the arguments of so many are less than 4 KiB.
+const AT_ONCE: usize = 8;
 /// Elements of k and blocks of columns that a block of threads adds up at a time.
 pub const SLICE: usize = 32;
 /// How many times what rounding does to random numbers a sum may be away: a suspicion costs a run.
@@ -27,7 +31,7 @@ const DEVIATIONS: f64 = 3.0;
 
 /// Rows and blocks of columns that a block of threads compares at a time, and its threads.
 pub fn compared_at_a_time(kernel: &ChecksumKernel) -> ([usize; 2], u32) {
-    if kernel.by_units { (COMPARED_BY_UNITS, 2 * BLOCK) } else { (COMPARED, BLOCK) }
+    (if kernel.by_units { COMPARED_BY_UNITS } else { COMPARED }, BLOCK)
 }
 
 /// How the templates of products know a [`Watch`].
@@ -85,7 +89,7 @@ pub(super) fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<
         name: &kernel.name,
         kind: "sums of a factor, for checksums",
         doc: &kernel.doc,
-        threads: BLOCK,
+        geometry: FLAT,
         formula,
         args,
     };
@@ -132,11 +136,11 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         ("width", "columns of a block"),
     ]));
     let formula = "a report where a sum of the product's accumulators is not in0 times sums".to_string();
-    let threads = compared_at_a_time(kernel).1;
-    let parts =
-        Parts { name: &kernel.name, kind: "the checksums of a product", doc: &kernel.doc, threads, formula, args };
-    let stored = result.unwrap_or(sum);
     let ([rows, blocks], threads) = compared_at_a_time(kernel);
+    let geometry = Geometry::Problems { block: threads, at_once: AT_ONCE };
+    let parts =
+        Parts { name: &kernel.name, kind: "the checksums of products", doc: &kernel.doc, geometry, formula, args };
+    let stored = result.unwrap_or(sum);
     let own = context! {
         type => storage(sum),
         storage => storage(kernel.factor),
@@ -144,8 +148,11 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         load_result => load(stored),
         rows_at_a_time => rows,
         blocks_at_a_time => blocks,
+        at_once => AT_ONCE,
         threads,
         mma => kernel.by_units,
+        packs => kernel.packs,
+        unroll => if kernel.packs { 3 } else { 1 },
         result => result.is_some(),
         width,
         vector => 16 / stored.size(),
@@ -177,7 +184,7 @@ pub(super) fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaS
     ]));
     let formula = "out0, but for what a test changes".to_string();
     let parts =
-        Parts { name: &kernel.name, kind: "a fault, for tests", doc: &kernel.doc, threads: BLOCK, formula, args };
+        Parts { name: &kernel.name, kind: "a fault, for tests", doc: &kernel.doc, geometry: FLAT, formula, args };
     let bits = match kernel.dtype.size() {
         2 => "unsigned short",
         4 => "unsigned",
@@ -191,7 +198,7 @@ struct Parts<'a> {
     name: &'a str,
     kind: &'static str,
     doc: &'a str,
-    threads: u32,
+    geometry: Geometry,
     formula: String,
     args: Vec<Arg>,
 }
@@ -205,7 +212,7 @@ impl Parts<'_> {
         own: Value,
     ) -> Result<CudaSource, EmitError> {
         let name = identifier("hypatia_", self.name);
-        let entries = vec![Entry { name: name.clone(), geometry: Geometry::Flat { block: self.threads, vector: 1 } }];
+        let entries = vec![Entry { name: name.clone(), geometry: self.geometry }];
         let header = Header {
             name: self.name,
             kind: self.kind,
@@ -217,7 +224,6 @@ impl Parts<'_> {
         };
         let mut functions = Functions::new(program);
         functions.need("axes");
-        functions.need("quotient");
         let ctx = context! {
             entry => name,
             args => declarations(&self.args, &[]),

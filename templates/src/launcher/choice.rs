@@ -219,6 +219,7 @@ fn case(entry: usize, geometry: Geometry, work: &Rows, language: Language) -> (O
             (None, line(factors.join(" * "), cluster, block))
         }
         Geometry::Parts { block, parts } => (None, line(parts.to_string(), 1, block)),
+        Geometry::Problems { block, .. } => (None, line(ceil("n", block), 1, block)),
         Geometry::Declared => (None, String::new()),
     }
 }

@@ -91,7 +91,7 @@ impl Drop for Guests {
 impl Executor {
     /// Bytes of scratch memory that a run as a guest needs.
     pub fn scratch(&self) -> usize {
-        self.plan.arena.next_multiple_of(ALIGNMENT as usize) + WORKSPACE
+        self.plan.arena.next_multiple_of(ALIGNMENT as usize) + WORKSPACE + self.exchanged
     }
 
     /// True if the executor's context is the thread's current one: then its runs need no switch,
@@ -251,13 +251,15 @@ impl Executor {
 
     fn guest_bases(&self, guest: &Guest<'_>, reports: u64) -> Placed {
         let [constants, transposed] = self.constants.addresses();
+        let workspace = guest.scratch + self.plan.arena.next_multiple_of(ALIGNMENT as usize) as u64;
         let own = Bases {
             inputs: vec![0; self.plan.inputs.len()],
             constants,
             transposed,
             outputs: outputs_in(&self.plan, guest.scratch),
             arena: guest.scratch,
-            workspace: guest.scratch + self.plan.arena.next_multiple_of(ALIGNMENT as usize) as u64,
+            workspace,
+            sums: workspace + WORKSPACE as u64,
             lists: 0,
             reports,
         };

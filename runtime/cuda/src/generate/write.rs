@@ -468,6 +468,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
                 Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
                 Geometry::Parts { block, .. } => ("parts", block, None, None, None),
+                Geometry::Problems { block, .. } => ("problems", block, None, None, None),
                 Geometry::Declared => ("declared", 0, None, None, None),
             };
             FunctionEntry {
@@ -516,6 +517,7 @@ fn grid(geometry: Geometry, source: &CudaSource) -> Option<[String; 3]> {
             [format!("{cluster} * min(clusters, {})", factors.join(" * ")), one(), one()]
         }
         Geometry::Parts { parts, .. } => [parts.to_string(), one(), one()],
+        Geometry::Problems { block, .. } => [ceil("n", block), one(), one()],
         Geometry::Declared => return None,
     })
 }

@@ -4,7 +4,8 @@
 //! In: a product of a plan that is checked, and how its accumulators can be seen. Out: the kernels
 //! and their [`Work`], in launch order: the sums of the right factor, then the comparison.
 //! Invariant: sums of a constant are computed once, in memory of their own; everything else lies in
-//! the workspace, which no other step needs meanwhile.
+//! memory
+//! that nothing else uses (`Work::sums`).
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{
@@ -15,7 +16,7 @@ use hypatia_templates::instances::Body;
 
 use super::warp_tiled::{Strides, product_strides};
 use super::{Kept, Work};
-use crate::address::{FAULT, REPORTS, WORKSPACE};
+use crate::address::{FAULT, REPORTS};
 use hypatia_plan::{Checks, GemmStep, Plan, Storage, View};
 
 /// Columns of a block whose sums of accumulators are compared: at least, and at most.
@@ -23,17 +24,19 @@ const NARROWEST: usize = 512;
 const WIDEST: usize = 2048;
 /// Blocks of a row, unless they would be too wide: each costs as much as a column of the product.
 const BLOCKS: usize = 16;
-/// Columns of a block where a result is compared, of a 16-bit type and of others: the rounding of
-/// more elements would hide what is wrong with one.
+/// Columns of a block where a result is compared, of or from a 16-bit type and of others: the
+/// rounding of more elements would hide what is wrong with one.
 const OF_HALF: usize = 128;
 const OF_RESULT: usize = 32;
-/// Alignment of what lies in the workspace.
+/// Bytes that a product and its comparison exchange, at most.
+pub const EXCHANGED: usize = 32 << 20;
+/// Alignment of what they exchange.
 const ALIGNMENT: usize = 256;
 
 /// How the accumulators of a product can be seen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Seen {
-    /// The product stores their sums at the start of the workspace.
+    /// The product stores their sums in memory that it shares with the comparison.
     Sums {
         /// Columns of a sum.
         columns: usize,
@@ -60,6 +63,8 @@ pub struct Checksum {
     constant: Option<String>,
     disturbed: bool,
     has_units: bool,
+    /// True if eight neighbours of a row of the left factor lie side by side in whole 16 bytes.
+    packs: bool,
 }
 
 impl Checksum {
@@ -72,6 +77,10 @@ impl Checksum {
             return None;
         }
         let (batch, m, strides) = product_strides(step, &[a, b, out])?;
+        // Kernels count with 32 bits.
+        if [batch[0] * batch[1] * m, step.n, step.k].iter().any(|size| i32::try_from(*size).is_err()) {
+            return None;
+        }
         let second_strides = match second {
             Some(c) => {
                 Some(product_strides(step, &[a, c, out]).filter(|(of, rows, _)| (*of, *rows) == (batch, m))?.2[1])
@@ -92,6 +101,7 @@ impl Checksum {
             constant: names.map(|n| n.join(" and ")),
             disturbed: plan.checks == Checks::Disturbed,
             has_units: plan.device.sm >= AMPERE,
+            packs: step.k.is_multiple_of(PACK) && packs(a, &strides[0]),
         })
     }
 
@@ -102,16 +112,18 @@ impl Checksum {
 
     /// What a generated product that stores sums gets besides its own arguments.
     pub fn watched(&self, mut work: Work) -> Work {
-        work.rooms.push(("watched".into(), 0));
+        work.sums.push(("watched".into(), 0));
         work.reports.push(("fault".into(), FAULT));
         work
     }
 
-    /// The launches behind a product; `None` if their sums are too large for the workspace.
+    /// The launches behind a product; `None` if their sums are too many.
     pub fn launches(&self, seen: Seen) -> Option<Vec<(Body, Work)>> {
         let [outer, inner, m, n, _] = self.sizes;
         let (width, watched) = match seen {
-            Seen::Result(_) => (if self.types[2].size() == 2 { OF_HALF } else { OF_RESULT }, 0),
+            // What 16-bit factors give is no more exact than a 16-bit result.
+            Seen::Result(_) if self.types[0].size() == 2 || self.types[2].size() == 2 => (OF_HALF, 0),
+            Seen::Result(_) => (OF_RESULT, 0),
             Seen::Sums { columns, addends } => {
                 let wanted = n.div_ceil(BLOCKS).clamp(NARROWEST, WIDEST).next_multiple_of(columns);
                 (wanted, n.div_ceil(columns) * addends * outer * inner * m * size_of::<f32>())
@@ -120,7 +132,7 @@ impl Checksum {
         let of_b = self.of_right(width);
         let room = watched.next_multiple_of(ALIGNMENT);
         let used = if self.constant.is_some() { watched } else { room + of_b.bytes };
-        if used > WORKSPACE {
+        if used > EXCHANGED {
             return None;
         }
         let place = |mut work: Work| {
@@ -129,8 +141,9 @@ impl Checksum {
                     let name = format!("{name} by {width} for {}", self.types[0]);
                     work.kept = Some(Kept { argument: "sums".into(), name, bytes: of_b.bytes });
                 }
-                None => work.rooms.push(("sums".into(), room)),
+                None => work.sums.push(("sums".into(), room)),
             }
+            (work.compares, work.exchanged) = (!work.once, used);
             work
         };
         let (compare, compared) = self.comparison(seen, width, &of_b);
@@ -184,7 +197,7 @@ impl Checksum {
         work.reports.push(("report".into(), REPORTS));
         let watched = match seen {
             Seen::Sums { columns, addends } => {
-                work.rooms.push(("watched".into(), 0));
+                work.sums.push(("watched".into(), 0));
                 let parts = n.div_ceil(columns) * addends;
                 work = named(work, [("parts", parts), ("parts_of_block", width / columns * addends)]);
                 Watched::Accumulators
@@ -195,7 +208,7 @@ impl Checksum {
             }
         };
         let (name, doc, by_units, tf32) = ("checksum".into(), String::new(), self.by_units(), self.tf32);
-        let kernel = ChecksumKernel { name, doc, factor, by_units, tf32, watched };
+        let kernel = ChecksumKernel { name, doc, factor, by_units, packs: by_units && self.packs, tf32, watched };
         let ([rows, columns], threads) = compared_at_a_time(&kernel);
         (work.rows, work.n) = (1, outer * inner * m.div_ceil(rows) * blocks.div_ceil(columns) * threads as usize);
         (Body::Checksum(kernel), work)
@@ -215,6 +228,15 @@ impl Checksum {
         work.reports.push(("fault".into(), FAULT));
         (Body::Disturb(DisturbKernel { name: "disturb".into(), doc: String::new(), dtype: self.types[2] }), work)
     }
+}
+
+/// Elements of 16 bits that are read at once.
+const PACK: usize = 8;
+
+/// True if the rows of a factor lie in whole packs. Memory begins at multiples of more than one.
+fn packs(view: &View, [batches @ .., along]: &Strides) -> bool {
+    let whole = |s: &isize| s.unsigned_abs().is_multiple_of(PACK);
+    *along == 1 && view.offset.is_multiple_of(PACK) && batches.iter().all(whole)
 }
 
 /// The compute capability of the first GPUs whose matrix units multiply bf16.

@@ -54,6 +54,12 @@ pub struct Work {
     /// Byte offsets into the workspace, by argument: results that the next launch of the step
     /// reads.
     pub rooms: Vec<(String, usize)>,
+    /// Byte offsets into what a product and its comparison exchange, by argument.
+    pub sums: Vec<(String, usize)>,
+    /// True for a launch that compares, or that only a comparison needs: it may run later.
+    pub compares: bool,
+    /// Bytes that the product and this comparison of it exchange.
+    pub exchanged: usize,
     /// Integers that the kernel reads from memory, by argument.
     pub data: Vec<(String, Vec<i32>)>,
     /// Byte offsets into the memory of reports, by argument.

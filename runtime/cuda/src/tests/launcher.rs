@@ -292,6 +292,7 @@ fn launchers_ask_the_driver_for_what_plans_ask_for() {
             Geometry::Tiles { cluster: 1, .. } => "tiles",
             Geometry::Tiles { .. } => "clusters of tiles",
             Geometry::Parts { .. } => "parts",
+            Geometry::Problems { .. } => "problems",
             Geometry::Declared => "declared",
         };
         *kinds.entry(kind).or_default() += 1;

@@ -483,8 +483,17 @@ extern "C" __global__ void hypatia_unwritten(int* p) { p[0] = p[1] + 1; }
         let launch = KernelLaunch::new(function, Geometry::Declared, ([[1, 1, 1], [64, 1, 1]], 0), vec![at]).unwrap();
         let none = || vec![];
         let (inputs, constants, transposed, arena) = (none(), none(), none(), memory.address());
-        let bases =
-            Bases { inputs, constants, transposed, outputs: Vec::new(), arena, workspace: 0, lists: 0, reports: 0 };
+        let bases = Bases {
+            inputs,
+            constants,
+            transposed,
+            outputs: vec![],
+            arena,
+            workspace: 0,
+            sums: 0,
+            lists: 0,
+            reports: 0,
+        };
         // SAFETY: none: this is the fault that is to be found. It stays in the allocation's page.
         unsafe { launch.launch(&stream, &bases) }.unwrap();
         stream.synchronize().unwrap();
