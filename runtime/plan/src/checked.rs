@@ -87,7 +87,7 @@ mod tests {
         let mut g = Graph::new(hypatia_testing::program());
         let mut x = g.input("x", ty(DType::BF16, &[rows, 256]));
         for i in 0..count {
-            let w = g.input(&format!("w{i}"), ty(DType::BF16, &[256, 256]));
+            let w = g.input(format!("w{i}"), ty(DType::BF16, &[256, 256]));
             x = g.builtin(BuiltinOp::Matmul, &[x, w], vec![]).unwrap()[0];
         }
         g.output("y", x);
