@@ -22,7 +22,8 @@ impl Code {
     /// Parses `H0304`.
     pub fn parse(text: &str) -> Option<Code> {
         let digits = text.strip_prefix(['H', 'h'])?;
-        (digits.len() == 4).then(|| digits.parse().ok().map(Code)).flatten()
+        let is_code = digits.len() == 4 && digits.bytes().all(|b| b.is_ascii_digit());
+        is_code.then(|| digits.parse().ok().map(Code)).flatten()
     }
 }
 
@@ -107,7 +108,7 @@ impl Diagnostic {
     }
 }
 
-/// True if any of them is an error.
+/// Whether any diagnostic is an error.
 pub fn has_errors(diagnostics: &[Diagnostic]) -> bool {
     diagnostics.iter().any(|d| d.severity == Severity::Error)
 }

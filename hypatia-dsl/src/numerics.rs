@@ -54,7 +54,8 @@ impl Numerics {
     }
 
     /// Whether a rule may fire for values of that type. A rule without a claim is one that claims
-    /// `rounds`; but an op or a scalar whose body is computed in the type of its result is that body.
+    /// `rounds`; but an op or a scalar whose body is computed in the type of its result is that
+    /// body.
     pub fn allows_rule(self, rule: &Rule, dtype: DType) -> bool {
         let kept = mantissa_bits(dtype);
         if rule.claims.is_empty() {

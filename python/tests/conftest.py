@@ -13,7 +13,8 @@ def fresh():
 
     torch.manual_seed(0)
     torch._dynamo.reset()
-    # Threads that compile with `dynamic=True` at once leave this False: each restores what it found.
+    # Threads that compile with `dynamic=True` at once leave this False: each restores what it
+    # found.
     torch._dynamo.config.assume_static_by_default = True
     hyp.reset_report()
     _runtime.forget()

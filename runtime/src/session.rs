@@ -64,10 +64,11 @@ pub struct Options {
     /// How far plans are trusted.
     pub safety: Safety,
     /// With [`Safety::Strict`]: one run in this many is compared with the unfused plan, the first
-    /// one first; 0 means none. On a GPU, unless this is 1, comparisons take at most a twentieth of
+    /// one first; 0 means none. On a GPU, unless this is 1, comparisons take at most a fiftieth of
     /// the time.
     pub compare_every: u64,
-    /// The folder for small graphs that show what was wrong with a plan of the host.
+    /// The folder for small graphs that show what was wrong with a plan; they run on the host. With
+    /// [`Safety::Check`], only plans of the host are saved.
     pub incidents: Option<PathBuf>,
     /// The GPU to run on; the host if there is none. See [`Options::on`].
     pub gpu: Option<OnGpu>,

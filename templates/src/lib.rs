@@ -8,10 +8,10 @@
 //!
 //! The templates are the `.j2` files of this folder: two for launchers, in C and Python, the others
 //! for CUDA C++. `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`,
-//! `mlp_fused`, `mlp_cluster`, `attention_sm80`, `attention_sm90`, `attention_grad`, `attention_join`, `product`,
-//! `cumsum`, `sort` and `scatter` are whole files; the others are parts that they include. Syntax: minijinja with `${ }` for values, `//%` for
-//! statements and `//#` for comments on a line of their own, so that the braces of CUDA C++ need no
-//! escapes.
+//! `mlp_fused`, `mlp_cluster`, `attention_sm80`, `attention_sm90`, `attention_grad`,
+//! `attention_join`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are
+//! parts that they include. Syntax: minijinja with `${ }` for values, `//%` for statements and
+//! `//#` for comments on a line of their own, so that the braces of CUDA C++ need no escapes.
 
 mod checker;
 pub mod cuda;

@@ -144,8 +144,8 @@ fn step() -> Result<Graph> {
     Ok(graph)
 }
 
-/// Weights between the bounds of K. He et al., "Delving deep into rectifiers", 2015; everything else
-/// is 0. The order is that of the step's results.
+/// Weights between the bounds of K. He et al., "Delving deep into rectifiers", 2015; everything
+/// else is 0. The order is that of the step's results.
 fn beginning() -> Result<Named> {
     let mut seed = 1u64;
     let mut random = || {

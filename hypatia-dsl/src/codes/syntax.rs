@@ -43,8 +43,9 @@ lists and binders, `{ }` sets and the bodies of items.",
         105,
         "malformed string",
         "A string in double quotes must end on the line on which it starts. It can contain only these escapes:
-\\\\ (a backslash), \\\" (a quote), \\n (a new line) and \\t (a tab). Strings are used for the names of tests
-and template files; everything else is written without quotes.",
+\\\\ (a backslash), \\\" (a quote), \\n (a new line) and \\t (a tab). Strings name tests, template
+files, device functions and nodes of a model, and are values of some attributes; names of the language are
+written without quotes.",
         "test \"adds two numbers {\n  given 1;\n}",
         "test \"adds two numbers\" {\n  given 1;\n}",
     ),
@@ -101,8 +102,8 @@ result of the first one with `c`. Write the one that you mean, with `and` or wit
         111,
         "unknown kind of item",
         "A file is a list of items, and each starts with a keyword: `use`, `ruleset`, `scalar`, `op`, `pattern`,
-`rule`, `kernel`, `test` or `family`, after the `edition`. This one starts with something else. Either
-the keyword is misspelled, or the previous item ended too early, at an extra `;` or `}`.",
+`rule`, `kernel`, `test`, `family` or `contract`, after the `edition`. This one starts with something
+else. Either the keyword is misspelled, or the previous item ended too early, at an extra `;` or `}`.",
         "scaler f(x) = x + 1;",
         "scalar f(x) = x + 1;",
     ),

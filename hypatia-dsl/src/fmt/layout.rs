@@ -143,8 +143,8 @@ impl Layout<'_> {
         Doc::group(all)
     }
 
-    /// `head = body` and then clauses, for scalars and ops: the clauses break first, each onto a line
-    /// of its own, then the body moves to its own line.
+    /// `head = body` and then clauses, for scalars and ops: the clauses break first, each onto a
+    /// line of its own, then the body moves to its own line.
     fn body(&self, nodes: &[Node], clauses: &[&str]) -> Doc {
         let is = |n: &Node, word: &str| matches!(n, Node::Token(i) if self.text(*i) == word);
         let clause = nodes.iter().skip(2).position(|n| clauses.iter().any(|c| is(n, c))).map_or(nodes.len(), |p| p + 2);

@@ -1,8 +1,9 @@
 //! Contracts: the fusions that the plan of a model must have, and those that it must not.
 //!
 //! In: `contract` items, and the same clauses as text (`--must RULE`). Out: clauses, which the
-//! optimiser obeys and the pipeline checks. Invariant: a clause names a rule, a family of rules, one
-//! of those, or a ruleset; whether there is one of that name is checked where the rules are known.
+//! optimiser obeys and the pipeline checks. Invariant: a clause names a rule
+//! (`fuse::unary[relu]`), a group of rules (`fuse::unary`) or a ruleset (`fuse`); whether there is
+//! one of that name is checked where the rules are known.
 
 use std::fmt;
 
@@ -39,7 +40,7 @@ pub struct Clause {
 pub enum Demand {
     /// The rule has sites, each of them part of one launch.
     Must {
-        /// Exactly so many; otherwise at least one.
+        /// The exact number of sites; `None` means at least one.
         count: Option<usize>,
         /// Only sites at this node of the model count.
         at: Option<String>,
@@ -49,7 +50,7 @@ pub enum Demand {
 }
 
 impl Clause {
-    /// The clause of `--must`: `RULE`, `RULE count = N`, `RULE at NODE` or `RULE count = N at NODE`.
+    /// The clause of `--must`: `RULE`, optionally followed by `count = N` and `at NODE`.
     ///
     /// ```
     /// use hypatia_dsl::ir::{Clause, Demand};
@@ -63,7 +64,7 @@ impl Clause {
     /// # Errors
     /// If the text is none of these.
     pub fn must(text: &str) -> Result<Clause, String> {
-        let wrong = || format!("expected `RULE`, `RULE count = N` or `RULE at NODE`, not `{text}`");
+        let wrong = || format!("expected `RULE`, optionally followed by `count = N` and `at NODE`, not `{text}`");
         let (head, at) = match text.split_once(" at ") {
             Some((head, node)) => (head, Some(node.trim().trim_matches('"').to_string())),
             None => (text, None),
@@ -86,7 +87,7 @@ impl Clause {
         Clause { rule: rule.trim().to_string(), demand: Demand::Never, origin: None }
     }
 
-    /// Whether it speaks of a rule.
+    /// Whether the clause applies to this rule.
     pub fn names(&self, program: &Program, rule: &Rule) -> bool {
         rule.is_named(program, &self.rule)
     }

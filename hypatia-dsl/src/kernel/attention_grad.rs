@@ -27,11 +27,12 @@ const PADDING: usize = 16;
 const WARP: usize = 32;
 /// Rows that one multiplication takes.
 const ROWS: usize = 16;
-/// Registers of a multiprocessor, those that a thread may have, and those that it needs beside
-/// weights and sums.
+/// Registers of a multiprocessor.
 const REGISTERS: usize = 65_536;
-const MOST: usize = 255;
-const OTHERS: usize = 60;
+/// Registers that a thread may have.
+const MAX_REGISTERS_PER_THREAD: usize = 255;
+/// Registers that a thread needs besides weights and sums.
+const OTHER_REGISTERS: usize = 60;
 
 /// How the gradients of attention are cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,12 +106,12 @@ pub struct AttentionGradProblem {
     pub inputs: Vec<Operand>,
     /// For each input, how it varies along the axes: those of the batch, queries, keys.
     pub along: Vec<[Along; BATCH + 2]>,
-    /// From the product of a query and a key: their weight, or what it is the exponential of.
+    /// Maps the product of a query and a key to their weight, or to its logarithm if `exponential`.
     pub weight: Term,
-    /// True if the weight is the exponential of that.
+    /// True if `weight` gives the logarithm.
     pub exponential: bool,
-    /// The gradient of that product, from it, the product of `dy` and a value, and the weight, which
-    /// is the input behind all others.
+    /// The gradient of that product, in terms of it, of the product of `dy` and a value, and of the
+    /// weight, which is the last input.
     pub slope: Term,
     /// True if each query attends to the keys of an interval, which the kernel is given.
     pub intervals: bool,
@@ -153,10 +154,10 @@ pub struct AttentionGradKernel {
     pub problem: AttentionGradProblem,
     /// Which gradients.
     pub side: GradSide,
-    /// Powers of two, at most 16: each row of queries, keys, values and `dy` begins at a multiple
-    /// of so many bytes.
+    /// Alignment in bytes of the rows of queries, keys, values and `dy`: powers of two, at most 16.
     pub units: [usize; 4],
-    /// The same of the results, queries, keys and values, which end at one too.
+    /// The same for the gradients of queries, keys and values, whose rows also end at such a
+    /// boundary.
     pub stored: [usize; 3],
     /// The tiles.
     pub tiling: AttentionGradTiling,
@@ -180,8 +181,8 @@ impl AttentionGradKernel {
     /// Blocks that run beside each other on a multiprocessor, as far as registers go; 0 if a thread
     /// has too few.
     pub fn blocks(&self) -> usize {
-        let own = self.parts() * (self.tiling.columns + self.results() / 2 + 8) + OTHERS;
-        if own > MOST { 0 } else { REGISTERS / (own.next_multiple_of(8) * self.tiling.threads()) }
+        let own = self.parts() * (self.tiling.columns + self.results() / 2 + 8) + OTHER_REGISTERS;
+        if own > MAX_REGISTERS_PER_THREAD { 0 } else { REGISTERS / (own.next_multiple_of(8) * self.tiling.threads()) }
     }
 
     /// Bytes of a row of queries or keys, and of a row of values or `dy`, in shared memory. Results
@@ -241,7 +242,7 @@ mod tests {
                 assert!(small.fits(), "{head} {side:?}: {} bytes, {} blocks", small.shared(), small.blocks());
             }
         }
-        // The sums of keys and values have too many registers.
+        // The sums of keys and values need too many registers.
         assert!(!of(256, GradSide::Keys, &[]).fits());
         assert!(of(64, GradSide::Keys, &[("tile_n", 64)]).fits());
     }

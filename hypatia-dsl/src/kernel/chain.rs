@@ -266,7 +266,8 @@ impl ChainKernel {
                 };
                 let registers = if ring > 0 { BESIDE_RING } else { of_block(self.threads()) };
                 let needed = (0..self.layers.len()).map(sums).max().unwrap_or(0);
-                // A ring serves layers that do not fit otherwise, and two groups have its registers.
+                // A ring serves layers that do not fit otherwise, and two groups have its
+                // registers.
                 let ring_fits = ring == 0 || groups == 2 && stages == 1 && self.weights(0) > SHARED / 2;
                 needed <= registers && ring_fits && self.shared() <= SHARED
             }

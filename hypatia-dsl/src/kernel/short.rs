@@ -5,8 +5,8 @@
 //! that are allowed. Out: the same description with scalars that name a device function
 //! (`device "..."`) where a rule inserts them, and the rules that fired. Invariant: a rule fires
 //! only on f32 values, and only if its claim is allowed for the digits that the kernel's results
-//! keep; other values are computed as before; a kernel without a match is unchanged, its calls
-//! included.
+//! keep; other values are computed as before; a kernel without a match is unchanged; its scalars
+//! stay calls.
 
 use crate::dtype::DType;
 use crate::ir::{
@@ -140,7 +140,7 @@ impl<'p> Shortener<'p> {
     fn term(&self, rules: &[(RuleId, &Rule)], term: &mut Term, number: DType, leaves: &Leaves<'_>) -> Vec<RuleId> {
         let Some(open) = self.opened(rules, term, number, leaves.types) else { return Vec::new() };
         let Some(matcher) = Matcher::of(self.program, &open, number, leaves) else { return Vec::new() };
-        // From the root inwards: a function that a match has taken in is not replaced by itself.
+        // From the root inwards: a node inside a match is not rewritten separately.
         let mut found: Vec<Option<(RuleId, &Rule, Bound)>> = vec![None; open.nodes.len()];
         let mut needed = vec![false; open.nodes.len()];
         open.roots.iter().for_each(|r| needed[r.0 as usize] = true);

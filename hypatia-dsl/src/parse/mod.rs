@@ -3,8 +3,8 @@
 //! In: a file of the source map. Out: its tree and the syntax errors. The scanner (`scan`, `cut`)
 //! splits a file into items, and checks each for lexical errors and depth (`limits`). The grammar
 //! (`hypatia-grammar`) parses each item, on all cores, and the result is built into a tree
-//! (`items`, `expr`). An item with an error is explained (`explain`) and left out; the others are kept.
-//! Invariant: no input makes this panic, overflow the stack or take more than linear time.
+//! (`items`, `expr`). An item with an error is explained (`explain`) and left out; the others are
+//! kept. Invariant: no input makes this panic, overflow the stack or take more than linear time.
 
 mod cut;
 mod explain;

@@ -1,8 +1,9 @@
 //! `grad` of an op: the gradients of its operands.
 //!
-//! In: `grad(y, dy) = ...` behind the body of an op. Out: an [`OpGrad`], with an expression for each
-//! operand whose elements can be floats. Invariant: its variables are those of the op's signature,
-//! then one for each result and one for the gradient of each result, then those of its `let`s.
+//! In: `grad(y, dy) = ...` behind the body of an op. Out: an [`OpGrad`], with an expression for
+//! each operand whose elements can be floats. Invariant: its variables are those of the op's
+//! signature, then one for each result and one for the gradient of each result, then those of its
+//! `let`s.
 
 use crate::ast;
 use crate::diag::Diagnostic;

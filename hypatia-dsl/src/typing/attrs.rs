@@ -20,7 +20,7 @@ pub fn normalise_attrs(
 ) -> Result<Vec<AttrValue>, TypeError> {
     let declared = op.attrs().count();
     if attrs.len() > declared {
-        let message = format!("{}: takes {declared} attributes, but {} are given", op.name, attrs.len());
+        let message = format!("{}: the number of attributes is {declared}, not {}", op.name, attrs.len());
         return Err(TypeError::new(codes::ATTRIBUTE, message));
     }
     let mut out = Vec::with_capacity(declared);
@@ -93,6 +93,9 @@ fn axis(index: i64, rank: Option<usize>) -> Result<AttrValue, String> {
     match position(index, rank) {
         Some(i) => Ok(AttrValue::Dim(Dim::from(i as i64))),
         None if rank == 0 => Err("names an axis, but the operand has none".into()),
-        None => Err(format!("is out of range: the operand has rank {rank}, so it must be in -{rank}..={}", rank - 1)),
+        None => {
+            let last = rank - 1;
+            Err(format!("is out of range: the operand has rank {rank}, so it must be between -{rank} and {last}"))
+        }
     }
 }

@@ -109,7 +109,8 @@ pub struct SafetyOptions {
     /// nothing is compared (the default with --no-rules).
     #[arg(long, value_name = "strict|check|off", value_parser = safety)]
     pub safety: Option<Safety>,
-    /// The folder for graphs of at most 20 nodes that show what was wrong with a plan, on the CPU.
+    /// The folder for graphs of at most 20 nodes that show what was wrong with a plan (with
+    /// `check`, on the CPU only).
     #[arg(long, value_name = "DIR")]
     pub incidents: Option<PathBuf>,
 }

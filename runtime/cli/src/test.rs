@@ -36,8 +36,8 @@ pub struct Test {
     /// Run only the tests whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Instead of the results, print why this rule or family (fuse::unary) did not fire in what each
-    /// test gives: the nearest miss, a guard with its values, or both costs.
+    /// Instead of the results, print why this rule or family (fuse::unary) did not fire in what
+    /// each test gives: the nearest miss, a guard with its values, or both costs.
     #[arg(long, value_name = "RULE", conflicts_with = "json")]
     why_not: Option<String>,
     #[command(flatten)]

@@ -269,8 +269,8 @@ fn copy<T: bytemuck::NoUninit>(register: &[T], out: &mut [u8]) {
     out.copy_from_slice(&bytes[..out.len()]);
 }
 
-/// Converts a result to the lane of its storage type. An f64 is rounded to a narrower type directly,
-/// without an intermediate f32 (no double rounding).
+/// Converts a result to the lane of its storage type. An f64 is rounded to a narrower type
+/// directly, without an intermediate f32 (no double rounding).
 fn store_as(typed: &mut Typed, root: u32, out: DType) -> u32 {
     let (from, to) = (typed.nodes[root as usize].ty, lane(out));
     let mut root = root;

@@ -23,7 +23,8 @@ impl Graph {
         self.rebuilt(Inline::All)
     }
 
-    /// The graph with every defined op replaced by its body, but for ops that write their gradients.
+    /// The graph with every defined op replaced by its body, but for ops that write their
+    /// gradients.
     pub(super) fn inlined_for_gradients(&self) -> Result<Graph> {
         Ok(self.rebuilt(Inline::WithoutGradients)?.0)
     }

@@ -107,10 +107,10 @@ impl Cluster<'_> {
         self.groups[b] = Group { nodes: Vec::new(), operands: Vec::new() };
     }
 
-    /// Joins groups with results of one shape that read the same tensor: as a whole, or parts of it,
-    /// as queries and keys of one projection. Only groups that could run at the same time anyway are
-    /// joined: what one reads and the other does not is available from the start, or a view of that
-    /// tensor.
+    /// Joins groups with results of one shape that read the same tensor: as a whole, or parts of
+    /// it, as queries and keys of one projection. Only groups that could run at the same time
+    /// anyway are joined: what one reads and the other does not is available from the start, or a
+    /// view of that tensor.
     fn join_siblings(&mut self, pointwise: &[bool]) {
         let graph = self.graph;
         let shape = |n: usize| &graph.nodes[n].results[0].shape;

@@ -15,8 +15,8 @@ pub fn reads_numbers(rule: &Rule) -> bool {
     rule.lhs.iter().any(has_literal) || has_numbers_of_a_body(rule)
 }
 
-/// True if the rule was derived from a body, and a constant gives one of its attributes. A rule that
-/// somebody wrote says itself which shapes `value(c)` may have.
+/// True if the rule was derived from a body, and a constant gives one of its attributes. A rule
+/// that somebody wrote says itself which shapes `value(c)` may have.
 pub fn has_numbers_of_a_body(rule: &Rule) -> bool {
     let mut guards = rule.lets.iter().map(|(_, e)| e).chain(rule.requires.iter());
     rule.derived && guards.any(asks_for_value)

@@ -46,7 +46,8 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
     fired.extend(rules.into_iter().map(|rule| Shortened { step: step.name.clone(), rule }));
 }
 
-/// The terms of a chain's products. `reads` are those of the step, whose results all have type `to`.
+/// The terms of a chain's products. `reads` are those of the step, whose results all have type
+/// `to`.
 fn shorten_chain(shortener: &Shortener<'_>, layers: &mut [ChainLayer], reads: &[View], to: DType) {
     let mut first = 1;
     for layer in layers {

@@ -184,8 +184,8 @@ pub enum Called {
     /// right ones, and what the epilogue reads, broadcast to the result. The epilogue's
     /// accumulators are those of both products.
     Pair(GemmStep),
-    /// Products whose left operand is the result of the one before, rounded as if it were stored, by
-    /// a tiled kernel: `reads` are the first left operand, then those of each product.
+    /// Products whose left operand is the result of the one before, rounded as if it were stored,
+    /// by a tiled kernel: `reads` are the first left operand, then those of each product.
     Chain(Vec<ChainLayer>),
     /// Attention, by a tiled kernel.
     Attention(AttentionStep),

@@ -178,8 +178,8 @@ fn transformer(n: &Network, Sizes { b, s, w, heads, v }: Sizes, modern: bool) ->
 }
 
 /// Asserts that results are as near to the exact ones as those that round every step and every
-/// partial sum, by norms: 1.5 times their distance, and four units of the graph's narrowest type, as a ReLU's
-/// slope jumps where its operand is rounded to the other side of 0.
+/// partial sum, by norms: 1.5 times their distance, and four units of the graph's narrowest type,
+/// as a ReLU's slope jumps where its operand is rounded to the other side of 0.
 pub fn assert_near(joint: &Joint, got: &[Tensor], rounded: &[Vec<f64>], exact: &[Vec<f64>]) {
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
     let epsilon = coarsest(&joint.graph);

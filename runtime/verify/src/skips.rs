@@ -1,8 +1,8 @@
 //! Instances that are skipped because their reference is undefined for an element type.
 //!
 //! In: instances, skipped and compared ones. Out: a note for the report. Invariant: an element type
-//! is listed only if no instance of it was compared; `bool` alone is not reported, as in `check`, and
-//! types in which nothing computes never are.
+//! is listed only if no instance of it was compared; `bool` alone is not reported, as in `check`,
+//! and types in which nothing computes never are.
 
 use std::collections::BTreeSet;
 

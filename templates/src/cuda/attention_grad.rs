@@ -117,8 +117,8 @@ fn values(kernel: &AttentionGradKernel) -> Value {
     }
 }
 
-/// An operand of the terms as the template sees it: where its part for a tile of rows begins, and its
-/// value. One that varies along a block's own rows alone is read once (`near`).
+/// An operand of the terms as the template sees it: where its part for a tile of rows begins, and
+/// its value. One that varies along a block's own rows alone is read once (`near`).
 fn input(i: usize, (o, along): (&Operand, &[Along; AXES]), side: GradSide) -> Value {
     let name = format!("in{}", i + FACTORS);
     let step = |axis: usize, place: &str| match along[axis] {

@@ -55,7 +55,7 @@ fn example(folder: &Path, file: &Path) -> Result<bool, Error> {
     let text = std::fs::read_to_string(file).map_err(io(file))?;
     let sentences: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
     let Some((query, others)) = sentences.split_first() else {
-        return Err(Error::Input(format!("{}: there is no sentence in it", file.display())));
+        return Err(Error::Input(format!("{}: contains no sentences", file.display())));
     };
     let vocabulary = folder.join("vocab.txt");
     let tokenizer = WordPiece::new(&std::fs::read_to_string(&vocabulary).map_err(io(&vocabulary))?)
@@ -85,8 +85,8 @@ fn example(folder: &Path, file: &Path) -> Result<bool, Error> {
     println!("encoded   {} sentences of up to {} tokens in {:.0?}", sentences.len(), ids.shape()[1], started.elapsed());
 
     println!("\n{query}");
-    for (likeness, sentence) in ranked(&embeddings, others) {
-        println!("  {likeness:>6.3}  {sentence}");
+    for (similarity, sentence) in ranked(&embeddings, others) {
+        println!("  {similarity:>6.3}  {sentence}");
     }
     let reference = folder.join("reference.npz");
     if !reference.is_file() || file.file_name() != Some("sentences.txt".as_ref()) {
@@ -101,9 +101,9 @@ fn ranked<'s>(embeddings: &Tensor, sentences: &[&'s str]) -> Vec<(f64, &'s str)>
     let values = embeddings.to_f64();
     let width = embeddings.shape()[1];
     let query = &values[..width];
-    let likeness = |row: &[f64]| row.iter().zip(query).map(|(a, b)| a * b).sum::<f64>();
+    let similarity = |row: &[f64]| row.iter().zip(query).map(|(a, b)| a * b).sum::<f64>();
     let mut out: Vec<(f64, &str)> =
-        values[width..].chunks(width).map(likeness).zip(sentences.iter().copied()).collect();
+        values[width..].chunks(width).map(similarity).zip(sentences.iter().copied()).collect();
     out.sort_by(|a, b| b.0.total_cmp(&a.0));
     out
 }

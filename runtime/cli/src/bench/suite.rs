@@ -32,8 +32,8 @@ use super::{Bench, ms, paired_ratio};
 /// Built-in sets of cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
-    /// Linear layers with epilogues at four sizes, eleven multi-layer perceptrons, a gate, softmax and
-    /// norms over long rows.
+    /// Linear layers with epilogues at four sizes, eleven multi-layer perceptrons, a gate, softmax
+    /// and norms over long rows.
     Classic,
 }
 

@@ -1,10 +1,10 @@
 //! Masks whose rows are intervals: causal masks, sliding windows, blocks, padding that is known.
 //!
 //! In: the term of an attention's scores, and a constant that it reads. Out: for each query the
-//! interval of keys that are not hidden, and what the mask is elsewhere, so that terms need not read
-//! it. `None` if the constant is no such mask. Invariant: where the mask hides a key, the score is
-//! so low whatever the product is that its weight is 0; elsewhere the term without the mask gives
-//! the same score.
+//! interval of keys that are not hidden, and what the mask is elsewhere, so that terms need not
+//! read it. `None` if the constant is no such mask. Invariant: where the mask hides a key, the
+//! score is so low whatever the product is that its weight is 0; elsewhere the term without the
+//! mask gives the same score.
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::{Program, ScalarBody};

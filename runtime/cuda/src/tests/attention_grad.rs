@@ -1,6 +1,6 @@
-//! Log-sum-exp of attention, and its gradients, against the reference: every tiling that the library
-//! declares, on a host without a GPU and on every GPU from Ampere on; ragged heads, rows that begin
-//! anywhere, heads as a projection leaves them, masks of all kinds, rows without keys.
+//! Log-sum-exp of attention, and its gradients, against the reference: every tiling that the
+//! library declares, on a host without a GPU and on every GPU from Ampere on; ragged heads, rows
+//! that begin anywhere, heads as a projection leaves them, masks of all kinds, rows without keys.
 use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;

@@ -2,9 +2,9 @@
 //!
 //! In: a graph, the names of outputs, the names of inputs. Out: the same graph, with the gradients
 //! of these inputs as further outputs. Ops without `grad` are replaced by their bodies first, so an
-//! op of a user has a gradient as soon as its body has one; scalars have theirs from their `grad` or
-//! from their body. Invariant: a gradient has the type of the input that it belongs to, and a value on which
-//! nothing depends costs no node.
+//! op of a user has a gradient as soon as its body has one; scalars have theirs from their `grad`
+//! or from their body. Invariant: a gradient has the type of the input that it belongs to, and a
+//! value on which nothing depends costs no node.
 //!
 //! Products and sums of f16 and bf16 are rounded as in the forward direction. A derivative of more
 //! than one operation is computed in f32 and rounded once, as one kernel of a framework does.
@@ -34,9 +34,9 @@ impl Graph {
     /// The graph with a further output for each of `params`, which are inputs: the gradient of the
     /// output `loss` by it, called `NAME.grad`. A loss has one element.
     ///
-    /// # Errors
-    /// Names that the graph lacks, a loss that is no single float, a parameter that is no float, and
-    /// ops without a gradient (`scatter` with "mul", "min" or "max") where the loss depends on them.
+    /// # Errors Names that the graph lacks, a loss that is no single float, a parameter that is no
+    /// float, and ops without a gradient (`scatter` with "mul", "min" or "max") where the loss
+    /// depends on them.
     ///
     /// ```
     /// use hypatia::dsl::dtype::DType;

@@ -1,7 +1,8 @@
 //! Gradients that ops write: `grad(y, dy) = ...`.
 //!
 //! In: an application of such an op, the gradients of its results. Out: the gradients of its
-//! operands. Invariant: they are computed in f32 at least, where the op allows it, and rounded once.
+//! operands. Invariant: they are computed in f32 at least, where the op allows it, and rounded
+//! once.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, OpDef, OpGrad, OpId, ParamKind, VarId};

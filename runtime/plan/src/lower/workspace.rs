@@ -1,8 +1,8 @@
 //! Workspace: scratch memory of steps on a device, and how the work is split.
 //!
-//! In: sizes of cumulative sums, sorts, scatters and sums over rows. Out: views that follow the results of their
-//! steps. Invariant: empty steps need no workspace. The views determine how the work is split, so
-//! executors need no other information.
+//! In: sizes of cumulative sums, sorts, scatters and sums over rows. Out: views that follow the
+//! results of their steps. Invariant: empty steps need no workspace. The views determine how the
+//! work is split, so executors need no other information.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{CumsumKernel, SORT_TILE, SumSplit};

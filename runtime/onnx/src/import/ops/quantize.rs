@@ -61,7 +61,8 @@ fn named(ctx: &Ctx, attr: &str, since: i64) -> Out<Option<DType>> {
     }
 }
 
-/// x / scale, rounded, plus the zero point, saturated to the type. An 8-bit float rounds at the end.
+/// x / scale, rounded, plus the zero point, saturated to the type. An 8-bit float rounds at the
+/// end.
 pub fn quantize(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
     let saturate = saturates(ctx)?;
