@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Models with random weights in bf16 on one GPU: PyTorch exports them, Hypatia and PyTorch run them.
+"""Models with random weights in bf16 on one GPU: PyTorch exports them, both run them.
 
     python3 tools/gpu_models.py --hypatia PATH/hypatia [--seconds 300] [--rows TEXT] [--compile]
 
-Prints a JSON line a model: microseconds of Hypatia (with and without rules), of eager, of eager in a
-CUDA graph and, with --compile, of torch.compile (max-autotune); the largest error of each against
+Prints a JSON line a model: microseconds of Hypatia (with and without rules), of eager, of eager in
+a CUDA graph and, with --compile, of torch.compile (max-autotune); the largest error of each against
 f32; launches; the slowest steps. Models that do not fit into the seconds are named. Needs
 transformers.
 """

@@ -7,8 +7,9 @@ Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT an
 weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
 behind the other, in bf16; the same where each call is waited for; the host's part alone; the first
 result of each side in seconds; and the error's root mean square against float64, over eager's.
-Peers that no longer fit into the seconds are left out. With --train, a call is forward and backward,
-and the error is that of all gradients. With --untuned, the models are those that nobody tuned Hypatia for.
+Peers that no longer fit into the seconds are left out. With --train, a call is forward and
+backward, and the error is that of all gradients. With --untuned, the models are those that nobody
+tuned Hypatia for.
 """
 
 import argparse
@@ -160,7 +161,7 @@ def per_call(f, inputs, rounds=7, waits=False):
 
 
 def step(f, model, gradient):
-    """Forward and backward as one function; with `collect` it returns all gradients as one tensor."""
+    """Forward and backward as one function; `collect` returns all gradients as one tensor."""
 
     def both(*inputs, collect=False):
         for p in model.parameters():

@@ -51,7 +51,7 @@ def rows(t: Tensor) -> Tensor:
 def attention_lse(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of heads `[b, h, rows, d]` as `[b, rows, h, d]`, and the log-sum-exp of each query's scores, f32."""
+    """Attention of heads `[b, h, rows, d]` as `[b, rows, h, d]`, and each query's log-sum-exp."""
     k, v = (repeated(t, q.shape[1]) for t in (k, v))
     if flash(q, v, mask) and (not causal or q.shape[2] == k.shape[2]):
         y, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)[:2]
@@ -84,7 +84,7 @@ def attention_grad(
     causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of attention with respect to queries, keys and values; results as `[b, rows, h, d]`."""
+    """The gradients of queries, keys and values; results as `[b, rows, h, d]`."""
     dy, y = dy.transpose(1, 2), y.transpose(1, 2)
     heads, groups = q.shape[1], k.shape[1]
     wide_k, wide_v = (repeated(t, heads) for t in (k, v))
@@ -183,7 +183,7 @@ attention_lse.register_autograd(_gradients, setup_context=_saved)
 
 
 def keep_attention(module: fx.GraphModule, train: bool = False) -> None:
-    """Make attention in a graph of Dynamo's one op: else PyTorch takes it apart as the device likes."""
+    """Make attention in Dynamo's graph one op: else PyTorch takes it apart as the device likes."""
     for node in module.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}

@@ -1,8 +1,8 @@
 """The op `torch.ops.hypatia.fusion`: several of PyTorch's ops as one node of a graph.
 
 In: operands, and the graph of the ops as text. Out: what they compute, by a plan of Hypatia or by
-PyTorch. Invariant: the text says everything, so that a node can be exported, saved and loaded; there
-is one object for each text, which all its nodes share with their plans.
+PyTorch. Invariant: the text says everything, so that a node can be exported, saved and loaded;
+there is one object for each text, which all its nodes share with their plans.
 """
 
 from __future__ import annotations

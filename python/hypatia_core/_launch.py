@@ -1,7 +1,8 @@
 """Runs of plans in PyTorch's memory, on the CPU or on PyTorch's current stream of a GPU.
 
-In: a plan, tensors for its inputs and for its results. Out: the results in those tensors. Invariant:
-no plan runs on another device than its tensors', and none waits for a GPU.
+In: a plan, tensors for its inputs and for its results. Out: the results in those tensors.
+Invariant: no plan runs on another device than its tensors', and none waits for a GPU but a strict
+one.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def memory(t: Tensor) -> Any:
 
 
 def captures(device: torch.device) -> bool:
-    """Whether PyTorch captures its current stream of a GPU: then nothing may wait, or be measured."""
+    """Whether PyTorch captures its current stream of a GPU: then nothing may wait or be timed."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):

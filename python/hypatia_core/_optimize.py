@@ -67,7 +67,8 @@ def optimize(
     >>> import hypatia_core as hyp, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
     >>> graph = hyp.optimize(model, (torch.ones(2, 4),))
-    >>> [node.args[1] for node in graph.graph.nodes if node.target is torch.ops.hypatia.fusion.default]
+    >>> fusion = torch.ops.hypatia.fusion.default
+    >>> [node.args[1] for node in graph.graph.nodes if node.target is fusion]
     ['gemm_add_relu']
     """
     chosen = _together(list(rules)) or library()

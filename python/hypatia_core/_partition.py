@@ -59,7 +59,7 @@ def partition(joint: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> tuple
 def keep_whole(
     forward: fx.GraphModule, backward: fx.GraphModule, results: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Keep whole results instead of views of them. `results` are the graph's own, the first ones."""
+    """Keep whole results instead of views of them. `results` are the graph's own, the first."""
     given = list(forward.graph.output_node().args[0])  # pyright: ignore[reportArgumentType]
     kept = given[results:]
     if not all(isinstance(n, fx.Node) and isinstance(n.meta.get("val"), torch.Tensor) for n in kept):
@@ -79,7 +79,7 @@ def keep_whole(
 
 
 def chain_of(node: Node) -> list[Node]:
-    """The nodes from the result that a node is a view of, to the node; or all it depends on, if that is no argument."""
+    """The nodes from the result that a node views to it; all it depends on if there is none."""
     constant = sources(node)
     if constant is not None:
         return constant
@@ -99,7 +99,7 @@ def is_view(node: Node) -> bool:
 
 
 def sources(node: Node) -> list[Node] | None:
-    """All that a node depends on and itself, in order; None if an argument or a random number is among it."""
+    """A node and all it depends on, in order; None if that has an argument or a random number."""
     found: dict[Node, None] = {}
     stack = [node]
     while stack:

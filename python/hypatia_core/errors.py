@@ -55,7 +55,7 @@ class InputError(HypatiaError, ValueError):
 
 
 class ContractError(InputError):
-    """A plan lacks a rule that it must have: no match, a guard, costs, or the comparison was in the way."""
+    """A plan lacks a rule that it must have: no match, a guard, costs, or a failed comparison."""
 
 
 class LimitError(HypatiaError, MemoryError):

@@ -1,4 +1,4 @@
-"""Attention in training: ops of ours, whatever computes them, beside eager in float64; what is kept.
+"""Attention in training: ops of ours beside eager in float64, whatever computes them; what is kept.
 
 Kernels of both passes are for f16 and bf16 on CUDA; here, plans of the CPU compute the same ops.
 """
@@ -105,7 +105,7 @@ def test_what_is_left_to_pytorch(everywhere):
 
 
 class Block(nn.Module):
-    """Attention whose queries, keys and values are parts of one product, with a causal mask of its own."""
+    """Attention of queries, keys and values that are parts of one product, with a causal mask."""
 
     def __init__(self):
         super().__init__()

@@ -25,7 +25,8 @@ with torch.no_grad():
     for _ in range(4):
         torch.testing.assert_close(f(x), model(x))
         hyp.wait_for_plans()
-times = [(line.hypatia_us, line.pytorch_us) for line in hyp.report().lines if line.hypatia_us is not None]
+lines = [line for line in hyp.report().lines if line.hypatia_us is not None]
+times = [(line.hypatia_us, line.pytorch_us) for line in lines]
 print(len(measured), times[0])
 """
 

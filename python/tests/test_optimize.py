@@ -23,7 +23,8 @@ ruleset mine { until = fixpoint; }
 scalar gate(x) = 0.5 + 0.5 * x / (1.0 + abs(x));
 
 /// The same, as a model writes it.
-rule mine::gate: 0.5 * (1.0 + x / (1.0 + abs(x))) => gate(x) class exact for f64, f32, rounds for f16, bf16;
+rule mine::gate: 0.5 * (1.0 + x / (1.0 + abs(x))) => gate(x)
+  class exact for f64, f32, rounds for f16, bf16;
 """
 
 

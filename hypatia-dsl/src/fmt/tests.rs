@@ -46,7 +46,8 @@ family g = {a, b} | h;
 op o<T: {f16, bf16}, U>(x: T[..s, 2 * n], *ys: U[..], b: T[n]?, e: scalar, axis: axis = -1)
   -> (T[..broadcast(s, t)], *U[..]) = (x, y) { flops = 2 * n; requires n % 8 == 0, n > 0; }
 op p(x: _[..]) -> i64[] { builtin; }
-op s(x: f32[..s], w: f32[..s]) -> f32[..s] = x * w / t let t = sum(x, axes = [-1]) grad(y, dy) = (dy * w / t - y, dy * x / t) let u = t;
+op s(x: f32[..s], w: f32[..s]) -> f32[..s] = x * w / t let t = sum(x, axes = [-1])
+  grad(y, dy) = (dy * w / t - y, dy * x / t) let u = t;
 pattern q(x, y) = mul(x, x) | pow(x, 2.0 ~ 1e-3) | cast?(x);
 rule r::one[g in unary, h: pointwise, k in {a, b}]: (q @ m(x, w: T[..s, k]).0, n(_, none, b?, ..rest, axis = -1))
   <=> (z[i][0], split([..a, b, ..], [e for x in l if x not in m])) let a = dim(x, 0), b = 2 let c = 3

@@ -140,6 +140,8 @@ pub struct AttentionProblem {
     pub term: Term,
     /// True if a row that the softmax makes NaN is 0.
     pub safe: bool,
+    /// True if the weights are computed by the device's power of two, less precisely.
+    pub short: bool,
     /// True if each row attends to the keys of an interval, which the kernel is given.
     pub intervals: bool,
     /// True if the log-sum-exp of each query's scores is a second result, f32; that of a row whose

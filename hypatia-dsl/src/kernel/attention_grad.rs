@@ -110,6 +110,8 @@ pub struct AttentionGradProblem {
     pub weight: Term,
     /// True if `weight` gives the logarithm.
     pub exponential: bool,
+    /// True if the weight is then computed by the device's power of two, less precisely.
+    pub short: bool,
     /// The gradient of that product, in terms of it, of the product of `dy` and a value, and of the
     /// weight, which is the last input.
     pub slope: Term,
@@ -219,6 +221,7 @@ mod tests {
             along: Vec::new(),
             weight: Term::empty(),
             exponential: true,
+            short: true,
             slope: Term::empty(),
             intervals: false,
         };

@@ -156,6 +156,7 @@ mod tests {
             along: Vec::new(),
             term: Term::empty(),
             safe: false,
+            short: true,
             intervals: false,
             lse: false,
         };

@@ -8,6 +8,7 @@
 //! keep; other values are computed as before; a kernel without a match is unchanged; its scalars
 //! stay calls.
 
+use crate::builtin::BuiltinScalar;
 use crate::dtype::DType;
 use crate::ir::{
     AttrValue, Build, BuildArg, Class, Fact, Head, Pat, Program, Rule, RuleId, ScalarBody, ScalarId, VarId,
@@ -84,6 +85,15 @@ impl<'p> Shortener<'p> {
             _ => None,
         };
         self.term(&rules, term, number, &Leaves { types: &leaf, elements: &|_| None })
+    }
+
+    /// Whether a rule replaces the exponential of an f32 value in kernels with results of that
+    /// type.
+    pub fn exponential(&self, output: DType) -> bool {
+        let mut terms = TermBuilder::new();
+        let acc = terms.add(TermNode::Acc);
+        let Some(exp) = terms.builtin(self.program, BuiltinScalar::Exp, vec![acc]) else { return false };
+        !self.product(&mut terms.finish(vec![exp]), &[], output).is_empty()
     }
 
     /// Shortens a row-wise kernel. The types of its inputs and outputs determine how many digits

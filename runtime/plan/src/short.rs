@@ -27,8 +27,14 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
             e.fallback.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
             // The fallback records the rules. Scores keep their precision: a softmax magnifies
             // their errors.
+            let to = step.writes[0].dtype;
+            match &mut e.called {
+                Called::Attention(a) => a.short = shortener.exponential(to),
+                Called::AttentionGrad(a) => a.short = shortener.exponential(to),
+                _ => {}
+            }
             if let Called::Chain(layers) = &mut e.called {
-                shorten_chain(shortener, layers, &step.reads, step.writes[0].dtype);
+                shorten_chain(shortener, layers, &step.reads, to);
             }
             let of = match &mut e.called {
                 Called::Product(g) if !g.is_plain() => Some((g, 2)),
@@ -37,7 +43,7 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
             };
             if let Some((g, factors)) = of {
                 let inputs: Vec<DType> = step.reads[factors..e.reads].iter().map(|v| v.dtype).collect();
-                shortener.product(&mut g.term, &inputs, step.writes[0].dtype);
+                shortener.product(&mut g.term, &inputs, to);
             }
             return;
         }

@@ -124,6 +124,8 @@ pub struct AttentionStep {
     pub term: Term,
     /// True if a row that the softmax makes NaN is 0.
     pub safe: bool,
+    /// True if rules allow weights by the device's power of two, less precisely.
+    pub short: bool,
     /// True if the log-sum-exp of each query's scores is a second result.
     pub lse: bool,
 }
@@ -149,6 +151,8 @@ pub struct AttentionGradStep {
     pub weight: Term,
     /// The gradient of that product, from it and from the product of `dy` and a value.
     pub slope: Term,
+    /// True if rules allow weights by the device's power of two, less precisely.
+    pub short: bool,
 }
 
 /// An op by a kernel from a user's template. `reads` are the op's operands as they lie, those that

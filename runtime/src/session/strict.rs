@@ -18,6 +18,7 @@ use super::evidence::Evidence;
 use super::incident::{Culprit, Incident, Watched};
 use super::judge::{Apart, Judge};
 use crate::executor::{Executor, Finding, Found};
+use crate::gpu::OnGpu;
 use crate::verdict::{Verdict, VerdictEntry};
 
 /// Incidents that are kept; later ones are dropped.
@@ -232,12 +233,13 @@ impl Strict {
     /// What the unfused graph gives in a wider type: on a GPU in f32 if the graph is narrower.
     fn truth(&self, compiled: &Compiled, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
         let Unfused { graph, planner, .. } = &compiled.unfused;
-        let Some(gpu) = planner.gpu.as_ref().filter(|_| graph.computes_narrow()) else {
+        let gpu = planner.gpu.as_ref().filter(|_| graph.computes_narrow()).map(OnGpu::untuned);
+        if gpu.is_none() {
             return self.judge.in_f64(graph, inputs);
-        };
+        }
         if self.wide.get().is_none() {
             let plan = planner.build(&graph.widened()?, false)?;
-            let _ = self.wide.set(planner.executor(plan, Some(&gpu.untuned()))?);
+            let _ = self.wide.set(planner.executor(plan, gpu.as_ref())?);
         }
         self.wide.get().map(|wide| wide.run(inputs)).transpose()
     }

@@ -264,7 +264,8 @@ fn element(descr: &str) -> Result<(DType, bool), String> {
         _ => {
             return Err(format!(
                 "element type `{descr}` is not supported (float64, float32, float16, bfloat16 as two raw bytes, \
-                 float8_e4m3fn and float8_e5m2 of ml_dtypes, int64, int32, int8, uint8 and bool are); convert it with `astype`"
+                 float8_e4m3fn and float8_e5m2 of ml_dtypes, int64, int32, int8, uint8 and bool are); convert it \
+                 with `astype`"
             ));
         }
     };

@@ -154,7 +154,8 @@ fn softmax(of: &AttentionProblem, factor: f64) -> Value {
     context! {
         half => of.dtype.name(),
         safe => flag(of.safe),
-        exponent => format!("{:?}f", (factor * std::f64::consts::LOG2_E) as f32),
+        short => of.short,
+        exponent => format!("{:?}f", (factor * if of.short { std::f64::consts::LOG2_E } else { 1.0 }) as f32),
         factor => format!("{:?}f", factor as f32),
         apart => !of.inputs.is_empty(),
     }
@@ -309,7 +310,8 @@ pub(super) fn masked(intervals: bool, rows: usize, keys: usize) -> Vec<Arg> {
         return Vec::new();
     }
     let about = format!(
-        "for each {rows} queries the tiles of {keys} keys that they attend to, [first, end), and those that hide nothing"
+        "for each {rows} queries the tiles of {keys} keys that they attend to, [first, end), and those that \
+         hide nothing"
     );
     vec![
         Arg::named("ranges", ArgKind::Input(DType::I32), about),

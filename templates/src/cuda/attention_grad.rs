@@ -112,6 +112,7 @@ fn values(kernel: &AttentionGradKernel) -> Value {
         blocks => kernel.blocks(),
         intervals => of.intervals,
         exponential => of.exponential,
+        short => of.short,
         inputs => of.inputs.iter().zip(&of.along).enumerate().map(|(i, o)| input(i, o, kernel.side)).collect::<Value>(),
         stores,
     }

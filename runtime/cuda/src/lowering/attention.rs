@@ -125,6 +125,7 @@ impl Attended {
             along,
             term,
             safe: step.safe,
+            short: step.short,
             intervals: intervals.is_some(),
             lse: step.lse,
         };

@@ -75,6 +75,7 @@ impl GeneratedAttentionGrad {
             along,
             weight,
             exponential,
+            short: step.short,
             slope,
             intervals: intervals.is_some(),
         };

@@ -1,6 +1,7 @@
 //! Log-sum-exp of attention, and its gradients, against the reference: every tiling that the
 //! library declares, on a host without a GPU and on every GPU from Ampere on; ragged heads, rows
 //! that begin anywhere, heads as a projection leaves them, masks of all kinds, rows without keys.
+use std::collections::HashSet;
 use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
@@ -8,12 +9,14 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::StoredTiling;
 use hypatia_dsl::kernel::attention_grad::AttentionGradTiling;
+use hypatia_dsl::numerics::Allowed;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::attention::Inputs;
+use super::attention::{self, Inputs};
 use super::emulated;
-use super::{gpu, planned};
+use super::{gpu, planned, planned_with};
+use crate::lowering::Work;
 use crate::lowering::attention_grad::GeneratedAttentionGrad;
 use crate::tiled::{self, Tilings};
 use crate::tune::machine;
@@ -25,6 +28,7 @@ use hypatia_graph::{Graph, Value};
 use hypatia_pipeline as pipeline;
 use hypatia_plan::{Action, CallStep, Called, Options, Plan, Step};
 use hypatia_target::device::Device;
+use hypatia_templates::instances::Body;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{coarsest, compare};
 use hypatia_testing::{list, ty};
@@ -382,6 +386,47 @@ fn gradients_of_attention_compile() {
         for (body, _) in fitting.skip(i % 2).step_by(4).flatten() {
             let source = body.emit(&plan.program).unwrap();
             compiler.compile(&source.text, "k.cu", "sm_80").unwrap();
+        }
+    }
+}
+
+/// The weights of attention and of its gradients are whole exponentials where no rule shortens
+/// them; the kernels compile.
+#[test]
+fn rules_shorten_the_weights() {
+    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    let compiler = crate::nvrtc::Nvrtc::find(&[local]).inspect_err(|why| eprintln!("SKIPPED compiling: {why}")).ok();
+    let emitted = |plan: &Plan, launches: Vec<(Body, Work)>| -> String {
+        let sources = launches.into_iter().map(|(body, _)| {
+            let text = body.emit(&plan.program).unwrap().text;
+            compiler.iter().for_each(|c| drop(c.compile(&text, "k.cu", body.only_arch().unwrap_or("sm_80")).unwrap()));
+            text
+        });
+        sources.collect()
+    };
+    for disabled in [false, true] {
+        let disabled_rules = if disabled { ["short::exp".to_string()].into() } else { HashSet::new() };
+        let allowed = Allowed { disabled: disabled_rules, ..Allowed::default() };
+        let mut texts = Vec::new();
+        for (device, scores) in [("h200", "plain"), ("h200", "mask"), ("a100", "plain"), ("a100", "mask")] {
+            let options = Options { allowed: allowed.clone(), ..Options::new(Device::named(device).unwrap()) };
+            let (graph, _) = attention::case(DType::BF16, [2, 3, 256, 256, 64, 64], false, scores);
+            let plan = planned_with(&options, &graph);
+            let (step, e) = attention::attention_step(&plan).unwrap();
+            let kernel = crate::tiled::kernel(&plan, step).unwrap();
+            let attended = attention::generated(&plan).unwrap();
+            let tiling = attended.plausible(kernel, 132)[0];
+            assert!(matches!(&e.called, Called::Attention(a) if a.short != disabled));
+            texts.push(emitted(&plan, attended.launches(&tiling)));
+        }
+        let options = Options { allowed, ..Options::new(ampere()) };
+        let (graph, _) = gradients_alone(DType::BF16, SHAPES[0], true, MASKS[0]);
+        let plan = planned_with(&options, &graph);
+        let gradients = generated(&plan).unwrap();
+        let launches = declared().iter().map(|t| gradients.launches(&t.words())).find(|all| !all.is_empty());
+        texts.push(emitted(&plan, launches.unwrap()));
+        for text in texts {
+            assert_eq!((text.contains("ex2.approx"), text.contains("expf(a)")), (!disabled, disabled), "{text}");
         }
     }
 }

@@ -137,8 +137,8 @@ static void run_block(const int threads, const bool backwards) {
         // Lanes that share a row exchange values while those without one have ended, or wait for
         // the block.
         const auto waits = [&](const Fiber& f) { return f.waits == first / 32; };
-        released = std::any_of(fibers + first, fibers + end, waits) &&
-                   std::all_of(fibers + first, fibers + end, [&](const Fiber& f) { return waits(f) || f.waits == DONE || f.waits == BLOCK; });
+        const auto rests = [&](const Fiber& f) { return waits(f) || f.waits == DONE || f.waits == BLOCK; };
+        released = std::any_of(fibers + first, fibers + end, waits) && std::all_of(fibers + first, fibers + end, rests);
         if (released) std::for_each(fibers + first, fibers + end, [&](Fiber& f) { if (waits(f)) f.waits = RUNS; });
       }
     }

@@ -63,9 +63,13 @@ fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, 
 
 /// The plan of an optimised graph for a device.
 fn planned(device: &hypatia_target::device::Device, graph: &Graph) -> Arc<Plan> {
-    let options = hypatia_optimize::Options { device: device.clone(), ..hypatia_optimize::Options::default() };
+    planned_with(&Options::new(device.clone()), graph)
+}
+
+fn planned_with(how: &Options, graph: &Graph) -> Arc<Plan> {
+    let options = hypatia_optimize::Options { device: how.device.clone(), ..hypatia_optimize::Options::default() };
     let graph = pipeline::optimize(graph, &options).unwrap().graph;
-    Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap())
+    Arc::new(pipeline::plan(&graph, how).unwrap())
 }
 
 /// Runs a graph and compares it; returns the reason if the GPU has no kernel for a step.

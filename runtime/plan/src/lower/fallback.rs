@@ -181,6 +181,7 @@ fn attention(a: &Attention, values: &HashMap<Value, View>, out: &View) -> Option
         value: *value,
         term: a.term.clone(),
         safe: a.safe,
+        short: false,
         lse: a.lse,
     };
     Some((step, reads))
@@ -200,7 +201,16 @@ fn attention_grad(a: &AttentionGrad, values: &HashMap<Value, View>) -> Option<(A
         reads.push(values.get(read)?.broadcast(&scores)?);
     }
     let (weight, slope) = (a.weight.clone(), a.slope.clone());
-    let step = AttentionGradStep { batch: batch.to_vec(), queries: *queries, keys, head: *head, value, weight, slope };
+    let step = AttentionGradStep {
+        batch: batch.to_vec(),
+        queries: *queries,
+        keys,
+        head: *head,
+        value,
+        weight,
+        slope,
+        short: false,
+    };
     Some((step, reads))
 }
 
