@@ -54,10 +54,9 @@ fn never_admitted(kernel: &Kernel) -> Option<Diagnostic> {
     let span = kernel.origin.span.filter(|_| !devices.iter().any(admits))?;
     let guards = kernel.requires.iter().filter(|g| devices.iter().any(|d| refuted(g, d)));
     let shown: Vec<String> = guards.map(|g| format!("`{}`", show_expr(&kernel.vars, g))).collect();
-    let where_run = match runs_on_hosts(&kernel.backend) {
-        true => "the profiles are h200, a100 and cpu; a GPU has the profile h200 from `sm` 90 on, else a100",
-        false => "this backend runs on GPUs only; a GPU has the profile h200 from `sm` 90 on, else a100",
-    };
+    let names: Vec<&str> = profiles(&kernel.backend).map(|d| d.name).collect();
+    let only = if runs_on_hosts(&kernel.backend) { "" } else { "this backend runs on GPUs only; " };
+    let where_run = format!("{only}tried: GPUs of every compute capability, and the profiles {}", names.join(", "));
     Some(
         Diagnostic::warning(code::NEVER_ADMITTED, format!("no device admits the kernel `{}`", kernel.name), span)
             .note(format!("false on every device: {}", shown.join(", ")))
@@ -77,7 +76,13 @@ fn devices(backend: &Backend) -> Vec<Device> {
         device.sm = sm;
         Some(device)
     });
-    gpus.chain(runs_on_hosts(backend).then(Device::cpu)).collect()
+    gpus.chain(profiles(backend)).collect()
+}
+
+/// The profiles of such devices.
+fn profiles(backend: &Backend) -> impl Iterator<Item = Device> {
+    let hosts = runs_on_hosts(backend);
+    Device::names().filter_map(Device::named).filter(move |device| hosts || !device.is_host())
 }
 
 /// Facts about a device, and nothing else.
