@@ -130,8 +130,24 @@ fn map_type(dtype: DType) -> Result<(&'static str, u32), EmitError> {
     }
 }
 
+/// A parameter of the C function.
+struct Parameter {
+    name: String,
+    declaration: String,
+    about: String,
+    /// True for a tensor of which a descriptor is made: callers pass its address.
+    described: bool,
+}
+
+impl Parameter {
+    /// One that is passed as it is.
+    fn plain(name: &str, declaration: String, about: String) -> Parameter {
+        Parameter { name: name.into(), declaration, about, described: false }
+    }
+}
+
 fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &Rows) -> Result<String, EmitError> {
-    let mut params: Vec<(String, String, String)> = Vec::new();
+    let mut params: Vec<Parameter> = Vec::new();
     let mut values = Vec::new();
     let (mut maps, mut map_names) = (Vec::new(), Vec::new());
     for a in &source.args {
@@ -155,23 +171,20 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
                 context! { name => map, tensor => own.clone(), type => kind, inner => inner[0], outer => inner[1] },
             );
         }
-        params.push((own, declaration, about(a)));
+        let described = matches!(a.kind, ArgKind::Map { .. });
+        params.push(Parameter { name: own, declaration, about: about(a), described });
     }
     for (own, what) in work.parameters() {
-        params.push(((*own).into(), format!("int64_t {own}"), (*what).into()));
+        params.push(Parameter::plain(own, format!("int64_t {own}"), (*what).into()));
     }
     if declared(source) {
         for (own, what) in of_declared(source) {
             let declaration =
                 if own == "shared" { "unsigned shared".into() } else { format!("const unsigned {own}[3]") };
-            params.push((own.into(), declaration, what));
+            params.push(Parameter::plain(own, declaration, what));
         }
     }
-    let pass = |(own, declaration, _): &(String, String, String)| match declaration.starts_with("const hypatia_tensor")
-    {
-        true => format!("&{own}"),
-        false => own.clone(),
-    };
+    let pass = |p: &Parameter| if p.described { format!("&{}", p.name) } else { p.name.clone() };
     let only = body.only_arch().unwrap_or("sm_80");
     let choice = Choice::of(source, work, Language::C);
     let ctx = context! {
@@ -180,8 +193,8 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         map_names => map_names.join(", "),
         descriptors => maps,
         values => values.join(", "),
-        params => params.iter().map(|(own, declaration, what)| context! {
-            name => own, declaration => declaration, about => what,
+        params => params.iter().map(|p| context! {
+            name => &p.name, declaration => &p.declaration, about => &p.about,
         }).collect::<Vec<_>>(),
         choice => choice.value(),
         derived => work.derived(Language::C),

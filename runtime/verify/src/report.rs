@@ -141,7 +141,9 @@ impl Report {
                 Some(Proved::Reals) => "; proved (reals)",
                 None => "",
             };
-            let _ = writeln!(out, "{} {} ... {word} ({} cases){classes}{proved}", e.subject.name(), e.name, e.cases);
+            let cases = if e.cases == 1 { "case" } else { "cases" };
+            let tried = format!("({} {cases})", e.cases);
+            let _ = writeln!(out, "{} {} ... {word} {tried}{classes}{proved}", e.subject.name(), e.name);
             if let Some(note) = &e.note {
                 let _ = writeln!(out, "  note: {note}");
             }
