@@ -49,7 +49,7 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
         }
         _ => return,
     };
-    fired.extend(rules.into_iter().map(|rule| Shortened { step: step.name.clone(), rule }));
+    fired.extend(rules.into_iter().map(|rule| Shortened { step: step.title(), rule }));
 }
 
 /// The terms of a chain's products. `reads` are those of the step, whose results all have type
