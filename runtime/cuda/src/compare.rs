@@ -6,7 +6,7 @@
 //! comparison has run, no other product writes what it exchanges with its own product.
 
 use super::kernel::KernelLaunch;
-use super::launch::{Checks, Launch};
+use super::launch::{Comparisons, Launch};
 use hypatia_plan::Plan;
 
 /// Alignment of what a product and its comparison exchange.
@@ -55,7 +55,7 @@ impl Waiting {
                 Some(Launch::Kernel(kernel))
             }
             Launch::Checks(checks) => {
-                for mut kernel in checks.sums.into_iter().chain(checks.comparisons) {
+                for mut kernel in checks.sums.into_iter().chain(checks.kernels) {
                     kernel.reports_as(step);
                     kernel.move_sums(self.taken);
                     // What compares comes last.
@@ -71,7 +71,7 @@ impl Waiting {
         }
     }
 
-    fn take(&mut self, is_due: impl Fn(usize) -> bool) -> Checks {
+    fn take(&mut self, is_due: impl Fn(usize) -> bool) -> Comparisons {
         let (due, waiting) = std::mem::take(&mut self.kernels).into_iter().partition(|(step, _)| is_due(*step));
         self.kernels = waiting;
         if self.kernels.is_empty() {
@@ -82,16 +82,16 @@ impl Waiting {
 }
 
 /// Few launches of these kernels.
-fn joined(kernels: Vec<(usize, KernelLaunch)>) -> Checks {
-    let mut out = Checks::default();
+fn joined(kernels: Vec<(usize, KernelLaunch)>) -> Comparisons {
+    let mut out = Comparisons::default();
     for (step, kernel) in kernels {
         if !kernel.reports() {
             out.sums.push(kernel);
             continue;
         }
         out.steps.push(step);
-        let left = out.comparisons.iter_mut().try_fold(kernel, |kernel, launch| launch.join(kernel));
-        out.comparisons.extend(left);
+        let left = out.kernels.iter_mut().try_fold(kernel, |kernel, launch| launch.join(kernel));
+        out.kernels.extend(left);
     }
     out
 }

@@ -86,7 +86,7 @@ impl Constants {
 fn reads(launch: &Launch) -> Vec<(Storage, bool)> {
     let locations: Vec<Location> = match launch {
         Launch::Kernel(kernel) | Launch::Once(kernel) => kernel.locations().copied().collect(),
-        Launch::Checks(checks) => checks.kernels().flat_map(KernelLaunch::locations).copied().collect(),
+        Launch::Checks(checks) => checks.all().flat_map(KernelLaunch::locations).copied().collect(),
         Launch::Zeros(at, _) => vec![*at],
         Launch::Product(p) => {
             let others = [&p.bias, &p.aux].into_iter().flatten().copied();

@@ -43,7 +43,7 @@ pub enum Launch {
     /// A generated kernel that is launched once for all runs: see [`crate::lowering::Work::once`].
     Once(KernelLaunch),
     /// Comparisons of products with their checksums.
-    Checks(Checks),
+    Checks(Comparisons),
     /// A cuBLASLt call.
     Product(Box<Product>),
     /// Zero-fills that many bytes: a product over no terms.
@@ -55,7 +55,7 @@ impl Launch {
     pub fn calls(&self) -> usize {
         match self {
             Launch::Product(p) => p.calls.len(),
-            Launch::Checks(checks) => checks.sums.len().max(checks.comparisons.len()),
+            Launch::Checks(checks) => checks.sums.len().max(checks.kernels.len()),
             Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => 1,
         }
     }
@@ -63,7 +63,7 @@ impl Launch {
     /// Number of kernels, where a call to the library counts as one.
     pub fn kernels(&self) -> usize {
         match self {
-            Launch::Checks(checks) => checks.sums.len() + checks.comparisons.len(),
+            Launch::Checks(checks) => checks.all().count(),
             Launch::Product(_) | Launch::Kernel(_) | Launch::Once(_) | Launch::Zeros(..) => 1,
         }
     }
@@ -79,26 +79,26 @@ impl Launch {
 
 /// Comparisons of products with their checksums.
 #[derive(Default)]
-pub struct Checks {
+pub struct Comparisons {
     /// The steps of the plan whose products they are.
     pub steps: Vec<usize>,
     /// Sums of right factors that are no constants. They run at once.
     pub sums: Vec<KernelLaunch>,
     /// What compares. They run at once, behind the sums.
-    pub comparisons: Vec<KernelLaunch>,
+    pub kernels: Vec<KernelLaunch>,
 }
 
-impl Checks {
+impl Comparisons {
     /// A kernel that compares, or sums that it needs.
-    pub fn of(kernel: KernelLaunch) -> Checks {
-        let mut checks = Checks::default();
-        if kernel.reports() { &mut checks.comparisons } else { &mut checks.sums }.push(kernel);
+    pub fn of(kernel: KernelLaunch) -> Comparisons {
+        let mut checks = Comparisons::default();
+        if kernel.reports() { &mut checks.kernels } else { &mut checks.sums }.push(kernel);
         checks
     }
 
     /// All kernels.
-    pub fn kernels(&self) -> impl Iterator<Item = &KernelLaunch> {
-        self.sums.iter().chain(&self.comparisons)
+    pub fn all(&self) -> impl Iterator<Item = &KernelLaunch> {
+        self.sums.iter().chain(&self.kernels)
     }
 }
 

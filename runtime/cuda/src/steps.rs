@@ -17,7 +17,7 @@ use super::cubin::{self, Origins};
 use super::device::Gpu;
 use super::driver::failed;
 use super::kernel::{KernelLaunch, arguments, by_columns, entry};
-use super::launch::{Checks, Launch, Product};
+use super::launch::{Comparisons, Launch, Product};
 use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
 use super::memory::DeviceMemory;
 use super::tiled::{self, Tilings};
@@ -26,7 +26,7 @@ use super::{fallback, gemm, trial, weight_layout};
 use crate::lowering::checksum::{Checksum, Seen};
 use crate::lowering::{Kept, Work, step_kernels};
 use crate::tuner::Effort;
-use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View};
+use hypatia_plan::{Action, CallStep, Checks, GemmStep, Plan, Step, View};
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
@@ -350,7 +350,7 @@ fn kernel_launch(
     let launch = KernelLaunch::new(function, *geometry, ([grid, block], shared), arguments)?;
     Ok(match (work.once, work.compares) {
         (true, _) => Launch::Once(launch),
-        (false, true) => Launch::Checks(Checks::of(launch.exchanging(work.exchanged))),
+        (false, true) => Launch::Checks(Comparisons::of(launch.exchanging(work.exchanged))),
         (false, false) => Launch::Kernel(launch),
     })
 }
@@ -411,7 +411,7 @@ fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Pe
             fallback.extend(pending_launches(gpu, plan, part)?);
         }
         // A library call may hide its accumulators.
-        if plan.checks != hypatia_plan::Checks::Off && tiled::kernel(plan, step).is_none() {
+        if plan.checks != Checks::Off && tiled::kernel(plan, step).is_none() {
             return Ok(fallback);
         }
         return Ok(vec![match tiled::kernel(plan, step) {

@@ -80,7 +80,7 @@ pub(super) unsafe fn submit(
         // SAFETY: the caller guarantees the bases.
         Launch::Kernel(kernel) | Launch::Once(kernel) => unsafe { kernel.launch(stream, bases) },
         Launch::Checks(checks) => {
-            for kernels in [&checks.sums, &checks.comparisons] {
+            for kernels in [&checks.sums, &checks.kernels] {
                 let extra = kernels.len().saturating_sub(1).min(sides.streams.len());
                 sides.fork(stream, extra)?;
                 for (i, kernel) in kernels.iter().enumerate() {
