@@ -7,11 +7,12 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use hypatia::Error;
-use hypatia::cuda::{Executor, GUEST_ALIGNMENT, Guest};
+use hypatia::cuda::{Executor, GUEST_ALIGNMENT, Guest, hold_host_with};
 use hypatia::dsl::dtype::DType;
-use hypatia::session::Compiled;
+use hypatia::session::{Compiled, Pending};
 use pyo3::prelude::*;
 
 use crate::dlpack::{self, Borrowed, Place};
@@ -20,6 +21,22 @@ use crate::plan::Plan;
 
 /// Scratch memory by GPU and stream.
 static SCRATCH: Mutex<Option<HashMap<(i32, usize), Scratch>>> = Mutex::new(None);
+
+/// How long a thread that released the interpreter's lock to synchronise a device needs to begin,
+/// with much to spare: from then on a capture does not disturb it.
+const BEGUN: Duration = Duration::from_micros(200);
+
+/// Lets captures hold the other threads of Python: `torch.cuda.synchronize()` fails while a stream
+/// is captured, in whatever thread.
+pub fn hold_python() {
+    hold_host_with(|work| {
+        // Nothing runs if the interpreter is ending.
+        let _ = Python::try_attach(|_| {
+            std::thread::sleep(BEGUN);
+            work();
+        });
+    });
+}
 
 /// A tensor of PyTorch's.
 struct Scratch {
@@ -59,13 +76,13 @@ pub fn run<'py>(
     let captures = unsafe { executor.captures(stream) }.map_err(raised)?;
     let addresses = |all: &[Borrowed]| all.iter().map(|b| b.address.addr() as u64).collect::<Vec<u64>>();
     let (inputs, outputs) = (addresses(&from), addresses(&to));
+    let guest = |scratch: u64| Guest { stream, captures, inputs: &inputs, outputs: &outputs, scratch };
     let submit = |scratch: u64| {
-        let guest = Guest { stream, captures, inputs: &inputs, outputs: &outputs, scratch };
         // SAFETY: the tensors are on this GPU, in PyTorch's memory, of the plan's types and sizes;
         // they are alive, and PyTorch reuses their memory only behind the work on its stream. The
         // outputs were just allocated. Only this thread submits over this scratch memory: it is
         // new, or its lock is held. Plans that PyTorch captures live as long as the process.
-        unsafe { submitted(&plan.compiled, executor, &guest) }.map_err(raised)
+        unsafe { executor.run_as_guest(&guest(scratch)) }.map_err(raised)
     };
     let wanted = executor.scratch();
     if captures {
@@ -73,6 +90,11 @@ pub fn run<'py>(
         // PyTorch keeps the memory for its graph, and gives it to what it captures next.
         let own = allocated(allocate, wanted, gpu)?;
         return submit(own.address).map(|()| Vec::new());
+    }
+    let later = Later { compiled: &plan.compiled, executor, guest: guest(0) };
+    if plan.compiled.is_replaced() {
+        // SAFETY: as above; no scratch memory is used.
+        return py.detach(move || unsafe { later.replaced() }).map_err(raised).map(|()| Vec::new());
     }
     let key = (gpu, stream.addr());
     let mut all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,31 +110,54 @@ pub fn run<'py>(
     }
     let scratch = all.as_ref().and_then(|m| m.get(&key)).filter(|s| s.bytes >= wanted);
     let scratch = scratch.ok_or_else(|| wrong_input("scratch memory was released during a run"))?;
-    submit(scratch.address).map(|()| Vec::new())
+    submit(scratch.address)?;
+    drop(all);
+    if let Some(pending) = plan.compiled.watch().map_err(raised)? {
+        // SAFETY: as above; no scratch memory is used.
+        py.detach(move || unsafe { later.judged(&pending) }).map_err(raised)?;
+    }
+    Ok(Vec::new())
 }
 
-/// Submits a run. A strict one is waited for, and judged where it is time to.
-///
-/// # Safety
-/// As [`Executor::run_as_guest`].
-unsafe fn submitted(compiled: &Compiled, executor: &Executor, guest: &Guest<'_>) -> Result<(), Error> {
-    // SAFETY: the caller's promise, for all calls here.
-    unsafe {
-        // What a framework captures is refused by the executor.
-        if compiled.is_replaced() && !guest.captures {
-            let [inputs, _] = executor.operands_of_guest(guest)?;
-            return executor.replace_results_of_guest(guest, &compiled.run(&inputs)?);
-        }
-        executor.run_as_guest(guest)?;
-        if let Some(pending) = compiled.watch()? {
-            let [inputs, got] = executor.operands_of_guest(guest)?;
-            let right = compiled.judged(&pending, &inputs, got.clone())?;
-            if right.iter().zip(&got).any(|(r, g)| r.bytes() != g.bytes()) {
-                executor.replace_results_of_guest(guest, &right)?;
-            }
+/// What a strict run may have to do besides: it makes plans and waits for locks, so that the
+/// interpreter's lock must not be held.
+struct Later<'a> {
+    compiled: &'a Compiled,
+    executor: &'a Executor,
+    guest: Guest<'a>,
+}
+
+// SAFETY: of a guest only the stream's handle is no plain data, and it is tied to a context, not to
+// a thread.
+unsafe impl Send for Later<'_> {}
+
+impl Later<'_> {
+    /// Runs what replaces the plan.
+    ///
+    /// # Safety
+    /// As [`Executor::run_as_guest`].
+    unsafe fn replaced(self) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let [inputs, _] = self.executor.operands_of_guest(&self.guest)?;
+            self.executor.replace_results_of_guest(&self.guest, &self.compiled.run(&inputs)?)
         }
     }
-    Ok(())
+
+    /// Judges a run that was waited for, and replaces its results if they are wrong.
+    ///
+    /// # Safety
+    /// As [`Executor::run_as_guest`].
+    unsafe fn judged(self, pending: &Pending) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        let [inputs, got] = unsafe { self.executor.operands_of_guest(&self.guest)? };
+        let right = self.compiled.judged(pending, &inputs, got.clone())?;
+        if right.iter().zip(&got).any(|(r, g)| r.bytes() != g.bytes()) {
+            // SAFETY: the caller's promise.
+            unsafe { self.executor.replace_results_of_guest(&self.guest, &right)? };
+        }
+        Ok(())
+    }
 }
 
 fn allocated(allocate: &Bound<'_, PyAny>, bytes: usize, gpu: i32) -> PyResult<Scratch> {

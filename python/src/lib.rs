@@ -3,7 +3,7 @@
 //! In: paths, texts, and memory of NumPy arrays and PyTorch tensors, borrowed. Out: rules, models,
 //! plans and reports as Python objects. Invariant: it uses the crate `hypatia` alone, links
 //! neither PyTorch nor CUDA, and does not hold the interpreter's lock while it compiles, or runs on
-//! the host.
+//! the host, but for moments in which it captures CUDA graphs.
 
 mod call;
 mod dlpack;
@@ -45,6 +45,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::guest::hold_python();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -266,6 +266,25 @@ def test_measuring_chooses_the_faster_side():
     assert (line.side == "hypatia") == (line.hypatia_us <= line.pytorch_us) or line.calls == 1
 
 
+def test_a_device_may_be_synchronised_while_a_plan_is_made():
+    # CUDA refuses that beside a capture, in whatever thread, and the capture fails too.
+    f = torch.compile(nn.Sequential(*(Block(256) for _ in range(4))).cuda(), backend=backend)
+    made = threading.Event()
+    waiting = threading.Thread(target=lambda: (hyp.wait_for_plans(), made.set()))
+    turns = 0
+    with hyp.nn.policy("measure"):
+        for rows in (48, 80):
+            x = torch.randn(4, rows, 256, device="cuda")
+            f(x)
+            f(x)
+        waiting.start()
+        while not made.is_set():
+            torch.cuda.synchronize()
+            turns += 1
+        waiting.join()
+    assert turns > 100 and not any("no plan could be made" in line.why for line in hyp.report().lines), hyp.report()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("planned", [True, False])

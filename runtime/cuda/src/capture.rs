@@ -3,14 +3,54 @@
 //! In: a stream and work for it. Out: a [`Graph`] that replays that work in one launch. Invariant:
 //! every capture that begins also ends, even after a failure; the graph refers to memory without
 //! owning it, except for memory passed to `keeping`.
+//!
+//! While any stream of a device is captured, CUDA refuses to synchronise the device
+//! (`cuCtxSynchronize`, `cudaDeviceSynchronize`), in every thread and whatever the mode of the
+//! capture, and the capture fails too. So a program whose other threads may do that says how to
+//! hold them: [`hold_host_with`].
 
-use std::sync::Arc;
+use std::cell::Cell;
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaGraph, CudaStream, result, sys};
 
 use super::driver::failed;
 use super::memory::{DeviceMemory, bind};
 use hypatia_tensor::error::{Error, Result};
+
+/// Runs the closure, once, while no other thread of the program synchronises a device.
+pub type HoldHost = fn(&mut dyn FnMut());
+
+static HOLD: OnceLock<HoldHost> = OnceLock::new();
+
+thread_local! {
+    /// This thread holds the program already.
+    static HELD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says how captures hold the other threads of this program. The first call counts; without one,
+/// captures hold nothing.
+///
+/// The function waits for threads of the program. So nobody may wait for a lock of this crate, or
+/// for a plan that another thread makes, while he keeps the function waiting.
+pub fn hold_host_with(hold: HoldHost) {
+    let _ = HOLD.set(hold);
+}
+
+/// Does work, mostly captures, while no other thread synchronises a device. The work does not wait
+/// for the device.
+pub(super) fn holding_host<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let (Some(hold), false) = (HOLD.get(), HELD.get()) else { return work() };
+    let (mut work, mut done) = (Some(work), None);
+    hold(&mut || {
+        HELD.set(true);
+        done = work.take().map(|work| work());
+        HELD.set(false);
+    });
+    // A program that is ending holds nothing and calls nothing.
+    let late = || work.map_or_else(|| Err(Error::Internal("work without a result".into())), |work| work());
+    done.unwrap_or_else(late)
+}
 
 /// A captured graph; an empty one replays nothing.
 pub(super) struct Graph {
@@ -30,6 +70,10 @@ impl Graph {
 
     /// Captures the work that `work` submits to the stream.
     pub fn capture(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
+        holding_host(|| Graph::capture_held(stream, work))
+    }
+
+    fn capture_held(stream: &Arc<CudaStream>, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).map_err(|e| failed("cuStreamBeginCapture", e))?;
         let done = work();
@@ -62,5 +106,26 @@ impl Graph {
             Some(graph) => graph.launch().map_err(|e| failed("cuGraphLaunch", e)),
             None => Ok(()),
         }
+    }
+}
+
+/// While it lives, this thread's calls may do what a strict capture of some stream forbids.
+pub(super) struct Relaxed(sys::CUstreamCaptureMode);
+
+impl Relaxed {
+    pub fn new() -> Result<Relaxed> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the pointer is valid; the call exchanges this thread's mode for the one given.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }
+            .result()
+            .map_err(|e| failed("cuThreadExchangeStreamCaptureMode", e))?;
+        Ok(Relaxed(mode))
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above. It can fail only as the exchange before it did.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut self.0) };
     }
 }

@@ -17,7 +17,7 @@ use cudarc::driver::{CudaEvent, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
 
 use super::address::{Bases, WORKSPACE, outputs_in};
-use super::capture::Graph;
+use super::capture::{Graph, Relaxed, holding_host};
 use super::compare;
 use super::constants::{Constants, Prefetch};
 use super::cubin::Origins;
@@ -76,9 +76,14 @@ impl Executor {
         if let Some(b) = plan.buffers.iter().find(|b| matches!(b.storage, Storage::Arena(o) if o % 64 != 0)) {
             return Err(Error::Internal(format!("a buffer at {:?}", b.storage)));
         }
+        // The program may capture a stream of its own meanwhile.
+        let _relaxed = Relaxed::new()?;
         // The weights are copied while algorithms are chosen.
         let (prepared, prefetched) = std::thread::scope(|scope| {
-            let uploading = scope.spawn(|| Prefetch::upload(&gpu, &plan));
+            let uploading = scope.spawn(|| {
+                let _relaxed = Relaxed::new()?;
+                Prefetch::upload(&gpu, &plan)
+            });
             (prepare(&gpu, &plan, tuner), uploading.join())
         });
         let ((launches, origins), prefetched) =
@@ -263,6 +268,7 @@ impl Executor {
     }
 
     fn instance(&self) -> Result<Instance> {
+        let _relaxed = Relaxed::new()?;
         let stream = self.gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
         let bytes: Vec<usize> =
             self.plan.inputs.iter().map(|i| i.shape.iter().product::<usize>() * i.dtype.size()).collect();
@@ -333,18 +339,21 @@ impl Executor {
         before: impl FnOnce() -> Result<()>,
         behind: impl FnOnce() -> Result<()>,
     ) -> Result<Graph> {
-        let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut bases = bases.clone();
-        let lists = pointer_arrays::write(stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
-        let graph = Graph::capture(stream, || {
-            before()?;
-            // SAFETY: the bases are those of the instance whose graph this is, whose memory is as
-            // large as the plan says and lives as long as the graph, or those that a caller answers
-            // for.
-            unsafe { self.submit_all(&mut launches, stream, sides, &bases)? };
-            behind()
-        })?;
-        Ok(graph.keeping(lists))
+        // First the host, then the lock: a thread that runs the plan may hold the host.
+        holding_host(|| {
+            let mut launches = self.launches.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut bases = bases.clone();
+            let lists = pointer_arrays::write(stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
+            let graph = Graph::capture(stream, || {
+                before()?;
+                // SAFETY: the bases are those of the instance whose graph this is, whose memory is
+                // as large as the plan says and lives as long as the graph, or those that a caller
+                // answers for.
+                unsafe { self.submit_all(&mut launches, stream, sides, &bases)? };
+                behind()
+            })?;
+            Ok(graph.keeping(lists))
+        })
     }
 
     /// Submits all launches to a stream.
@@ -421,15 +430,18 @@ impl Timer<'_> {
         let _lists = pointer_arrays::write(&stream, launches.iter_mut().map(|(_, launch)| launch), &mut bases)?;
         drop(launches);
         for at in 0..count {
-            let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
-            let (step, launch) = &mut launches[at];
-            let _range = nvtx::range(&executor.plan.steps[*step].name);
-            let of = launch.steps(*step);
-            let graph = Graph::capture(&stream, || {
-                // SAFETY: the bases are those of this timer's instance, which outlives the graph.
-                (0..REPEATS).try_for_each(|_| unsafe { submit(&executor.gpu, &stream, sides, launch, &bases) })
+            let (graph, of) = holding_host(|| {
+                let mut launches = executor.launches.lock().unwrap_or_else(PoisonError::into_inner);
+                let (step, launch) = &mut launches[at];
+                let _range = nvtx::range(&executor.plan.steps[*step].name);
+                let of = launch.steps(*step);
+                let graph = Graph::capture(&stream, || {
+                    // SAFETY: the bases are those of this timer's instance, which outlives the
+                    // graph.
+                    (0..REPEATS).try_for_each(|_| unsafe { submit(&executor.gpu, &stream, sides, launch, &bases) })
+                })?;
+                Ok((graph, of))
             })?;
-            drop(launches);
             graph.launch()?;
             let times = (0..rounds.max(1)).map(|_| self.elapsed(2, |_| graph.launch())).collect::<Result<Vec<_>>>();
             let mut times = times?;

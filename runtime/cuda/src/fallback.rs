@@ -12,7 +12,7 @@ use cudarc::driver::{CudaStream, result, sys};
 use hypatia_dsl::dtype::DType;
 
 use super::address::{Bases, Location, REPORT, REPORTS, WORKSPACE, outputs_in};
-use super::capture::Graph;
+use super::capture::{Graph, holding_host};
 use super::device::Gpu;
 use super::driver::failed;
 use super::launch::Launch;
@@ -196,19 +196,18 @@ pub(super) fn time(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, variants: &mut [Vec
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
     let (start, stop) = (event()?, event()?);
-    let mut graphs = Vec::with_capacity(variants.len());
-    for variant in variants.iter_mut() {
-        let mut run = |first: bool| {
-            let mut launches = variant.iter_mut().filter(|launch| first || !matches!(launch, Launch::Once(_)));
-            // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
-            // plan says, and lives until the stream is done, below.
-            launches.try_for_each(|launch| unsafe { submit(gpu, &stream, &sides, launch, &scratch.bases) })
-        };
-        // The first launch loads code, which is not allowed during a capture.
-        run(true)?;
-        stream.synchronize().map_err(|e| failed("timing a step", e))?;
-        graphs.push(Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| run(false)))?);
-    }
+    let run = |variant: &mut Vec<Launch>, first: bool| {
+        let mut launches = variant.iter_mut().filter(|launch| first || !matches!(launch, Launch::Once(_)));
+        // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
+        // plan says, and lives until the stream is done, below.
+        launches.try_for_each(|launch| unsafe { submit(gpu, &stream, &sides, launch, &scratch.bases) })
+    };
+    // The first launch loads code, which is not allowed during a capture.
+    variants.iter_mut().try_for_each(|variant| run(variant, true))?;
+    stream.synchronize().map_err(|e| failed("timing a step", e))?;
+    let mut repeated =
+        |variant: &mut Vec<Launch>| Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| run(variant, false)));
+    let graphs = holding_host(|| variants.iter_mut().map(&mut repeated).collect::<Result<Vec<_>>>())?;
     let mut times = vec![Vec::with_capacity(ROUNDS); graphs.len()];
     for round in 0..=ROUNDS {
         for (graph, times) in graphs.iter().zip(&mut times) {

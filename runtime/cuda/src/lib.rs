@@ -39,6 +39,7 @@ pub mod tuner;
 pub mod tuning;
 mod weight_layout;
 
+pub use capture::{HoldHost, hold_host_with};
 pub use cubin::Origins;
 pub use device::{Gpu, profile};
 pub use driver::MINIMUM_DRIVER;

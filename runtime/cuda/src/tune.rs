@@ -20,7 +20,7 @@ use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::address::WORKSPACE;
-use super::capture::Graph;
+use super::capture::{Graph, holding_host};
 use super::device::Gpu;
 use super::driver::failed;
 use super::lt::{Algorithm, Matmul, Pointers, Product};
@@ -387,8 +387,10 @@ fn tune(
     watch.time(|| launch(&candidates[0], 0))?;
     let once = watch.time(|| launch(&candidates[0], 1))?.max(1.0);
     let launches = ((GRAPH_US / once) as usize).clamp(2, MAX_LAUNCHES);
+    // The first launch of a kernel loads its code, which is not allowed during a capture.
+    candidates.iter().try_for_each(|algorithm| launch(algorithm, 0))?;
     let candidate = |algorithm| CapturedCandidate::new(stream, algorithm, launches, &mut launch);
-    let mut captured = candidates.iter().map(candidate).collect::<Result<Vec<_>>>()?;
+    let mut captured = holding_host(|| candidates.iter().map(candidate).collect::<Result<Vec<_>>>())?;
     let mut rival = rival
         .map(|(matmul, algorithm)| {
             let mut launch = |algorithm: &Algorithm, i: usize| {

@@ -15,7 +15,9 @@ use cudarc::driver::{CudaStream, result, sys};
 
 use super::caller_memory::{ALIGNMENT, Placed, copy_all};
 use super::reports::{Reports, Suspicion};
-use super::{Bases, DeviceMemory, Executor, Graph, SideStreams, WORKSPACE, failed, outputs_in, pointer_arrays};
+use super::{
+    Bases, DeviceMemory, Executor, Graph, Relaxed, SideStreams, WORKSPACE, failed, outputs_in, pointer_arrays,
+};
 use hypatia_dsl::dtype::DType;
 use hypatia_plan::Checks;
 use hypatia_tensor::error::{Error, Result};
@@ -317,26 +319,5 @@ impl Executor {
         let memory = unsafe { self.step_by_step(stream, &sides, (guest, 0), &lists)? };
         guests.captured.push((sides, memory));
         Ok(())
-    }
-}
-
-/// While it lives, this thread's calls may do what a strict capture of some stream forbids.
-struct Relaxed(sys::CUstreamCaptureMode);
-
-impl Relaxed {
-    fn new() -> Result<Relaxed> {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the pointer is valid; the call exchanges this thread's mode for the one given.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }
-            .result()
-            .map_err(|e| failed("cuThreadExchangeStreamCaptureMode", e))?;
-        Ok(Relaxed(mode))
-    }
-}
-
-impl Drop for Relaxed {
-    fn drop(&mut self) {
-        // SAFETY: as above. It can fail only as the exchange before it did.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut self.0) };
     }
 }
