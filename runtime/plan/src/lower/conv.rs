@@ -127,7 +127,9 @@ impl Lower<'_> {
         };
         let sizes: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
         let out = self.fresh(dtype, &sizes)?;
-        self.channels_last.insert(out.buffer);
+        if self.plan.device.is_host() {
+            self.channels_last.insert(out.buffer);
+        }
         debug_assert_eq!(out.strides, row_major(&sizes));
         Ok([out.clone(), out.transposed(&inverse(order))])
     }

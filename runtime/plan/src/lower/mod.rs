@@ -11,6 +11,7 @@ mod batch;
 mod conv;
 mod fallback;
 mod im2col;
+mod layout;
 mod workspace;
 
 use std::collections::{HashMap, HashSet};
@@ -63,6 +64,8 @@ pub(super) struct Lower<'a> {
     feeds_convolution: Vec<bool>,
     /// Nodes that become one launch, in order.
     groups: Vec<Region>,
+    /// The nodes that read each value.
+    readers: HashMap<Value, Vec<usize>>,
     options: &'a Options,
 }
 
@@ -115,6 +118,14 @@ fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
     }
 }
 
+fn readers(graph: &Graph) -> HashMap<Value, Vec<usize>> {
+    let mut readers: HashMap<Value, Vec<usize>> = HashMap::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        node.operands.iter().flatten().for_each(|v| readers.entry(*v).or_default().push(i));
+    }
+    readers
+}
+
 fn leaves_group(graph: &Graph, groups: &[Region]) -> Vec<bool> {
     let mut group_of = vec![0; graph.nodes.len()];
     for (g, region) in groups.iter().enumerate() {
@@ -159,6 +170,7 @@ impl<'a> Lower<'a> {
             channels_last: HashSet::new(),
             feeds_convolution: feeds_convolution(graph, &pointwise),
             groups,
+            readers: readers(graph),
             options,
         })
     }
@@ -660,17 +672,15 @@ impl Lower<'_> {
             inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
         }
         let mut reads: Vec<View> = reads.into_iter().map(|(_, v)| v).collect();
-        let order = self.pointwise_order(&reads, &shape);
+        let stored = nodes.iter().filter(|n| self.leaves_group[**n]);
+        let stored: Vec<Value> = stored.map(|n| Value { node: NodeId(*n as u32), output: 0 }).collect();
+        let order = self.pointwise_order(&reads, &shape).or_else(|| self.read_order(&stored, &shape));
         if let Some(order) = &order {
             reads.iter_mut().for_each(|v| *v = v.transposed(order));
         }
         let mut writes = Vec::new();
-        for index in nodes {
-            if !self.leaves_group[*index] {
-                continue;
-            }
-            let value = Value { node: NodeId(*index as u32), output: 0 };
-            let [out, seen] = self.fresh_in(graph.nodes[*index].results[0].dtype, &shape, order.as_deref())?;
+        for value in stored {
+            let [out, seen] = self.fresh_in(graph.ty(value).dtype, &shape, order.as_deref())?;
             term.roots.push(inside[&value]);
             self.values.insert(value, seen);
             writes.push(out);
@@ -678,9 +688,9 @@ impl Lower<'_> {
         if writes.is_empty() {
             return Ok(());
         }
-        let mut names: Vec<&str> =
-            nodes.iter().map(|n| graph.nodes[*n].name.as_str()).filter(|n| !n.is_empty()).collect();
-        names.dedup();
+        let mut known = HashSet::new();
+        let names = nodes.iter().map(|n| graph.nodes[*n].name.as_str());
+        let names: Vec<&str> = names.filter(|n| !n.is_empty() && known.insert(*n)).collect();
         self.pointwise(&names.join(" + "), term, reads, writes, None);
         Ok(())
     }
