@@ -30,6 +30,7 @@ mod scores;
 mod specialize;
 mod term;
 mod validate;
+mod wide;
 mod widen;
 
 pub use attention::{Attention, AttentionGrad};
@@ -52,3 +53,4 @@ pub use rows::{Region, RowsOperand, RowwiseRegion, cluster_rows};
 pub use specialize::Symbols;
 pub use term::check_view;
 pub use term::{check_term, show_number, show_term};
+pub use wide::with_own_wide_values;

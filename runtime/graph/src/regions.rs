@@ -18,7 +18,7 @@ use hypatia_tensor::error::{Error, Result};
 /// Maximum number of nodes in a region: generated code has a limited number of registers.
 const MAX_NODES: usize = 256;
 /// Maximum number of operands from outside a region: they become kernel arguments.
-const MAX_OPERANDS: usize = 32;
+pub(super) const MAX_OPERANDS: usize = 32;
 /// Maximum number of earlier readers of a tensor that a reader is compared with.
 const MAX_SIBLINGS: usize = 8;
 /// Maximum number of groups that one path search visits; beyond it, the regions stay separate.

@@ -9,6 +9,8 @@
 //! A region grows along the edges from an operand to its user, through the views between them, as
 //! long as the kernel exists and is worth it ([`Grower::is_worth_it`]).
 
+mod sink;
+
 use std::collections::{HashMap, HashSet};
 
 use hypatia_dsl::builtin::BuiltinOp;
@@ -111,6 +113,17 @@ impl Grower<'_, '_> {
     fn grow(mut self) -> HashMap<usize, RowwiseRegion> {
         let mut found: HashMap<usize, RowwiseRegion> = HashMap::new();
         let users = users(self.cluster.graph);
+        self.join_along_edges(&users, &mut found);
+        self.join_siblings(&users, &mut found);
+        self.lone_sums(&users, &mut found);
+        if !self.device.is_host() && self.sink(&users, &mut found) {
+            self.join_along_edges(&users, &mut found);
+        }
+        found
+    }
+
+    /// Joins regions with what computes their operands.
+    fn join_along_edges(&mut self, users: &Users, found: &mut HashMap<usize, RowwiseRegion>) {
         for _ in 0..ROUNDS {
             let mut changed = false;
             for node in 0..self.cluster.graph.nodes.len() {
@@ -119,16 +132,13 @@ impl Grower<'_, '_> {
                 }
                 for operand in self.cluster.graph.nodes[node].operands.iter().flatten() {
                     let Some(union) = self.union(node, operand.node.index()) else { continue };
-                    changed |= self.join(union, &users, &mut found);
+                    changed |= self.join(union, users, found);
                 }
             }
             if !changed {
                 break;
             }
         }
-        self.join_siblings(&users, &mut found);
-        self.lone_sums(&users, &mut found);
-        found
     }
 
     /// Sums over all rows of what no region computes: a kernel of their own reads rows as they lie.
@@ -259,8 +269,10 @@ impl Grower<'_, '_> {
         let of_rows = nodes.iter().filter(|n| self.rowwise[**n]);
         let mut heads: Vec<&str> = of_rows.map(|n| graph.head_name(NodeId(*n as u32))).collect();
         heads.dedup();
-        let names = nodes.iter().map(|n| graph.nodes[*n].name.as_str()).filter(|n| !n.is_empty());
-        (format!("rows_{}", heads.join("_")), names.collect::<Vec<_>>().join(" + "))
+        let mut known = HashSet::new();
+        let names = nodes.iter().map(|n| graph.nodes[*n].name.as_str());
+        let names: Vec<&str> = names.filter(|n| !n.is_empty() && known.insert(*n)).collect();
+        (format!("rows_{}", heads.join("_")), names.join(" + "))
     }
 
     /// Whether one launch is faster than the parts: rows that are neither too long to be kept in

@@ -18,6 +18,7 @@ use super::rows::Rows;
 use hypatia_graph::prim::sizes;
 use hypatia_graph::{
     Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Replacement, Strategy, constant_nodes,
+    with_own_wide_values,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
@@ -59,7 +60,10 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     // Where results must be the bits of the plan without rules, constants round as they do there.
     let together = options.cluster && !options.allowed.is_exact();
     let graph = known.fold(inlined(&parts, device)?, together)?.pruned();
-    let graph = inlined(&graph, device)?;
+    let mut graph = inlined(&graph, device)?;
+    if together && !device.is_host() {
+        graph = with_own_wide_values(&graph)?;
+    }
     let mut kernels = Kernels::default();
     for (i, node) in graph.nodes.iter().enumerate() {
         let id = NodeId(i as u32);

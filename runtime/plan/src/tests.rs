@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::ir::{AttrValue, Program};
+use hypatia_dsl::numerics::{Allowed, Numerics};
 
-use super::{Action, Options, Plan, Storage};
+use super::{Action, Options, Plan, Storage, View};
 use crate::testing::planned;
 use hypatia_graph::{Graph, Value};
 use hypatia_library as library;
@@ -14,7 +16,7 @@ use hypatia_optimize as optimize;
 use hypatia_pipeline as pipeline;
 use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::ty;
+use hypatia_testing::{list, ty};
 
 fn program() -> Arc<Program> {
     static PROGRAM: std::sync::LazyLock<Arc<Program>> = std::sync::LazyLock::new(|| library::load(&[]).unwrap());
@@ -137,6 +139,64 @@ fn pointwise_work_side_by_side_reads_its_operands_once() {
         planned(&g, &Options::new(Device::cpu())).unwrap().launches()
     };
     assert_eq!((launches(false, true), launches(true, true), launches(false, false)), (1, 3, 2));
+}
+
+/// The sum of two inputs as heads, scaled, and what reads it: transposed and flattened, and, with
+/// `also`, as it lies too.
+fn heads(also: bool, target: &str) -> Plan {
+    let mut g = Graph::new(program());
+    let [a, b] = ["a", "b"].map(|n| g.input(n, ty(DType::BF16, &[2, 4, 8, 2, 16])));
+    let x = g.call("add", &[a, b], &[]).unwrap()[0];
+    let merged = g.builtin(BuiltinOp::Reshape, &[x], vec![list(&[2, 4, 8, 32])]).unwrap()[0];
+    let turned = g.builtin(BuiltinOp::Transpose, &[merged], vec![list(&[0, 2, 1, 3])]).unwrap()[0];
+    let flat = g.builtin(BuiltinOp::Reshape, &[turned], vec![list(&[16, 128])]).unwrap()[0];
+    g.output("y", flat);
+    if also {
+        g.output("x", x);
+    }
+    planned(&g, &Options::new(device(target))).unwrap()
+}
+
+#[test]
+fn pointwise_work_stores_its_result_as_a_gpu_reads_it() {
+    let count = |p: &Plan| (p.launches(), p.steps.iter().filter(|s| s.action == Action::Copy).count());
+    let plan = heads(false, "h200");
+    assert_eq!(count(&plan), (1, 0), "{plan}");
+    assert_eq!(plan.steps[0].writes[0].shape, [2, 8, 4, 2, 16], "{plan}");
+    assert_eq!(plan.steps[0].writes[0].buffer, plan.outputs[0].1.buffer);
+    // A reader that needs it as it lies, and a host, whose copies are cheap.
+    assert_eq!([count(&heads(true, "h200")), count(&heads(false, "cpu"))], [(2, 1), (2, 1)]);
+}
+
+#[test]
+fn wide_values_are_computed_where_they_are_read() {
+    let mut g = Graph::new(program());
+    let [a, b] = ["a", "b"].map(|n| g.input(n, ty(DType::BF16, &[256, 512])));
+    let [w, scale] = [("w", [512, 512]), ("scale", [256, 1])].map(|(n, s)| g.input(n, ty(DType::BF16, &s)));
+    let cast = |g: &mut Graph, v, to| g.builtin(BuiltinOp::Cast, &[v], vec![AttrValue::DType(to)]).unwrap()[0];
+    let x = g.call("add", &[a, b], &[]).unwrap()[0];
+    let wide = cast(&mut g, x, DType::F32);
+    let factor = cast(&mut g, scale, DType::F32);
+    let scaled = g.call("mul", &[wide, factor], &[]).unwrap()[0];
+    let narrow = cast(&mut g, scaled, DType::BF16);
+    let product = g.builtin(BuiltinOp::Matmul, &[narrow, w], vec![]).unwrap()[0];
+    let dy = cast(&mut g, product, DType::F32);
+    let weighed = g.call("mul", &[dy, scaled], &[]).unwrap()[0];
+    let sum = g.builtin(BuiltinOp::Sum, &[weighed], vec![list(&[1]), AttrValue::Bool(true)]).unwrap()[0];
+    let part = g.call("mul", &[sum, wide], &[]).unwrap()[0];
+    let dx = g.call("add", &[dy, part], &[]).unwrap()[0];
+    let dx = cast(&mut g, dx, DType::BF16);
+    g.output("dx", dx);
+    let plan = planned(&g, &Options::new(device("h200"))).unwrap();
+    // `x` is stored beside `narrow`; the row-wise kernel casts and scales it again.
+    let full = |v: &View| v.len() == 256 * 512;
+    let written: Vec<DType> = plan.steps.iter().flat_map(|s| &s.writes).filter(|v| full(v)).map(|v| v.dtype).collect();
+    assert_eq!((plan.launches(), written), (4, vec![DType::BF16; 4]), "{plan}");
+    // Bit for bit the results without rules: every value is computed once.
+    let allowed = Allowed { numerics: Numerics::Exact, ..Allowed::default() };
+    let exact = planned(&g, &Options { allowed, ..Options::new(device("h200")) }).unwrap();
+    let written = exact.steps.iter().flat_map(|s| &s.writes);
+    assert!(written.filter(|v| full(v)).any(|v| v.dtype == DType::F32), "{exact}");
 }
 
 #[test]
