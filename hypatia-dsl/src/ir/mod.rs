@@ -18,6 +18,7 @@ pub use bytes::{VERSION, is_of_version};
 pub use contract::{Clause, Contract, Demand};
 pub use sides::{AttrPat, Build, BuildArg, BuildNode, Each, Head, NodePat, Pat, Rest, parts};
 
+use hypatia_target::cublaslt::Epilogue;
 use serde::{Deserialize, Serialize};
 
 use crate::builtin::{BuiltinOp, BuiltinScalar};
@@ -487,7 +488,7 @@ impl Rule {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Backend {
     /// A cuBLASLt call with this epilogue.
-    Cublaslt(String),
+    Cublaslt(Epilogue),
     /// A user-supplied template.
     Template(TemplateFile),
     /// A generated kernel for a pointwise region.

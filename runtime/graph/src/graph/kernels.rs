@@ -16,7 +16,6 @@ use hypatia_dsl::ir::{
 };
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
-use hypatia_target::cublaslt;
 
 use super::{Graph, Node, NodeId, NodeKind};
 use hypatia_target::device::Device;
@@ -171,7 +170,7 @@ impl Candidate {
     pub fn is_tried(&self, program: &Program) -> bool {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
         match backend {
-            Some(Backend::Cublaslt(name)) => cublaslt::Epilogue::named(name).is_some_and(cublaslt::Epilogue::is_tried),
+            Some(Backend::Cublaslt(epilogue)) => epilogue.is_tried(),
             Some(backend) => backend.is_timed(),
             None => false,
         }
@@ -182,7 +181,7 @@ impl Candidate {
     pub(crate) fn describe(&self, program: &Program, name: &dyn Fn(usize) -> String) -> String {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
-            Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
+            Some(Backend::Cublaslt(epilogue)) => format!("cublaslt {epilogue}"),
             Some(Backend::Tiled) if kernel.is_some_and(|(k, _)| is_pair(program, &k.pattern)) => {
                 "tiled pair of products".to_string()
             }

@@ -38,11 +38,9 @@ use hypatia_graph::{
     Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Region, RowsOperand, RowwiseRegion, Strategy,
     Value, builtin, cluster_rows, is_pointwise, literal,
 };
+use hypatia_target::cublaslt::Epilogue;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
-
-/// The epilogue of cuBLASLt that stores the accumulators.
-const PLAIN: &str = "DEFAULT";
 
 /// A plan being built.
 pub(super) struct Lower<'a> {
@@ -792,5 +790,5 @@ fn narrow(term: &Term, reads: &[View]) -> (Term, Vec<View>) {
 
 /// True if a kernel stores something else than its accumulators, which nobody else sees.
 fn hides_accumulators(program: &Program, kernel: KernelId) -> bool {
-    matches!(&program.kernels[kernel.index()].backend, Backend::Cublaslt(name) if name != PLAIN)
+    matches!(&program.kernels[kernel.index()].backend, Backend::Cublaslt(epilogue) if *epilogue != Epilogue::Default)
 }
