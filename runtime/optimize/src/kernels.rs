@@ -240,7 +240,7 @@ fn candidates(
     let (mut raced, mut settled) = (false, false);
     for (at, candidate) in node.kernels.list.iter().enumerate() {
         let holds = candidate.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device));
-        let fate = match (holds, settled, raced, candidate.is_tried(&graph.program)) {
+        let fate = match (holds, settled, raced, candidate.needs_fallback(&graph.program)) {
             (false, ..) => Fate::Refused("a guard does not hold for these sizes".into()),
             (true, true, ..) => Fate::Behind,
             (true, false, true, _) => Fate::Fallback,
@@ -256,7 +256,7 @@ fn candidates(
         };
         let predicted_us = graph.alone(node).ok().filter(|_| holds).and_then(|g| predicted(&alone(g)));
         if holds {
-            let optional = candidate.is_tried(&graph.program);
+            let optional = candidate.needs_fallback(&graph.program);
             (raced, settled) = (raced || optional, settled || !optional);
         }
         out.push(Considered { kernel: graph.describe_kernel(node, candidate), predicted_us, fate });

@@ -114,8 +114,9 @@ impl Epilogue {
 
     /// True for the epilogues that training needs: those with a second matrix or sums. The library
     /// has them only for some types and layouts, and they are not always faster than a product and
-    /// a separate pass, so each is measured before it is used.
-    pub fn is_tried(self) -> bool {
+    /// a separate pass. So a launch keeps the steps that compute the same, and is timed beside
+    /// them.
+    pub fn needs_fallback(self) -> bool {
         self.has_aux() || self.stores_sums()
     }
 }

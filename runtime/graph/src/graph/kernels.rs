@@ -165,12 +165,12 @@ impl Candidate {
         self.matched.as_ref().map(|m| m.kernel)
     }
 
-    /// True for a library call that may be missing, and for a kernel that may be slower than its
-    /// fallback.
-    pub fn is_tried(&self, program: &Program) -> bool {
+    /// True for a launch that the device may lack, or that may be slower than other steps: it keeps
+    /// these as its fallback, and is timed beside them.
+    pub fn needs_fallback(&self, program: &Program) -> bool {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
         match backend {
-            Some(Backend::Cublaslt(epilogue)) => epilogue.is_tried(),
+            Some(Backend::Cublaslt(epilogue)) => epilogue.needs_fallback(),
             Some(backend) => backend.is_timed(),
             None => false,
         }

@@ -511,8 +511,10 @@ impl Lower<'_> {
             return Err(Error::Internal("a product without a candidate".into()));
         };
         let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
-        let tried =
-            first.matched.as_ref().filter(|_| matches!(first.strategy, Strategy::Whole) && first.is_tried(&program));
+        let tried = first
+            .matched
+            .as_ref()
+            .filter(|_| matches!(first.strategy, Strategy::Whole) && first.needs_fallback(&program));
         let Some(matched) = tried else { return self.chosen(name, first, step, (views, copied), out) };
         let kernel = &program.kernels[matched.kernel.index()];
         let called = match kernel.backend {
@@ -528,7 +530,7 @@ impl Lower<'_> {
             _ => Called::Product(GemmStep { term: plain(), ..step.clone() }),
         };
         let template = matches!(kernel.backend, Backend::Template(_));
-        let next = rest.iter().copied().filter(|c| template || !c.is_tried(&program));
+        let next = rest.iter().copied().filter(|c| template || !c.needs_fallback(&program));
         let next: Vec<&Candidate> = next.collect();
         let first = self.plan.steps.len();
         let kept = self.copies.clone();
