@@ -506,6 +506,15 @@ impl Backend {
     pub fn is_timed(&self) -> bool {
         matches!(self, Backend::Tiled | Backend::Template(_))
     }
+
+    /// True for the launch of a product with its epilogue that the device may lack, or that may be
+    /// slower than a product and a pass.
+    pub fn needs_fallback(&self) -> bool {
+        match self {
+            Backend::Cublaslt(epilogue) => epilogue.needs_fallback(),
+            _ => self.is_timed(),
+        }
+    }
 }
 
 /// A user-supplied template, next to the file that names it.

@@ -9,8 +9,10 @@ mod build;
 mod builder;
 mod cone;
 mod constants;
+mod declared;
 mod env;
 mod facts;
+pub mod fate;
 pub mod fusions;
 #[doc(hidden)]
 pub mod generated;
@@ -36,6 +38,7 @@ pub use attention::{Attention, AttentionGrad};
 pub use builder::{GraphBuilder, Size, Var};
 pub use cone::Cone;
 pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
+pub use declared::DeclaredLaunch;
 pub use env::{BoundTerm, Env};
 pub use facts::{GraphFacts, splat};
 

@@ -30,8 +30,9 @@ use super::apply::implements;
 use super::matcher::applied::{Applied, Epilogue};
 use super::matcher::prepare::Prepared;
 use super::matcher::{Match, Searchable, application, match_at};
-use super::report::{Choice, Considered, Fate, Open};
+use super::report::{Choice, Considered, Open};
 use super::{Options, optimize};
+use hypatia_graph::fate::Fate;
 use hypatia_graph::{
     Attention, AttentionGrad, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId,
     NodeKind, Product, Replacement, Split, Strategy, Value, constant_nodes,
@@ -235,18 +236,10 @@ fn candidates(
     predicted: &dyn Fn(&Graph) -> Option<f64>,
 ) -> Vec<Considered> {
     let node = graph.node(id);
-    let known = |operand: usize| graph.known(node, operand);
     let mut out = Vec::new();
-    let (mut raced, mut settled) = (false, false);
-    for (at, candidate) in node.kernels.list.iter().enumerate() {
-        let holds = candidate.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device));
-        let fate = match (holds, settled, raced, candidate.needs_fallback(&graph.program)) {
-            (false, ..) => Fate::Refused("a guard does not hold for these sizes".into()),
-            (true, true, ..) => Fate::Behind,
-            (true, false, true, _) => Fate::Fallback,
-            (true, false, false, true) => Fate::Raced,
-            (true, false, false, false) => Fate::Taken,
-        };
+    let fates = graph.fates(node, device);
+    for (at, (candidate, fate)) in node.kernels.list.iter().zip(fates).enumerate() {
+        let fits = !matches!(fate, Fate::Refused(_));
         let alone = |mut alone: Graph| {
             let list = node.kernels.list[at..].to_vec();
             if let Some(last) = alone.nodes.last_mut() {
@@ -254,11 +247,7 @@ fn candidates(
             }
             alone
         };
-        let predicted_us = graph.alone(node).ok().filter(|_| holds).and_then(|g| predicted(&alone(g)));
-        if holds {
-            let optional = candidate.needs_fallback(&graph.program);
-            (raced, settled) = (raced || optional, settled || !optional);
-        }
+        let predicted_us = graph.alone(node).ok().filter(|_| fits).and_then(|g| predicted(&alone(g)));
         out.push(Considered { kernel: graph.describe_kernel(node, candidate), predicted_us, fate });
     }
     let listed: Vec<KernelId> = node.kernels.list.iter().filter_map(Candidate::kernel).collect();

@@ -1,7 +1,7 @@
 //! Kernel lists: the candidate kernels of a node, best first.
 //!
 //! In: written by the optimiser after it has chosen a graph. Out: read by the planner, which takes
-//! the first candidate whose guards hold for the concrete sizes and strides. Invariant: a candidate
+//! the first candidate that fits the concrete sizes and strides (`fate`). Invariant: a candidate
 //! keeps the match of its kernel's pattern, so nobody matches it again. No candidate is refuted by
 //! what is known of the node. The last candidate has no guards. A node without a list runs on the
 //! executor's own kernels, or as its op's body.
@@ -169,10 +169,10 @@ impl Candidate {
     /// these as its fallback, and is timed beside them.
     pub fn needs_fallback(&self, program: &Program) -> bool {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
-        match backend {
-            Some(Backend::Cublaslt(epilogue)) => epilogue.needs_fallback(),
-            Some(backend) => backend.is_timed(),
-            None => false,
+        match (&self.strategy, backend) {
+            (Strategy::Call, _) => true,
+            (Strategy::Whole, Some(backend)) => backend.needs_fallback(),
+            _ => false,
         }
     }
 
@@ -229,15 +229,6 @@ fn is_pair(program: &Program, pattern: &Pat) -> bool {
 }
 
 impl Graph {
-    /// The first candidate of a node whose guards hold for its sizes; `None` without a list for
-    /// that device. The planner also looks at strides.
-    pub fn chosen_kernel(&self, node: NodeId, device: &Device) -> Option<&Candidate> {
-        let of = self.node(node);
-        let known = |operand: usize| self.known(of, operand);
-        let holds = |c: &&Candidate| c.matched.as_ref().is_none_or(|m| m.holds(&self.program, &known, device));
-        of.kernels.list.iter().filter(|_| of.kernels.device == device.name).find(holds)
-    }
-
     /// What is known of a node's operand.
     pub fn known(&self, node: &Node, operand: usize) -> Option<Known> {
         let v = node.operands.get(operand).copied().flatten()?;

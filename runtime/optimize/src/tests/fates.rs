@@ -1,0 +1,137 @@
+//! What `explain` says of a node's candidates is what the plan does with them.
+
+use std::sync::Arc;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{KernelId, Program};
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use hypatia_graph::fate::Fate;
+use hypatia_graph::{Graph, Node, Strategy, Value};
+use hypatia_library as library;
+use hypatia_pipeline::{self as pipeline, FOLDER};
+use hypatia_plan::{self as plan, Action, Step};
+use hypatia_target::device::Device;
+
+use crate::kernels::{attach, considered};
+use crate::{Options, optimize};
+
+/// An op that two calls compute, and one with a template that has no launch for 70 rows.
+const OWN: &str = r#"edition 1;
+use core::*;
+op product<T: float>(a: T[m, k], b: T[k, n]) -> T[m, n] = matmul(a, b);
+kernel one for product(a, b) { cublaslt DEFAULT; requires dim(a, 0) > 8; }
+kernel two for product(a, b) { cublaslt DEFAULT; }
+op shares<T: float>(x: T[m, n]) -> T[m, n] = x / sum(x, axes = [-1]);
+kernel shares_warp for shares(x) {
+  template "shares.cu.j2";
+  launch grid = dim(x, 0) - 70, block = 32;
+}
+"#;
+const SHARES: &str = "${ prelude }\nextern \"C\" __global__ void ${ entry }(${ params }) {}\n";
+
+fn device() -> Device {
+    Device::named("h200").unwrap()
+}
+
+/// A program with these rules and the library.
+fn program() -> Arc<Program> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own.hyp");
+    std::fs::write(&path, OWN).unwrap();
+    std::fs::write(folder.path().join("shares.cu.j2"), SHARES).unwrap();
+    library::load(&[path]).unwrap()
+}
+
+/// A graph without nodes, and its inputs of these shapes.
+fn inputs(shapes: &[[Dim; 2]]) -> (Graph, Vec<Value>) {
+    let mut g = Graph::new(program());
+    let ty = |s: &[Dim; 2]| TensorType { dtype: DType::BF16, shape: s.to_vec() };
+    let inputs = shapes.iter().enumerate().map(|(i, s)| g.input(format!("x{i}"), ty(s))).collect();
+    (g, inputs)
+}
+
+/// Adds `(u v) * gelu_tanh_grad(pre)`.
+fn gradient(g: &mut Graph, inputs: &[Value]) -> Value {
+    let slope = g.call("gelu_tanh_grad", &inputs[2..], &[]).unwrap()[0];
+    let back = g.call("matmul", &inputs[..2], &[]).unwrap()[0];
+    g.call("mul", &[back, slope], &[]).unwrap()[0]
+}
+
+/// A graph whose kernels were listed before its sizes were known.
+fn sized(listed: &Graph, sizes: &[(&str, i64)]) -> Graph {
+    listed.specialize(&sizes.iter().map(|(name, size)| ((*name).into(), *size)).collect()).unwrap()
+}
+
+/// An op on symbolic sizes, with its list of kernels.
+fn listed(op: &str, shapes: &[[&str; 2]]) -> Graph {
+    let shapes: Vec<[Dim; 2]> = shapes.iter().map(|s| s.map(Dim::symbol)).collect();
+    let (mut g, inputs) = inputs(&shapes);
+    let y = g.call(op, &inputs, &[]).unwrap()[0];
+    g.output("y", y);
+    attach(&mut g, &device(), &Options::default().allowed(), &FOLDER).unwrap();
+    g
+}
+
+/// The kernels of the calls in these steps, each among the fallback steps of the one before it, and
+/// the kernel of the product among the last ones.
+fn launched(steps: &[Step]) -> (Vec<KernelId>, Option<KernelId>) {
+    let calls = |s: &&Step| matches!(s.action, Action::Call(_) | Action::Gemm(_));
+    let Some(step) = steps.iter().find(calls) else { return (Vec::new(), None) };
+    let Action::Call(call) = &step.action else { return (Vec::new(), step.kernel) };
+    let (behind, last) = launched(&call.fallback);
+    (step.kernel.into_iter().chain(behind).collect(), last)
+}
+
+/// Holds the plan of a graph against the fates of its only node with a list; returns these.
+fn fates_of(graph: &Graph) -> Vec<String> {
+    let has_list = |n: &&Node| !n.kernels.list.is_empty();
+    let node = graph.nodes.iter().find(has_list).unwrap_or_else(|| panic!("{graph}"));
+    let fates = graph.fates(node, &device());
+    let told = considered(graph, &device(), &|_| None);
+    let told: Vec<Fate> = told[0].candidates[..fates.len()].iter().map(|c| c.fate.clone()).collect();
+    assert_eq!(told, fates);
+    let runs = |f: &Fate| matches!(f, Fate::Taken | Fate::Raced | Fate::Fallback);
+    let run: Vec<_> = node.kernels.list.iter().zip(&fates).filter(|(_, f)| runs(f)).map(|(c, _)| c).collect();
+    let (last, raced) = run.split_last().unwrap();
+    let plan = pipeline::plan(graph, &plan::Options::new(device())).unwrap();
+    let (calls, product) = launched(&plan.steps);
+    assert_eq!(calls, raced.iter().filter_map(|c| c.kernel()).collect::<Vec<_>>(), "{fates:?}\n{plan}");
+    if matches!(last.strategy, Strategy::Whole | Strategy::Split(_)) {
+        assert_eq!(product, last.kernel(), "{fates:?}\n{plan}");
+    }
+    let word = |f: &Fate| format!("{f:?}").split('(').next().unwrap_or_default().to_string();
+    fates.iter().map(word).collect()
+}
+
+/// A tiled kernel where it is preferred, a call for training, the tiled kernel, a product and a
+/// pass, and those without a kernel.
+#[test]
+fn a_product_falls_back_on_what_is_always_there() {
+    let (mut g, inputs) = inputs(&[["m", "k"], ["k", "n"], ["m", "n"]].map(|s| s.map(Dim::symbol)));
+    let y = gradient(&mut g, &inputs);
+    g.output("y", y);
+    let listed = optimize(&g, &Options { device: device(), ..Options::default() }, &FOLDER).unwrap().graph;
+    let of = |k: i64, n: i64| fates_of(&sized(&listed, &[("m", 128), ("k", k), ("n", n)]));
+    assert_eq!(of(512, 256), ["Refused", "Raced", "Skipped", "Fallback", "Behind"]);
+    assert_eq!(of(516, 256), ["Raced", "Skipped", "Skipped", "Fallback", "Behind"]);
+    assert_eq!(of(512, 250), ["Raced", "Refused", "Skipped", "Fallback", "Behind"]);
+    assert_eq!(of(32, 250), ["Refused", "Refused", "Raced", "Fallback", "Behind"]);
+}
+
+/// Any call of an op is timed beside the op's parts, whatever its epilogue.
+#[test]
+fn a_call_of_an_op_falls_back_on_its_parts() {
+    let listed = listed("product", &[["m", "k"], ["k", "n"]]);
+    let of = |m: i64| fates_of(&sized(&listed, &[("m", m), ("k", 64), ("n", 64)]));
+    assert_eq!(of(128), ["Raced", "Skipped", "Fallback"]);
+    assert_eq!(of(8), ["Refused", "Raced", "Fallback"]);
+}
+
+#[test]
+fn a_template_without_a_launch_is_refused() {
+    let listed = listed("shares", &[["m", "n"]]);
+    let of = |m: i64| fates_of(&sized(&listed, &[("m", m), ("n", 100)]));
+    assert_eq!(of(70), ["Refused", "Taken"]);
+    assert_eq!(of(71), ["Raced", "Fallback"]);
+}
