@@ -411,9 +411,9 @@ impl Products<'_> {
             let mut head = term.clone();
             head.roots = vec![TermId(at as u32)];
             let head = prune(&head);
-            // A kernel that is timed computes the whole epilogue or nothing.
-            let library = |m: &Matched| !program.kernels[m.kernel.index()].backend.is_timed();
-            for matched in self.kernels(&head, between).into_iter().filter(library) {
+            // A launch that needs a fallback computes the whole epilogue or nothing.
+            let alone = |m: &Matched| !program.kernels[m.kernel.index()].backend.needs_fallback();
+            for matched in self.kernels(&head, between).into_iter().filter(alone) {
                 let split = Split { head: head.clone(), rest: rest.clone(), between };
                 list.push(self.of.candidate(Strategy::Split(split), matched));
             }

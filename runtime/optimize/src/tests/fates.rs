@@ -135,3 +135,21 @@ fn a_template_without_a_launch_is_refused() {
     assert_eq!(of(70), ["Refused", "Taken"]);
     assert_eq!(of(71), ["Raced", "Fallback"]);
 }
+
+/// A launch that needs a fallback computes a whole node: a product with a part of an epilogue, in
+/// front of a pass, has no fallback.
+#[test]
+fn no_part_of_an_epilogue_needs_a_fallback() {
+    let (mut g, inputs) = inputs(&[[128, 64], [64, 256], [128, 256]].map(|s| s.map(Dim::from)));
+    let grad = gradient(&mut g, &inputs);
+    let y = g.call("sin", &[grad], &[]).unwrap()[0];
+    g.output("y", y);
+    let out = optimize(&g, &Options { device: device(), ..Options::default() }, &FOLDER).unwrap().graph;
+    let listed = out.nodes.iter().flat_map(|n| &n.kernels.list);
+    let split: Vec<_> = listed.filter(|c| matches!(c.strategy, Strategy::Split(_))).collect();
+    assert!(!split.is_empty(), "{out}");
+    for kernel in split.iter().filter_map(|c| c.kernel()) {
+        let backend = &out.program.kernels[kernel.index()].backend;
+        assert!(!backend.needs_fallback(), "{backend:?}\n{out}");
+    }
+}
