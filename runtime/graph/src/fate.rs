@@ -116,7 +116,10 @@ impl Candidate {
 impl Graph {
     /// What keeps a candidate of a node from computing it; `None` if nothing does.
     fn refusal(&self, node: &Node, candidate: &Candidate, device: &Device) -> Option<String> {
-        let known = |operand: usize| self.known(node, operand);
+        if self.conv_sizes(node).is_some_and(|c| !c.are_products()) {
+            return Some("so few filters of a group are sums, not a product".into());
+        }
+        let known = |operand: usize| self.seen_by_kernels(node, operand);
         candidate.refusal(&self.program, &known, device).or_else(|| {
             let underivable = matches!(candidate.strategy, Strategy::Rowwise) && self.rowwise(node).is_none();
             underivable.then(|| "the op's body gives no row-wise kernel for these sizes".into())

@@ -18,6 +18,7 @@ pub mod fusions;
 pub mod generated;
 mod grad;
 mod graph;
+mod im2col;
 mod inline;
 pub mod instantiate;
 mod kinds;
@@ -46,6 +47,7 @@ pub use graph::kernels::{
     Candidate, CandidateFacts, Kernels, Known, Matched, Product, Split, Strategy, device_fact, scale,
 };
 pub use graph::{Graph, Node, NodeId, NodeKind, Value};
+pub use im2col::ConvSizes;
 pub use instantiate::Instantiator;
 pub use kinds::{builtin, is_pointwise, is_view, literal};
 pub use print::show_attr;

@@ -191,9 +191,9 @@ pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<(Ker
     let application = match (&program.op(*op).body, program.builtin_op(BuiltinOp::Gemm)) {
         (OpBody::Defined(_), _) => Application::of_node(&chooser, *op, attrs),
         (OpBody::Builtin(b), _) if b.is_pair() => Application::of_pair(&chooser, *op, attrs),
-        (_, Some(gemm)) => {
+        (OpBody::Builtin(b), Some(gemm)) => {
             let term = term.clone().unwrap_or_else(Product::plain);
-            Application::of_product(&chooser, gemm, true, (&term, of.results[0].dtype))
+            Application::of_product(&chooser, gemm, of_matrices(*b), (&term, of.results[0].dtype))
         }
         _ => return Vec::new(),
     };
@@ -357,9 +357,7 @@ impl Chooser<'_> {
     fn products(&self, op: BuiltinOp) -> Vec<Candidate> {
         let NodeKind::Op { term, .. } = &self.node.kind else { return Vec::new() };
         let Some(from) = self.known(0).map(|k| k.ty.dtype) else { return Vec::new() };
-        // A convolution becomes a product of other matrices, which are known only when it is
-        // planned.
-        let matrices = matches!(op, BuiltinOp::Matmul | BuiltinOp::Gemm);
+        let matrices = of_matrices(op);
         let term = term.clone().unwrap_or_else(Product::plain);
         let to = self.node.results[0].dtype;
         Products { of: self, matrices, product: Product { term: &term, from, to } }.list()
@@ -377,6 +375,12 @@ fn fits(graph: &Graph, factors: &[Value], turned: Value, most: usize) -> bool {
         let (head, rows) = if v == turned { (size(1), size(0)) } else { (size(0), size(1)) };
         Some(t.dtype) == first && head.is_none_or(|s| s > 0 && s <= most as i64) && rows != Some(0)
     })
+}
+
+/// Whether the operands of a product are the factors of a matrix product. A convolution becomes a
+/// product of other matrices, which are known only when sizes are.
+fn of_matrices(op: BuiltinOp) -> bool {
+    matches!(op, BuiltinOp::Matmul | BuiltinOp::Gemm)
 }
 
 /// Finds the kernels of a product's epilogue.
@@ -550,7 +554,10 @@ impl<'a> Application<'a> {
         let at = |v: VarId| self.operands.iter().position(|o| Some(*o) == m.class(v));
         let operands: Vec<(VarId, usize)> =
             (0..m.bindings.len()).filter_map(|v| Some((VarId(v as u32), at(VarId(v as u32))?))).collect();
-        let known = |i: usize| self.of.known(i);
+        let known = |i: usize| match i < self.unknown {
+            true => self.of.graph.seen_by_kernels(self.of.node, i),
+            false => self.of.known(i),
+        };
         let asked = CandidateFacts { operands: &operands, known: &known, device: self.of.device };
         let guard = kernel.requires.iter().find(|g| eval_guard(g, &m.values, &asked) != Some(true))?;
         Some(format!("kernel {} requires {}", kernel.name, show_expr(&kernel.vars, guard)))
