@@ -18,6 +18,7 @@ pub use bytes::{VERSION, is_of_version};
 pub use contract::{Clause, Contract, Demand};
 pub use sides::{AttrPat, Build, BuildArg, BuildNode, Each, Head, NodePat, Pat, Rest, parts};
 
+use hypatia_target::cublaslt::Epilogue;
 use serde::{Deserialize, Serialize};
 
 use crate::builtin::{BuiltinOp, BuiltinScalar};
@@ -487,7 +488,7 @@ impl Rule {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Backend {
     /// A cuBLASLt call with this epilogue.
-    Cublaslt(String),
+    Cublaslt(Epilogue),
     /// A user-supplied template.
     Template(TemplateFile),
     /// A generated kernel for a pointwise region.
@@ -504,6 +505,15 @@ impl Backend {
     /// True for a kernel that is timed beside its fallback: nothing else says that it is faster.
     pub fn is_timed(&self) -> bool {
         matches!(self, Backend::Tiled | Backend::Template(_))
+    }
+
+    /// True for the launch of a product with its epilogue that the device may lack, or that may be
+    /// slower than a product and a pass.
+    pub fn needs_fallback(&self) -> bool {
+        match self {
+            Backend::Cublaslt(epilogue) => epilogue.needs_fallback(),
+            _ => self.is_timed(),
+        }
     }
 }
 

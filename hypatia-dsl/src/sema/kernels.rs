@@ -7,7 +7,7 @@ use crate::ast::{self, ExprKind};
 use crate::diag::Diagnostic;
 use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, OpBody, OpDef, ParamKind, Pat, Sort, TemplateFile};
 use crate::spell::closest;
-use hypatia_target::cublaslt::{EPILOGUES, Epilogue};
+use hypatia_target::cublaslt::Epilogue;
 
 use super::context::{AttrContext, Cx, ValueSort};
 use super::walk::pat_vars;
@@ -182,10 +182,10 @@ fn backend(cx: &mut Cx<'_>, k: &ast::Kernel) -> Option<Backend> {
 
 /// A cuBLASLt call, if the library has an epilogue of that name.
 fn cublaslt(cx: &mut Cx<'_>, name: &ast::Name) -> Option<Backend> {
-    if Epilogue::named(&name.node).is_some() {
-        return Some(Backend::Cublaslt(name.node.clone()));
+    if let Some(epilogue) = Epilogue::named(&name.node) {
+        return Some(Backend::Cublaslt(epilogue));
     }
-    let names: Vec<&str> = EPILOGUES.iter().map(|f| f.name).collect();
+    let names: Vec<&str> = Epilogue::ALL.iter().map(|e| e.name()).collect();
     let mut d = Diagnostic::error(code::BACKEND, format!("cuBLASLt has no epilogue `{}`", name.node), name.span)
         .label("unknown epilogue")
         .note(format!("the epilogues are {}", names.join(", ")));

@@ -6,8 +6,9 @@
 //! one call over matrix addresses, if requested, or one call per outer matrix.
 
 use super::address::WORKSPACE;
-use super::lt::{Epilogue, Layout, Product};
+use super::lt::{Layout, Product};
 use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
+use hypatia_target::cublaslt::Epilogue;
 use hypatia_tensor::error::{Error, Result};
 
 /// Calls of one step.

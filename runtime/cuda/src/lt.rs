@@ -18,6 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::CudaStream;
 use hypatia_dsl::dtype::DType;
+use hypatia_target::cublaslt::Epilogue;
 
 use self::parts::Parts;
 use super::memory::bind;
@@ -117,112 +118,26 @@ impl Product {
     }
 }
 
-/// Epilogues of cuBLASLt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Epilogue {
-    /// The accumulator.
-    Default,
-    /// `max(acc, 0)`, 0 for NaN.
-    Relu,
-    /// `acc + bias`
-    Bias,
-    /// `max(acc + bias, 0)`, 0 for NaN.
-    ReluBias,
-    /// `max(acc, 0)`, and a bit mask as the second result: a bit is set where `acc` is not
-    /// negative.
-    ReluAux,
-    /// As `ReluAux`, for `acc + bias`.
-    ReluAuxBias,
-    /// `acc` where the bit of the mask is set, else 0.
-    Drelu,
-    /// As `Drelu`, and its column sums.
-    DreluBgrad,
-    /// GELU, tanh approximation.
-    Gelu,
-    /// GELU of `acc + bias`, tanh approximation.
-    GeluBias,
-    /// GELU, and its argument as the second result.
-    GeluAux,
-    /// GELU of `acc + bias`, and its argument as the second result.
-    GeluAuxBias,
-    /// `acc` times the derivative of GELU at the second matrix.
-    Dgelu,
-    /// As `Dgelu`, and its column sums.
-    DgeluBgrad,
-    /// The accumulator, and the column sums of B, which the library calls A.
-    BgradA,
-    /// The accumulator, and the row sums of A, which the library calls B.
-    BgradB,
-}
-
-impl Epilogue {
-    /// The epilogue that a `kernel` in a `.hyp` file names.
-    pub fn named(name: &str) -> Option<Epilogue> {
-        Some(match name {
-            "DEFAULT" => Epilogue::Default,
-            "RELU" => Epilogue::Relu,
-            "BIAS" => Epilogue::Bias,
-            "RELU_BIAS" => Epilogue::ReluBias,
-            "RELU_AUX" => Epilogue::ReluAux,
-            "RELU_AUX_BIAS" => Epilogue::ReluAuxBias,
-            "DRELU" => Epilogue::Drelu,
-            "DRELU_BGRAD" => Epilogue::DreluBgrad,
-            "GELU" => Epilogue::Gelu,
-            "GELU_BIAS" => Epilogue::GeluBias,
-            "GELU_AUX" => Epilogue::GeluAux,
-            "GELU_AUX_BIAS" => Epilogue::GeluAuxBias,
-            "DGELU" => Epilogue::Dgelu,
-            "DGELU_BGRAD" => Epilogue::DgeluBgrad,
-            "BGRADA" => Epilogue::BgradA,
-            "BGRADB" => Epilogue::BgradB,
-            _ => return None,
-        })
-    }
-
-    /// True if it reads a bias.
-    pub fn has_bias(self) -> bool {
-        use Epilogue::*;
-        matches!(self, Bias | ReluBias | ReluAuxBias | GeluBias | GeluAuxBias)
-    }
-
-    /// True if it stores the gradient of a bias.
-    pub fn stores_sums(self) -> bool {
-        use Epilogue::*;
-        matches!(self, DreluBgrad | DgeluBgrad | BgradA | BgradB)
-    }
-
-    /// True if it stores a second matrix.
-    pub fn stores_aux(self) -> bool {
-        use Epilogue::*;
-        matches!(self, ReluAux | ReluAuxBias | GeluAux | GeluAuxBias)
-    }
-
-    /// True if it reads or stores a second matrix.
-    pub fn has_aux(self) -> bool {
-        use Epilogue::*;
-        self.stores_aux() || matches!(self, Drelu | DreluBgrad | Dgelu | DgeluBgrad)
-    }
-
-    fn raw(self) -> sys::cublasLtEpilogue_t {
-        use sys::cublasLtEpilogue_t::*;
-        match self {
-            Epilogue::Default => CUBLASLT_EPILOGUE_DEFAULT,
-            Epilogue::Relu => CUBLASLT_EPILOGUE_RELU,
-            Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
-            Epilogue::ReluBias => CUBLASLT_EPILOGUE_RELU_BIAS,
-            Epilogue::ReluAux => CUBLASLT_EPILOGUE_RELU_AUX,
-            Epilogue::ReluAuxBias => CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
-            Epilogue::Drelu => CUBLASLT_EPILOGUE_DRELU,
-            Epilogue::DreluBgrad => CUBLASLT_EPILOGUE_DRELU_BGRAD,
-            Epilogue::Gelu => CUBLASLT_EPILOGUE_GELU,
-            Epilogue::GeluBias => CUBLASLT_EPILOGUE_GELU_BIAS,
-            Epilogue::GeluAux => CUBLASLT_EPILOGUE_GELU_AUX,
-            Epilogue::GeluAuxBias => CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            Epilogue::Dgelu => CUBLASLT_EPILOGUE_DGELU,
-            Epilogue::DgeluBgrad => CUBLASLT_EPILOGUE_DGELU_BGRAD,
-            Epilogue::BgradA => CUBLASLT_EPILOGUE_BGRADA,
-            Epilogue::BgradB => CUBLASLT_EPILOGUE_BGRADB,
-        }
+/// The library's number for an epilogue.
+fn number(epilogue: Epilogue) -> sys::cublasLtEpilogue_t {
+    use sys::cublasLtEpilogue_t::*;
+    match epilogue {
+        Epilogue::Default => CUBLASLT_EPILOGUE_DEFAULT,
+        Epilogue::Relu => CUBLASLT_EPILOGUE_RELU,
+        Epilogue::Bias => CUBLASLT_EPILOGUE_BIAS,
+        Epilogue::ReluBias => CUBLASLT_EPILOGUE_RELU_BIAS,
+        Epilogue::ReluAux => CUBLASLT_EPILOGUE_RELU_AUX,
+        Epilogue::ReluAuxBias => CUBLASLT_EPILOGUE_RELU_AUX_BIAS,
+        Epilogue::Drelu => CUBLASLT_EPILOGUE_DRELU,
+        Epilogue::DreluBgrad => CUBLASLT_EPILOGUE_DRELU_BGRAD,
+        Epilogue::Gelu => CUBLASLT_EPILOGUE_GELU,
+        Epilogue::GeluBias => CUBLASLT_EPILOGUE_GELU_BIAS,
+        Epilogue::GeluAux => CUBLASLT_EPILOGUE_GELU_AUX,
+        Epilogue::GeluAuxBias => CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        Epilogue::Dgelu => CUBLASLT_EPILOGUE_DGELU,
+        Epilogue::DgeluBgrad => CUBLASLT_EPILOGUE_DGELU_BGRAD,
+        Epilogue::BgradA => CUBLASLT_EPILOGUE_BGRADA,
+        Epilogue::BgradB => CUBLASLT_EPILOGUE_BGRADB,
     }
 }
 
@@ -296,7 +211,7 @@ impl Description {
         let op = |transposed: bool| i32::from(transposed); // CUBLAS_OP_N, CUBLAS_OP_T
         d.set(CUBLASLT_MATMUL_DESC_TRANSA, op(p.b.transposed))?;
         d.set(CUBLASLT_MATMUL_DESC_TRANSB, op(p.a.transposed))?;
-        d.set(CUBLASLT_MATMUL_DESC_EPILOGUE, p.epilogue.raw() as u32)?;
+        d.set(CUBLASLT_MATMUL_DESC_EPILOGUE, number(p.epilogue) as u32)?;
         // The heuristics check the alignment of addresses. Any aligned address serves until the
         // launch.
         if p.epilogue.has_bias() || p.epilogue.stores_sums() {

@@ -18,7 +18,7 @@ use super::device::Gpu;
 use super::driver::failed;
 use super::kernel::{KernelLaunch, arguments, by_columns, entry};
 use super::launch::{Comparisons, Launch, Product};
-use super::lt::{self, ADDRESSES_FROM, Epilogue, Matmul};
+use super::lt::{self, ADDRESSES_FROM, Matmul};
 use super::memory::DeviceMemory;
 use super::tiled::{self, Tilings};
 use super::tune::{self, Tuner, footprint};
@@ -27,6 +27,7 @@ use crate::lowering::checksum::{Checksum, Seen};
 use crate::lowering::{Kept, Work, step_kernels};
 use crate::tuner::Effort;
 use hypatia_plan::{Action, CallStep, Checks, GemmStep, Plan, Step, View};
+use hypatia_target::cublaslt::Epilogue;
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
 
@@ -495,10 +496,7 @@ fn emitted(e: cuda::EmitError) -> Error {
 fn epilogue(plan: &Plan, step: &Step) -> Result<Option<Epilogue>> {
     match step.kernel.map(|k| &plan.program.kernels[k.index()].backend) {
         None => Ok(None),
-        Some(Backend::Cublaslt(name)) => {
-            let known = Epilogue::named(name);
-            known.map(Some).ok_or_else(|| Error::Device(format!("cuBLASLt's epilogue {name} is not supported")))
-        }
+        Some(Backend::Cublaslt(epilogue)) => Ok(Some(*epilogue)),
         Some(_) => Err(Error::Device("this epilogue has no kernel".into())),
     }
 }

@@ -73,7 +73,7 @@ mod tests {
     use hypatia_dsl::dtype::DType;
 
     use super::*;
-    use crate::lt::Epilogue;
+    use hypatia_target::cublaslt::Epilogue;
 
     fn side(transposed: bool, ld: i64) -> Layout {
         Layout { transposed, ld, batch_stride: 0, outer_stride: 0, alignment: 64 }

@@ -9,13 +9,16 @@ mod build;
 mod builder;
 mod cone;
 mod constants;
+mod declared;
 mod env;
 mod facts;
+pub mod fate;
 pub mod fusions;
 #[doc(hidden)]
 pub mod generated;
 mod grad;
 mod graph;
+mod im2col;
 mod inline;
 pub mod instantiate;
 mod kinds;
@@ -37,6 +40,7 @@ pub use attention::{Attention, AttentionGrad};
 pub use builder::{GraphBuilder, Size, Var};
 pub use cone::Cone;
 pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
+pub use declared::DeclaredLaunch;
 pub use env::{BoundTerm, Env};
 pub use facts::{GraphFacts, splat};
 
@@ -44,6 +48,7 @@ pub use graph::kernels::{
     Candidate, CandidateFacts, Kernels, Known, Matched, Product, Split, Strategy, device_fact, scale,
 };
 pub use graph::{Graph, Node, NodeId, NodeKind, Value};
+pub use im2col::ConvSizes;
 pub use instantiate::Instantiator;
 pub use kinds::{builtin, is_pointwise, is_view, literal};
 pub use print::show_attr;

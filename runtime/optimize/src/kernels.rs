@@ -30,8 +30,9 @@ use super::apply::implements;
 use super::matcher::applied::{Applied, Epilogue};
 use super::matcher::prepare::Prepared;
 use super::matcher::{Match, Searchable, application, match_at};
-use super::report::{Choice, Considered, Fate, Open};
+use super::report::{Choice, Considered, Open};
 use super::{Options, optimize};
+use hypatia_graph::fate::Fate;
 use hypatia_graph::{
     Attention, AttentionGrad, Candidate, CandidateFacts, ConstantFolder, Graph, Kernels, Known, Matched, Node, NodeId,
     NodeKind, Product, Replacement, Split, Strategy, Value, constant_nodes,
@@ -190,9 +191,9 @@ pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<(Ker
     let application = match (&program.op(*op).body, program.builtin_op(BuiltinOp::Gemm)) {
         (OpBody::Defined(_), _) => Application::of_node(&chooser, *op, attrs),
         (OpBody::Builtin(b), _) if b.is_pair() => Application::of_pair(&chooser, *op, attrs),
-        (_, Some(gemm)) => {
+        (OpBody::Builtin(b), Some(gemm)) => {
             let term = term.clone().unwrap_or_else(Product::plain);
-            Application::of_product(&chooser, gemm, true, (&term, of.results[0].dtype))
+            Application::of_product(&chooser, gemm, of_matrices(*b), (&term, of.results[0].dtype))
         }
         _ => return Vec::new(),
     };
@@ -235,18 +236,10 @@ fn candidates(
     predicted: &dyn Fn(&Graph) -> Option<f64>,
 ) -> Vec<Considered> {
     let node = graph.node(id);
-    let known = |operand: usize| graph.known(node, operand);
     let mut out = Vec::new();
-    let (mut raced, mut settled) = (false, false);
-    for (at, candidate) in node.kernels.list.iter().enumerate() {
-        let holds = candidate.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device));
-        let fate = match (holds, settled, raced, candidate.is_tried(&graph.program)) {
-            (false, ..) => Fate::Refused("a guard does not hold for these sizes".into()),
-            (true, true, ..) => Fate::Behind,
-            (true, false, true, _) => Fate::Fallback,
-            (true, false, false, true) => Fate::Raced,
-            (true, false, false, false) => Fate::Taken,
-        };
+    let fates = graph.fates(node, device);
+    for (at, (candidate, fate)) in node.kernels.list.iter().zip(fates).enumerate() {
+        let fits = !matches!(fate, Fate::Refused(_));
         let alone = |mut alone: Graph| {
             let list = node.kernels.list[at..].to_vec();
             if let Some(last) = alone.nodes.last_mut() {
@@ -254,11 +247,7 @@ fn candidates(
             }
             alone
         };
-        let predicted_us = graph.alone(node).ok().filter(|_| holds).and_then(|g| predicted(&alone(g)));
-        if holds {
-            let optional = candidate.is_tried(&graph.program);
-            (raced, settled) = (raced || optional, settled || !optional);
-        }
+        let predicted_us = graph.alone(node).ok().filter(|_| fits).and_then(|g| predicted(&alone(g)));
         out.push(Considered { kernel: graph.describe_kernel(node, candidate), predicted_us, fate });
     }
     let listed: Vec<KernelId> = node.kernels.list.iter().filter_map(Candidate::kernel).collect();
@@ -368,9 +357,7 @@ impl Chooser<'_> {
     fn products(&self, op: BuiltinOp) -> Vec<Candidate> {
         let NodeKind::Op { term, .. } = &self.node.kind else { return Vec::new() };
         let Some(from) = self.known(0).map(|k| k.ty.dtype) else { return Vec::new() };
-        // A convolution becomes a product of other matrices, which are known only when it is
-        // planned.
-        let matrices = matches!(op, BuiltinOp::Matmul | BuiltinOp::Gemm);
+        let matrices = of_matrices(op);
         let term = term.clone().unwrap_or_else(Product::plain);
         let to = self.node.results[0].dtype;
         Products { of: self, matrices, product: Product { term: &term, from, to } }.list()
@@ -388,6 +375,12 @@ fn fits(graph: &Graph, factors: &[Value], turned: Value, most: usize) -> bool {
         let (head, rows) = if v == turned { (size(1), size(0)) } else { (size(0), size(1)) };
         Some(t.dtype) == first && head.is_none_or(|s| s > 0 && s <= most as i64) && rows != Some(0)
     })
+}
+
+/// Whether the operands of a product are the factors of a matrix product. A convolution becomes a
+/// product of other matrices, which are known only when sizes are.
+fn of_matrices(op: BuiltinOp) -> bool {
+    matches!(op, BuiltinOp::Matmul | BuiltinOp::Gemm)
 }
 
 /// Finds the kernels of a product's epilogue.
@@ -422,9 +415,9 @@ impl Products<'_> {
             let mut head = term.clone();
             head.roots = vec![TermId(at as u32)];
             let head = prune(&head);
-            // A kernel that is timed computes the whole epilogue or nothing.
-            let library = |m: &Matched| !program.kernels[m.kernel.index()].backend.is_timed();
-            for matched in self.kernels(&head, between).into_iter().filter(library) {
+            // A launch that needs a fallback computes the whole epilogue or nothing.
+            let alone = |m: &Matched| !program.kernels[m.kernel.index()].backend.needs_fallback();
+            for matched in self.kernels(&head, between).into_iter().filter(alone) {
                 let split = Split { head: head.clone(), rest: rest.clone(), between };
                 list.push(self.of.candidate(Strategy::Split(split), matched));
             }
@@ -561,7 +554,10 @@ impl<'a> Application<'a> {
         let at = |v: VarId| self.operands.iter().position(|o| Some(*o) == m.class(v));
         let operands: Vec<(VarId, usize)> =
             (0..m.bindings.len()).filter_map(|v| Some((VarId(v as u32), at(VarId(v as u32))?))).collect();
-        let known = |i: usize| self.of.known(i);
+        let known = |i: usize| match i < self.unknown {
+            true => self.of.graph.seen_by_kernels(self.of.node, i),
+            false => self.of.known(i),
+        };
         let asked = CandidateFacts { operands: &operands, known: &known, device: self.of.device };
         let guard = kernel.requires.iter().find(|g| eval_guard(g, &m.values, &asked) != Some(true))?;
         Some(format!("kernel {} requires {}", kernel.name, show_expr(&kernel.vars, guard)))

@@ -43,7 +43,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 pub use outcome::{Outcome, Unmet};
-pub use report::{Choice, Considered, Fate, Firing, Launches, Open, Report, Site, Stage, Stop, Summary};
+pub use report::{Choice, Considered, Firing, Launches, Open, Report, Site, Stage, Stop, Summary};
 pub use rewrites::{CompiledRule, rewrites};
 
 use hypatia_dsl::ir::{Clause, Demand, Program, Rule};

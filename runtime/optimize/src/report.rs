@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::facts::is_view;
 use super::outcome::Outcome;
+use hypatia_graph::fate::Fate;
 use hypatia_graph::fusions::Fusion;
 use hypatia_graph::{Graph, NodeId, NodeKind};
 
@@ -114,36 +115,9 @@ pub struct Considered {
     pub kernel: String,
     /// Microseconds as the device's profile predicts them, if it is admitted.
     pub predicted_us: Option<f64>,
-    /// What became of it.
+    /// What becomes of it, as far as sizes decide it. The strides of an operand may keep more from
+    /// running.
     pub fate: Fate,
-}
-
-/// What becomes of a way to compute a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fate {
-    /// The plan's first choice.
-    Taken,
-    /// The plan's first choice, which runs only where it is measured to be faster than the next.
-    Raced,
-    /// It runs where the one before it is missing or measured to be slower.
-    Fallback,
-    /// It is not run: one before it has no fallback.
-    Behind,
-    /// It may not compute the node.
-    Refused(String),
-}
-
-impl fmt::Display for Fate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fate::Taken => f.write_str("taken"),
-            Fate::Raced => f.write_str("first choice; timed beside the next, the faster runs"),
-            Fate::Fallback => f.write_str("runs if the one before is missing or measured to be slower"),
-            Fate::Behind => f.write_str("not run: an earlier one is always there"),
-            Fate::Refused(why) => write!(f, "not admitted: {why}"),
-        }
-    }
 }
 
 /// A rule that fired.

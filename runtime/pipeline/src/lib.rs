@@ -15,13 +15,14 @@ use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::numerics::Allowed;
 
 use hypatia_cpu::HostFolder;
+use hypatia_graph::fate::Fate;
 use hypatia_graph::{Constants, Graph};
 #[cfg(feature = "onnx")]
 use hypatia_onnx::{export, import};
 use hypatia_optimize as optimize;
 use hypatia_optimize::cost::ASSUMED_SIZE;
 use hypatia_optimize::why_not::WhyNot;
-use hypatia_optimize::{Choice, Considered, Fate, Firing, Launches, Optimized, contract, explain};
+use hypatia_optimize::{Choice, Considered, Firing, Launches, Optimized, contract, explain};
 use hypatia_plan as plan;
 use hypatia_plan::{Action, CallStep, Called, Plan, Shortened, Step};
 use hypatia_target::device::Device;

@@ -18,7 +18,6 @@ mod build;
 pub mod chain;
 mod checked;
 mod copies;
-mod declared;
 mod lower;
 mod options;
 mod outside;
@@ -39,7 +38,6 @@ mod work;
 mod wrapping;
 
 pub use buffer::{ALIGNMENT, Buffer, BufferId, Storage};
-pub use declared::DeclaredLaunch;
 pub use lower::ScanSplit;
 pub use options::{Checks, Options};
 pub use plan::{Plan, PlanInput, Shortened};

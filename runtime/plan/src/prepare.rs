@@ -9,9 +9,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hypatia_dsl::ir::{Backend, KernelId, OpBody};
-use hypatia_dsl::kernel::derive_rowwise_over;
-use hypatia_dsl::typing::TensorType;
+use hypatia_dsl::ir::OpBody;
 
 use super::Options;
 use super::rows::Rows;
@@ -67,15 +65,17 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     let mut kernels = Kernels::default();
     for (i, node) in graph.nodes.iter().enumerate() {
         let id = NodeId(i as u32);
-        match chosen(&graph, node, device) {
+        let running = running(&graph, node, device);
+        match running.first() {
             Some(Candidate { strategy: Strategy::Rowwise, .. }) => {
                 let rows = rowwise(&graph, node).ok_or_else(|| Error::Internal("a row-wise kernel was lost".into()))?;
                 kernels.rowwise.insert(id, rows);
             }
             Some(Candidate { strategy: Strategy::Call, matched: Some(matched) }) => {
-                let fallback = match graph.program.kernels[matched.kernel.index()].backend {
-                    Backend::Template(_) => prepare(&without(&graph, node, matched.kernel)?, options, known)?,
-                    _ => prepare(optimised_body(node)?, options, known)?,
+                let fallback = match running.get(1..) {
+                    Some([Candidate { strategy: Strategy::Parts(parts), .. }]) => prepare(parts, options, known)?,
+                    Some(behind @ [_, ..]) => prepare(&with(&graph, node, behind)?, options, known)?,
+                    _ => return Err(Error::Internal("a call without a fallback".into())),
                 };
                 kernels.calls.insert(id, Call { matched: matched.clone(), fallback });
             }
@@ -85,40 +85,27 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     Ok(Prepared { graph, kernels })
 }
 
-/// The optimised body of a node's op.
-fn optimised_body(node: &Node) -> Result<&Graph> {
-    let parts = node.kernels.list.iter().find_map(|c| match &c.strategy {
-        Strategy::Parts(parts) => Some(parts.as_ref()),
-        _ => None,
-    });
-    parts.ok_or_else(|| Error::Internal("a call without its parts".into()))
-}
-
-/// A graph of that node alone, with the candidates behind those of a kernel.
-fn without(graph: &Graph, node: &Node, kernel: KernelId) -> Result<Graph> {
+/// A graph of that node alone, with these candidates.
+fn with(graph: &Graph, node: &Node, candidates: &[&Candidate]) -> Result<Graph> {
     let mut alone = graph.alone(node)?;
-    let list = &node.kernels.list;
-    let behind = list.iter().rposition(|c| c.kernel() == Some(kernel)).map_or(0, |at| at + 1);
-    let kernels = hypatia_graph::Kernels { device: node.kernels.device, list: list[behind..].to_vec() };
+    let list = candidates.iter().copied().cloned().collect();
     if let Some(last) = alone.nodes.last_mut() {
-        last.kernels = kernels;
+        last.kernels = hypatia_graph::Kernels { device: node.kernels.device, list };
     }
     Ok(alone)
 }
 
-/// The first candidate of a defined op's node, or of two products, whose guards hold for its sizes;
-/// `None` for another builtin op.
-fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Candidate> {
-    let NodeKind::Op { op, .. } = &node.kind else { return None };
+/// The candidates of a defined op's node, or of two products, that run: the first choice, then its
+/// fallbacks. None for another builtin op.
+fn running<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Vec<&'g Candidate> {
+    let NodeKind::Op { op, .. } = &node.kind else { return Vec::new() };
     let is_builtin = matches!(graph.program.op(*op).body, OpBody::Builtin(_)) && !graph.is_pair(node);
-    if node.kernels.device != device.name || is_builtin {
-        return None;
-    }
-    let known = |operand: usize| graph.known(node, operand);
-    node.kernels.list.iter().find(|c| {
-        c.matched.as_ref().is_none_or(|m| m.holds(&graph.program, &known, device))
-            && (!matches!(c.strategy, Strategy::Rowwise) || rowwise(graph, node).is_some())
-    })
+    if is_builtin { Vec::new() } else { graph.running(node, device) }
+}
+
+/// The first of [`running`].
+fn chosen<'g>(graph: &Graph, node: &'g Node, device: &Device) -> Option<&'g Candidate> {
+    running(graph, node, device).first().copied()
 }
 
 /// Inlines the defined ops that neither a row-wise kernel nor a library call computes, and divides
@@ -146,9 +133,7 @@ fn inlined(graph: &Graph, device: &Device) -> Result<Graph> {
 
 /// The row-wise kernel of a defined op's node, for its sizes.
 fn rowwise(graph: &Graph, node: &Node) -> Option<Rows> {
-    let NodeKind::Op { op, attrs, .. } = &node.kind else { return None };
-    let operands: Vec<Option<TensorType>> = node.operands.iter().map(|v| v.map(|v| graph.ty(v).clone())).collect();
-    let (kernel, space) = derive_rowwise_over(&graph.program, *op, attrs, &operands, &node.results).ok()?;
+    let (kernel, space) = graph.rowwise(node)?;
     let sizes = sizes(&space.sizes, &|_| None).ok()?;
     Some(Rows { kernel, space, sizes })
 }

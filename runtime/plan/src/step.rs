@@ -9,10 +9,9 @@ use hypatia_dsl::ir::{AttrValue, KernelId, Program};
 use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::declared::DeclaredLaunch;
 use super::view::View;
 use hypatia_graph::prim::{Cumsum, Window};
-use hypatia_graph::scale;
+use hypatia_graph::{DeclaredLaunch, scale};
 
 /// A matrix product with an epilogue. `reads[0]` is `batch + [m, k]` and `reads[1]` is `batch + [k,
 /// n]`. The operands of the term follow, broadcast to `batch + [m, n]`.

@@ -14,7 +14,7 @@ use hypatia_dsl::ir::{
     AExpr, AFn, AttrPat, AttrValue, Backend, Build, BuildArg, BuildNode, Fact, Head, InView, Kernel, NodePat, Pat,
     Program, Rule, VarId,
 };
-use hypatia_target::cublaslt::{self, ExtraTensor};
+use hypatia_target::cublaslt::{Epilogue, ExtraTensor};
 
 use super::epilogue::over_floats;
 use super::options::Options;
@@ -25,7 +25,7 @@ use super::rules::verify_as;
 /// checked with their ops.
 pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &Options) -> Vec<Entry> {
     let Backend::Cublaslt(epilogue) = &kernel.backend else { return Vec::new() };
-    match as_rule(program, kernel, epilogue) {
+    match as_rule(program, kernel, *epilogue) {
         Ok(rule) => {
             let mut entry = verify_as(program, &rule, Subject::Kernel, options);
             if let Status::False(c) = &mut entry.status {
@@ -54,8 +54,7 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
 }
 
 /// `pattern => gemm(a, b, what the library computes)`; one such pair for each result.
-fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, String> {
-    let form = cublaslt::Epilogue::named(epilogue).ok_or_else(|| format!("cuBLASLt has no epilogue {epilogue}"))?;
+fn as_rule(program: &Program, kernel: &Kernel, epilogue: Epilogue) -> Result<Rule, String> {
     let whole = "a cuBLASLt kernel is for `gemm(a, b, epilogue, to = d)` with variables for a, b and d, or for an op \
                  whose operands are variables";
     let (Pat::Node(node), Some(gemm)) = (&kernel.pattern, program.builtin_op(BuiltinOp::Gemm)) else {
@@ -70,7 +69,7 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
             1
         }
         Head::Op(op) => {
-            let view = if form.reads == Some(ExtraTensor::Vector) { InView::Row } else { InView::Full };
+            let view = if epilogue.reads() == Some(ExtraTensor::Vector) { InView::Row } else { InView::Full };
             let present = rest.iter().filter(|p| **p != Pat::Absent);
             for pat in present {
                 reads.push((variable(pat).ok_or(whole)?, view));
@@ -92,7 +91,7 @@ fn as_rule(program: &Program, kernel: &Kernel, epilogue: &str) -> Result<Rule, S
         (keepdims, false) => (AExpr::Fact(Fact::DType, a), keepdims),
         (None, true) => return Err(whole.into()),
     };
-    let wanted = 1 + usize::from(form.stores.is_some());
+    let wanted = 1 + usize::from(epilogue.stores().is_some());
     if results != wanted {
         return Err(format!("cuBLASLt's {epilogue} stores {wanted} results, but the kernel has {results}"));
     }
@@ -149,48 +148,47 @@ struct Library<'a> {
 
 impl Library<'_> {
     /// The term of an epilogue; the bias is the only operand of those that have one.
-    fn epilogue(&self, name: &str, reads: &[(VarId, InView)]) -> Result<Build, String> {
-        // Auxiliary outputs do not change the result.
-        let plain = name.replace("_AUX", "").replace("_BGRAD", "");
+    fn epilogue(&self, epilogue: Epilogue, reads: &[(VarId, InView)]) -> Result<Build, String> {
+        use Epilogue::*;
         let acc = || self.apply(Head::Acc, Vec::new(), Vec::new());
         let read = |v: VarId, view: InView| self.apply(Head::In(view), vec![Build::Var(v)], Vec::new());
         let biased = || match reads {
             [(bias, InView::Row)] => self.call(BuiltinScalar::Add, vec![acc(), read(*bias, InView::Row)]),
             _ => Err(format!(
-                "cuBLASLt's {name} adds one value a column: the pattern must read one operand, as `row(bias)`"
+                "cuBLASLt's {epilogue} adds one value a column: the pattern must read one operand, as `row(bias)`"
             )),
         };
-        match plain.as_str() {
-            "DEFAULT" | "BGRADA" | "BGRADB" => Ok(acc()),
-            "BIAS" => biased(),
-            "RELU" => self.relu(acc()),
-            "RELU_BIAS" => self.relu(biased()?),
-            "DRELU" => match reads {
+        // What is stored besides the result does not change it.
+        match epilogue {
+            Default | BgradA | BgradB => Ok(acc()),
+            Bias => biased(),
+            Relu | ReluAux => self.relu(acc()),
+            ReluBias | ReluAuxBias => self.relu(biased()?),
+            Drelu | DreluBgrad => match reads {
                 [(bits, _)] => {
                     let kept = self.apply(Head::In(InView::Full), vec![self.unpacked(*bits)?], Vec::new());
                     self.call(BuiltinScalar::Select, vec![kept, acc(), number(0.0)])
                 }
-                _ => Err(format!("cuBLASLt's {name} reads one matrix of bits: the pattern must read one operand")),
+                _ => Err(format!("cuBLASLt's {epilogue} reads one matrix of bits: the pattern must read one operand")),
             },
-            "GELU" => self.gelu(acc()),
-            "GELU_BIAS" => self.gelu(biased()?),
-            "DGELU" => match reads {
+            Gelu | GeluAux => self.gelu(acc()),
+            GeluBias | GeluAuxBias => self.gelu(biased()?),
+            Dgelu | DgeluBgrad => match reads {
                 [(pre, InView::Full)] => {
                     let slope = self.gelu_slope(read(*pre, InView::Full))?;
                     self.call(BuiltinScalar::Mul, vec![acc(), slope])
                 }
                 _ => Err(format!(
-                    "cuBLASLt's {name} reads one matrix: the pattern must read one operand, as `full(pre)`"
+                    "cuBLASLt's {epilogue} reads one matrix: the pattern must read one operand, as `full(pre)`"
                 )),
             },
-            _ => Err(format!("cuBLASLt's documentation does not describe {name}")),
         }
     }
 
     /// The auxiliary output of an epilogue.
     fn beside(
         &self,
-        name: &str,
+        epilogue: Epilogue,
         reads: &[(VarId, InView)],
         [a, b]: [VarId; 2],
         result: &Build,
@@ -201,21 +199,21 @@ impl Library<'_> {
             Ok::<_, String>(Some(self.op(BuiltinOp::Sum, vec![of], vec![ints(&[0]), keepdims])?))
         };
         let before = |gemm: &BuildNode| {
-            let before = self.epilogue(if reads.is_empty() { "DEFAULT" } else { "BIAS" }, reads)?;
+            let before = self.epilogue(if reads.is_empty() { Epilogue::Default } else { Epilogue::Bias }, reads)?;
             let args = gemm.args[..2].iter().cloned().chain([BuildArg::One(before)]).collect();
             Ok::<_, String>(BuildNode { args, ..gemm.clone() })
         };
-        match (name, result) {
+        match (epilogue, result) {
             // The bits are those of the accumulator, which is not rounded.
-            ("RELU_AUX" | "RELU_AUX_BIAS", Build::Node(gemm)) => {
+            (Epilogue::ReluAux | Epilogue::ReluAuxBias, Build::Node(gemm)) => {
                 let whole = vec![AExpr::Value(AttrValue::DType(DType::F32))];
                 Ok(Some(self.packed(Build::Node(BuildNode { attrs: whole, ..before(gemm)? }), [a, b])?))
             }
-            ("GELU_AUX" | "GELU_AUX_BIAS", Build::Node(gemm)) => Ok(Some(Build::Node(before(gemm)?))),
-            ("DRELU_BGRAD" | "DGELU_BGRAD", _) => sum(result.clone()),
+            (Epilogue::GeluAux | Epilogue::GeluAuxBias, Build::Node(gemm)) => Ok(Some(Build::Node(before(gemm)?))),
+            (Epilogue::DreluBgrad | Epilogue::DgeluBgrad, _) => sum(result.clone()),
             // Our right operand is the library's A.
-            ("BGRADA", _) => sum(Build::Var(b)),
-            ("BGRADB", _) => sum(self.op(BuiltinOp::Transpose, vec![Build::Var(a)], vec![ints(&[1, 0])])?),
+            (Epilogue::BgradA, _) => sum(Build::Var(b)),
+            (Epilogue::BgradB, _) => sum(self.op(BuiltinOp::Transpose, vec![Build::Var(a)], vec![ints(&[1, 0])])?),
             _ => Ok(None),
         }
     }

@@ -33,7 +33,8 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::JOIN_COLUMNS;
 use hypatia_templates::instances::Body;
 
-use hypatia_plan::{Action, DeclaredLaunch, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
+use hypatia_graph::DeclaredLaunch;
+use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
 
 /// The work of a kernel, without its pointers.
 #[derive(Clone, Debug, Default, PartialEq)]

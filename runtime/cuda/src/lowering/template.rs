@@ -14,7 +14,8 @@ use hypatia_templates::instances::template::{Filled, of_gemm, of_tensors};
 use super::Work;
 use super::batched::{Strides, batched};
 use super::tiled::access;
-use hypatia_plan::{DeclaredLaunch, GemmStep, TemplateStep, View};
+use hypatia_graph::DeclaredLaunch;
+use hypatia_plan::{GemmStep, TemplateStep, View};
 
 /// The kernel for each launch that is declared; none if the batch of a product cannot be expressed,
 /// or the template does not fit.

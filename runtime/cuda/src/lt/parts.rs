@@ -8,8 +8,9 @@
 //! `eps * sqrt(l) / 2`, and the worst of millions an error ten times as large: 2e-5 for 4096 terms,
 //! 8e-6 in three parts. Parts cost 1 to 4 % of the time (docs/adr/0013-long-sums-in-parts.md).
 
-use super::{Algorithm, Description, Epilogue, Lt, Matrix, Product, sys};
+use super::{Algorithm, Description, Lt, Matrix, Product, sys};
 use hypatia_dsl::dtype::DType;
+use hypatia_target::cublaslt::Epilogue;
 use hypatia_tensor::error::Result;
 
 /// Maximum number of terms that an f32 accumulator adds sequentially.
@@ -36,10 +37,9 @@ pub(super) struct Parts {
 
 /// True if the sums of a product are too long for one accumulator.
 fn needed(p: &Product) -> bool {
-    use Epilogue::*;
     let f32 = p.dtype == DType::F32 && p.out == DType::F32 && !p.tf32;
     let results = p.batch.saturating_mul(p.m).saturating_mul(p.n);
-    let simple = matches!(p.epilogue, Default | Relu | Bias | ReluBias | Gelu | GeluBias);
+    let simple = !p.epilogue.has_aux() && !p.epilogue.stores_sums();
     f32 && simple && !p.uses_pointer_arrays() && p.k > LONGEST && results >= MANY
 }
 

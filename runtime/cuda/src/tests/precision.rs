@@ -5,13 +5,14 @@
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
+use hypatia_target::cublaslt::Epilogue;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::{cases, gpu};
 use crate::Gpu;
 use crate::address::WORKSPACE;
-use crate::lt::{Epilogue, Layout, Matmul, Pointers, Product};
+use crate::lt::{Layout, Matmul, Pointers, Product};
 use crate::memory::DeviceMemory;
 
 /// Row-major and column-major operands.

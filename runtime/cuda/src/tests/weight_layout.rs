@@ -13,7 +13,6 @@ use rand_chacha::ChaCha8Rng;
 
 use super::gpu;
 use crate::gemm::Terms;
-use crate::lt::Epilogue;
 use crate::memory::DeviceMemory;
 use crate::tuner::{Effort, Tuner};
 use crate::tuning::{Choice, PACKED, TuningFile};
@@ -24,6 +23,7 @@ use hypatia_graph::{Graph, Value};
 use hypatia_optimize as optimize;
 use hypatia_pipeline as pipeline;
 use hypatia_plan::{Action, Options, Plan, Step, Storage};
+use hypatia_target::cublaslt::Epilogue;
 use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
 use hypatia_testing::random::{coarsest, compare};

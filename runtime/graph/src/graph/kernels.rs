@@ -1,7 +1,7 @@
 //! Kernel lists: the candidate kernels of a node, best first.
 //!
 //! In: written by the optimiser after it has chosen a graph. Out: read by the planner, which takes
-//! the first candidate whose guards hold for the concrete sizes and strides. Invariant: a candidate
+//! the first candidate that fits the concrete sizes and strides (`fate`). Invariant: a candidate
 //! keeps the match of its kernel's pattern, so nobody matches it again. No candidate is refuted by
 //! what is known of the node. The last candidate has no guards. A node without a list runs on the
 //! executor's own kernels, or as its op's body.
@@ -16,7 +16,6 @@ use hypatia_dsl::ir::{
 };
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr, type_fact};
-use hypatia_target::cublaslt;
 
 use super::{Graph, Node, NodeId, NodeKind};
 use hypatia_target::device::Device;
@@ -166,14 +165,14 @@ impl Candidate {
         self.matched.as_ref().map(|m| m.kernel)
     }
 
-    /// True for a library call that may be missing, and for a kernel that may be slower than its
-    /// fallback.
-    pub fn is_tried(&self, program: &Program) -> bool {
+    /// True for a launch that the device may lack, or that may be slower than other steps: it keeps
+    /// these as its fallback, and is timed beside them.
+    pub fn needs_fallback(&self, program: &Program) -> bool {
         let backend = self.kernel().map(|k| &program.kernels[k.index()].backend);
-        match backend {
-            Some(Backend::Cublaslt(name)) => cublaslt::Epilogue::named(name).is_some_and(cublaslt::Epilogue::is_tried),
-            Some(backend) => backend.is_timed(),
-            None => false,
+        match (&self.strategy, backend) {
+            (Strategy::Call, _) => true,
+            (Strategy::Whole, Some(backend)) => backend.needs_fallback(),
+            _ => false,
         }
     }
 
@@ -182,7 +181,7 @@ impl Candidate {
     pub(crate) fn describe(&self, program: &Program, name: &dyn Fn(usize) -> String) -> String {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
-            Some(Backend::Cublaslt(form)) => format!("cublaslt {form}"),
+            Some(Backend::Cublaslt(epilogue)) => format!("cublaslt {epilogue}"),
             Some(Backend::Tiled) if kernel.is_some_and(|(k, _)| is_pair(program, &k.pattern)) => {
                 "tiled pair of products".to_string()
             }
@@ -230,15 +229,6 @@ fn is_pair(program: &Program, pattern: &Pat) -> bool {
 }
 
 impl Graph {
-    /// The first candidate of a node whose guards hold for its sizes; `None` without a list for
-    /// that device. The planner also looks at strides.
-    pub fn chosen_kernel(&self, node: NodeId, device: &Device) -> Option<&Candidate> {
-        let of = self.node(node);
-        let known = |operand: usize| self.known(of, operand);
-        let holds = |c: &&Candidate| c.matched.as_ref().is_none_or(|m| m.holds(&self.program, &known, device));
-        of.kernels.list.iter().filter(|_| of.kernels.device == device.name).find(holds)
-    }
-
     /// What is known of a node's operand.
     pub fn known(&self, node: &Node, operand: usize) -> Option<Known> {
         let v = node.operands.get(operand).copied().flatten()?;

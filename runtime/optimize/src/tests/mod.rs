@@ -3,6 +3,7 @@
 
 mod adapter;
 mod applied;
+mod fates;
 mod handmade;
 mod incremental;
 mod index;

@@ -12,10 +12,8 @@ use hypatia_dsl::ir::{Backend, KernelId};
 use super::{Lower, Parts};
 use crate::prepare::Call;
 use crate::view::row_major;
-use crate::{
-    AttentionGradStep, AttentionStep, BufferId, Called, DeclaredLaunch, GemmStep, Step, Storage, TemplateStep, View,
-};
-use hypatia_graph::{Attention, AttentionGrad, Known, Node, NodeId, NodeKind, Value};
+use crate::{AttentionGradStep, AttentionStep, BufferId, Called, GemmStep, Step, Storage, TemplateStep, View};
+use hypatia_graph::{Attention, AttentionGrad, DeclaredLaunch, Known, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 
 impl Lower<'_> {

@@ -17,50 +17,9 @@ use super::Lower;
 use crate::rows::fitted;
 use crate::view::View;
 use crate::{Action, ConvStep, GemmStep};
-use hypatia_graph::{Known, Node};
+use hypatia_graph::{ConvSizes, Known, Node};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
-
-/// With fewer filters in a group, each result is a separate sum: a product with so few rows leaves
-/// matrix units idle.
-const FEW_FILTERS: usize = 4;
-
-/// Sizes of a convolution.
-struct Sizes {
-    batch: usize,
-    groups: usize,
-    /// Filters and channels of a group.
-    filters: usize,
-    channels: usize,
-    /// Windows along each axis.
-    out: Vec<usize>,
-    /// Elements of a window along each axis.
-    taps: Vec<usize>,
-}
-
-impl Sizes {
-    fn new(step: &ConvStep, w: &View, out: &View) -> Option<Sizes> {
-        let ([batch, all, counts @ ..], [_, channels, taps @ ..]) = (out.shape.as_slice(), w.shape.as_slice()) else {
-            return None;
-        };
-        let groups = step.groups.max(1);
-        Some(Sizes {
-            batch: *batch,
-            groups,
-            filters: all / groups,
-            channels: *channels,
-            out: counts.to_vec(),
-            taps: taps.to_vec(),
-        })
-    }
-
-    /// `[batch, groups]` followed by these axes.
-    fn behind_groups(&self, rest: &[&[usize]]) -> Vec<usize> {
-        let mut shape = vec![self.batch, self.groups];
-        rest.iter().for_each(|r| shape.extend_from_slice(r));
-        shape
-    }
-}
 
 impl Lower<'_> {
     /// The steps of a convolution. `reads` are the operands of its term, broadcast to `out`.
@@ -74,7 +33,7 @@ impl Lower<'_> {
     ) -> Result<()> {
         let name = &node.name;
         let odd = || Error::Internal(format!("a convolution of {:?} with {:?}", x.shape, w.shape));
-        let sizes = Sizes::new(&step, &w, &out).ok_or_else(odd)?;
+        let sizes = ConvSizes::new(step.groups, &w.shape, &out.shape).ok_or_else(odd)?;
         let x = self.padded(name, &step, x.clone(), &sizes)?;
         // [batch, channels, out.., taps..], with the channels split into groups.
         let windows = x.windowed(&step.windows, &sizes.out);
@@ -83,7 +42,7 @@ impl Lower<'_> {
             Some(view) => view,
             None => self.contiguous(&windows, name)?.reshaped(&by_groups).ok_or_else(odd)?,
         };
-        if sizes.filters < FEW_FILTERS {
+        if !sizes.are_products() {
             return self.sums(name, &step, &sizes, [windows, w], reads, out);
         }
         // [batch, groups, channels, taps.., out..] is the right operand: a row for each channel and
@@ -92,16 +51,15 @@ impl Lower<'_> {
         let mut order: Vec<usize> = vec![0, 1, 2];
         order.extend(3 + axes..3 + 2 * axes);
         order.extend(3..3 + axes);
-        let k = sizes.channels * sizes.taps.iter().product::<usize>();
-        let n = sizes.out.iter().product();
+        let (k, n) = (sizes.depth(), sizes.columns());
         let columns = windows.transposed(&order);
-        let matrix = sizes.behind_groups(&[&[k, n]]);
+        let [rows, matrix] = sizes.factors();
         let columns = match columns.reshaped(&matrix).filter(|v| v.is_empty() || v.is_matrix()) {
             Some(view) => view,
             None => self.contiguous(&columns, name)?.reshaped(&matrix).ok_or_else(odd)?,
         };
         let filters = self.contiguous(&w, name)?.reshaped(&[sizes.groups, sizes.filters, k]).ok_or_else(odd)?;
-        let filters = filters.broadcast(&sizes.behind_groups(&[&[sizes.filters, k]])).ok_or_else(odd)?;
+        let filters = filters.broadcast(&rows).ok_or_else(odd)?;
         let result = sizes.behind_groups(&[&[sizes.filters, n]]);
         let mut facts: Vec<Known> = vec![self.known(&filters), self.known(&columns)];
         let mut views = vec![filters, columns];
@@ -116,7 +74,7 @@ impl Lower<'_> {
     }
 
     /// The operand with the padding that windows reach.
-    fn padded(&mut self, name: &str, step: &ConvStep, x: View, sizes: &Sizes) -> Result<View> {
+    fn padded(&mut self, name: &str, step: &ConvStep, x: View, sizes: &ConvSizes) -> Result<View> {
         let lead = x.shape.len() - step.windows.len();
         let mut shape = x.shape.clone();
         let mut before = vec![0i64; x.shape.len()];
@@ -148,7 +106,7 @@ impl Lower<'_> {
         &mut self,
         name: &str,
         step: &ConvStep,
-        sizes: &Sizes,
+        sizes: &ConvSizes,
         [windows, w]: [View; 2],
         reads: Vec<View>,
         out: View,

@@ -31,19 +31,18 @@ use crate::rows::Rows;
 use crate::view::{View, collapse, row_major};
 use crate::wrapping::wrap_integers;
 use crate::{
-    Action, Buffer, BufferId, Called, Checks, DeclaredLaunch, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step,
-    Storage, TemplateStep,
+    Action, Buffer, BufferId, Called, Checks, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage,
+    TemplateStep,
 };
+use hypatia_graph::fate::running;
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{
-    Candidate, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Region, RowsOperand, RowwiseRegion, Strategy,
-    Value, builtin, cluster_rows, is_pointwise, literal,
+    Candidate, DeclaredLaunch, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Region, RowsOperand,
+    RowwiseRegion, Strategy, Value, builtin, cluster_rows, is_pointwise, literal,
 };
+use hypatia_target::cublaslt::Epilogue;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
-
-/// The epilogue of cuBLASLt that stores the accumulators.
-const PLAIN: &str = "DEFAULT";
 
 /// A plan being built.
 pub(super) struct Lower<'a> {
@@ -500,19 +499,20 @@ impl Lower<'_> {
         let last = Candidate { strategy, matched: None };
         let listed = if kernels.device == device.name { kernels.list.as_slice() } else { &[] };
         let checked = self.plan.checks != Checks::Off;
-        let fits = |c: &&Candidate| {
-            c.matched.as_ref().is_none_or(|m| {
+        let fits = |c: &Candidate| {
+            let lies = c.matched.as_ref().is_none_or(|m| {
                 let reads = m.reads.iter().all(|(i, view)| views.get(*i).is_some_and(|v| reads_as(*view, v)));
-                let hidden = checked && hides_accumulators(&program, m.kernel);
-                reads && !hidden && m.holds(&program, &|i| known.get(i).cloned(), &device)
-            })
+                reads && !(checked && hides_accumulators(&program, m.kernel))
+            });
+            lies && c.refusal(&program, &|i| known.get(i).cloned(), &device).is_none()
         };
-        let fitting: Vec<&Candidate> = listed.iter().filter(fits).chain([&last]).collect();
-        self.first_of(name, &fitting, step, ((views, copied), &known), out)
+        let all: Vec<&Candidate> = listed.iter().chain([&last]).collect();
+        let run: Vec<&Candidate> = running(&program, &all, &fits).into_iter().map(|at| all[at]).collect();
+        self.first_of(name, &run, step, ((views, copied), &known), out)
     }
 
-    /// A product with the first of these candidates. Behind one that may be missing or slower
-    /// stands, as its fallback, the next one that is another kind of launch.
+    /// A product with the first of these candidates, with the others as its fallback if it needs
+    /// one.
     fn first_of(
         &mut self,
         name: &str,
@@ -525,28 +525,21 @@ impl Lower<'_> {
             return Err(Error::Internal("a product without a candidate".into()));
         };
         let (program, device) = (self.plan.program.clone(), self.plan.device.clone());
-        let tried =
-            first.matched.as_ref().filter(|_| matches!(first.strategy, Strategy::Whole) && first.is_tried(&program));
-        let Some(matched) = tried else { return self.chosen(name, first, step, (views, copied), out) };
+        let called = first.matched.as_ref().filter(|_| first.needs_fallback(&program));
+        let Some(matched) = called else { return self.chosen(name, first, step, (views, copied), out) };
         let kernel = &program.kernels[matched.kernel.index()];
         let called = match kernel.backend {
             Backend::Template(_) => {
                 let launches = DeclaredLaunch::all(kernel, matched, &|i| known.get(i).cloned(), &device);
-                if launches.is_empty() {
-                    return self.first_of(name, rest, step, ((views, copied), known), out);
-                }
                 Called::Template(TemplateStep { product: Some(step.clone()), attrs: Vec::new(), launches })
             }
             Backend::Tiled => Called::Product(step.clone()),
             // A library call has its epilogue from the kernel's name.
             _ => Called::Product(GemmStep { term: plain(), ..step.clone() }),
         };
-        let template = matches!(kernel.backend, Backend::Template(_));
-        let next = rest.iter().copied().filter(|c| template || !c.is_tried(&program));
-        let next: Vec<&Candidate> = next.collect();
         let first = self.plan.steps.len();
         let kept = self.copies.clone();
-        self.first_of(name, &next, step, ((views.clone(), copied), known), out.clone())?;
+        self.first_of(name, rest, step, ((views.clone(), copied), known), out.clone())?;
         let fallback = self.plan.steps.split_off(first);
         self.copies = kept;
         self.call_or_fallback(name, Some(matched.kernel), called, views, vec![out], fallback);
@@ -802,5 +795,5 @@ fn narrow(term: &Term, reads: &[View]) -> (Term, Vec<View>) {
 
 /// True if a kernel stores something else than its accumulators, which nobody else sees.
 fn hides_accumulators(program: &Program, kernel: KernelId) -> bool {
-    matches!(&program.kernels[kernel.index()].backend, Backend::Cublaslt(name) if name != PLAIN)
+    matches!(&program.kernels[kernel.index()].backend, Backend::Cublaslt(epilogue) if *epilogue != Epilogue::Default)
 }

@@ -8,8 +8,9 @@
 use hypatia_dsl::ir::{AExpr, AttrValue, Kernel, VarId};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, eval};
-use hypatia_graph::{CandidateFacts, Known, Matched};
 use hypatia_target::device::Device;
+
+use crate::graph::kernels::{CandidateFacts, Known, Matched};
 
 /// A launch, and the tuning parameters that it belongs to.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +37,7 @@ const MAX_SHARED: i64 = 1 << 20;
 
 impl DeclaredLaunch {
     /// The launches of a kernel for these operands, in the order of its tuning parameters.
-    pub(super) fn all(
+    pub fn all(
         kernel: &Kernel,
         matched: &Matched,
         known: &dyn Fn(usize) -> Option<Known>,
