@@ -111,6 +111,11 @@ def memory_order(t: torch.Tensor) -> list[int] | None:
     return None if t.is_contiguous() or order == list(range(t.dim())) else order
 
 
+def lying_order(t: torch.Tensor) -> list[int] | None:
+    """The axes of a tensor in the order of memory, where that is another one and it has no gaps."""
+    return memory_order(t) if strides_of(t) == tuple(map(int, t.stride())) else None
+
+
 class Importer:
     """Builds the graph of one FX graph, or of some of its nodes, whose shapes are numbers."""
 
@@ -121,13 +126,18 @@ class Importer:
         nodes: Sequence[fx.Node] | None = None,
         stored: bool = False,
         frozen: Mapping[fx.Node, torch.Tensor] | None = None,
+        ordered: bool = False,
     ) -> None:
         """Import these nodes, or all. What they read beside is an input, what others read a result.
 
         `stored` gives results in the order in which PyTorch keeps them, see `memory_order`. Inputs
-        that are `frozen` are constants.
+        that are `frozen` are constants. With `ordered`, the others have their axes in the order in
+        which they lie in memory, see `orders`.
         """
         self.frozen = frozen or {}
+        self.ordered = ordered
+        #: The order of the axes of each input, where it is not that of the tensor.
+        self.orders: list[list[int] | None] = []
         self.module, self.g = module, _native.Graph(rules._native)
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[str] = []
@@ -167,8 +177,14 @@ class Importer:
         if node in self.frozen:
             self.values[node] = self.copied(self.frozen[node])
         elif isinstance(node.meta.get("val"), torch.Tensor):
+            order = lying_order(node.meta["val"]) if self.ordered else None
             self.inputs.append(node.name)
-            self.values[node] = self.g.input(node.name, self.dtype(node), list(self.shape(node)))
+            self.orders.append(order)
+            shape = self.shape(node)
+            sizes: list[int | str] = [shape[axis] for axis in order or range(len(shape))]
+            value = self.g.input(node.name, self.dtype(node), sizes)
+            back = order and [order.index(axis) for axis in range(len(shape))]
+            self.values[node] = self.call("transpose", [value], perm=back) if back else value
 
     def copied(self, t: torch.Tensor) -> Value:
         """A constant with the values that a tensor has now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -79,11 +79,16 @@ _ALIGNMENT = 256
 
 
 def call_of(
-    plan: _native.Plan, results: list[Result], device: torch.device, together: Collection[int] = ()
+    plan: _native.Plan,
+    results: list[Result],
+    device: torch.device,
+    together: Collection[int] = (),
+    orders: Sequence[list[int] | None] = (),
 ) -> _native.Call:
     """A plan as a function of tensors on a device, which allocates its results.
 
-    The results `together` share one allocation for each element type.
+    The results `together` share one allocation for each element type. `orders` are those in which
+    the axes of inputs lie in memory.
     """
     torchs = {
         "empty": _empty_on(device),
@@ -92,7 +97,8 @@ def call_of(
         "describe": None if EXCHANGE else memory,
         "within": _WITHIN,
     }
-    return _native.Call(plan, results, shared_by(results, together) if _WITHIN else [], torchs)
+    shared = shared_by(results, together) if _WITHIN else []
+    return _native.Call(plan, results, shared, list(orders), torchs)
 
 
 def shared_by(results: list[Result], together: Collection[int]) -> list[tuple[Result, list[tuple[int, int]]]]:
@@ -117,9 +123,12 @@ def _empty_on(device: torch.device) -> Any:
     return own or (lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype, device=device))
 
 
-def row_major(t: Tensor) -> Tensor:
-    """A copy in the order of rows."""
-    return t.clone(memory_format=torch.contiguous_format)
+def row_major(t: Tensor, order: Sequence[int] | None = None) -> Tensor:
+    """A copy in the order of rows, or in that order of axes."""
+    if order is None:
+        return t.clone(memory_format=torch.contiguous_format)
+    copied = t.permute(*order).clone(memory_format=torch.contiguous_format)
+    return copied.permute(*(list(order).index(axis) for axis in range(t.dim())))
 
 
 def run(call: _native.Call, inputs: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:

@@ -81,6 +81,7 @@ class Call:
         plan: Plan,
         results: list[tuple[tuple[int, ...], tuple[int, ...], Any]],
         shared: list[tuple[tuple[tuple[int, ...], tuple[int, ...], Any], list[tuple[int, int]]]],
+        orders: list[list[int] | None],
         torch: dict[str, Any],
     ) -> None: ...
     def run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]: ...

@@ -232,7 +232,8 @@ class Part(torch.nn.Module):
             frozen = Frozen.of([args[i] for i in self.weights])
             nodes = self.graph.graph.find_nodes(op="placeholder")
             weights = {nodes[i]: t for i, t in zip(self.weights, frozen.held, strict=True)}
-            imported = Importer(self.graph, self.rules, stored=True, frozen=weights)
+            ordered = self.runs_on(tensors).type == "cuda"
+            imported = Importer(self.graph, self.rules, stored=True, frozen=weights, ordered=ordered)
             metas = [n.meta["val"] for n in imported.outputs]
         if any(0 in t.shape for t in metas):
             raise InputError("a result is empty")
@@ -241,13 +242,14 @@ class Part(torch.nn.Module):
         device = self.runs_on(tensors)
         settings = self.options.settings(device)
         model = imported.g.model(**settings)
-        rows = [_launch.on_host(t) for t in tensors]
+        lying = zip(tensors, imported.orders, strict=True)
+        rows = [_launch.on_host(t if order is None else t.permute(*order)) for t, order in lying]
         plan = model.compile(
             [(n, _launch.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
         )
         results = [(tuple(map(int, t.shape)), strides_of(t), t.dtype) for t in metas]
         self.frozen[key] = frozen
-        self.calls[key] = _launch.call_of(plan, results, device, self.together)
+        self.calls[key] = _launch.call_of(plan, results, device, self.together, imported.orders)
         texts = [repr(settings), _launch.identity(device), repr(self.rules.sources), imported.g.text()]
         return plan, _native.Race([*texts, repr(results)])
 

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::errors::{raised, wrong_input};
-use crate::guest;
+use crate::guest::{self, Order};
 use crate::memory::{Inputs, Outputs};
 use crate::plan::Plan;
 
@@ -37,7 +37,7 @@ struct Shared {
 struct Torch {
     /// Of sizes, strides and an element type: a tensor on the plan's device.
     empty: Py<PyAny>,
-    /// Of a tensor: a row-major copy.
+    /// Of a tensor: a copy whose rows are those of its axes in a given order, or in their own.
     copy: Py<PyAny>,
     /// Of bytes and a GPU's ordinal: scratch memory.
     scratch: Py<PyAny>,
@@ -53,6 +53,8 @@ pub struct Call {
     plan: Py<Plan>,
     results: Vec<Made>,
     shared: Vec<Shared>,
+    /// In which order the axes of each input lie; empty if all are in their own.
+    orders: Vec<Order>,
     torch: Torch,
 }
 
@@ -61,14 +63,27 @@ impl Call {
     /// A call of a plan. `results` are sizes, strides and element type of each; strides leave no
     /// gaps, and the plan's results are in the order of memory. `torch` are functions of PyTorch.
     /// `shared` are results that share an allocation: sizes, strides and type of that, and for each
-    /// result its index and its first element.
+    /// result its index and its first element. `orders` are orders of axes in which inputs lie in
+    /// memory: there the plan's input has its axes in that order. A plan for the host takes none.
     #[new]
     fn new(
         plan: Py<Plan>,
         results: Vec<Described>,
         shared: Vec<(Described, Vec<(usize, usize)>)>,
+        orders: Vec<Order>,
         torch: &Bound<'_, PyAny>,
     ) -> PyResult<Call> {
+        let permutes = |o: &Vec<usize>| {
+            let mut axes = o.clone();
+            axes.sort_unstable();
+            axes.into_iter().eq(0..o.len())
+        };
+        if !orders.iter().flatten().all(permutes) {
+            return Err(wrong_input("an order of axes that is no permutation"));
+        }
+        if orders.iter().any(Option::is_some) && plan.get().compiled.executor.cuda().is_none() {
+            return Err(wrong_input("a plan for the host takes inputs row by row"));
+        }
         let made = |(sizes, strides, dtype): Described| Made { sizes, strides, dtype };
         let results: Vec<Made> = results.into_iter().map(made).collect();
         let torch: Torch = torch.extract()?;
@@ -77,7 +92,7 @@ impl Call {
             return Err(wrong_input("results cannot share memory"));
         }
         let shared = shared.into_iter().map(|(whole, parts)| Shared { whole: made(whole), parts }).collect();
-        Ok(Call { plan, results, shared, torch })
+        Ok(Call { plan, results, shared, orders, torch })
     }
 
     /// Runs once on the plan's inputs. On a GPU its context is the thread's current one.
@@ -153,14 +168,15 @@ impl Call {
     ) -> PyResult<()> {
         let results: Vec<Bound<'py, PyAny>> = results.iter().collect();
         let scratch = self.torch.scratch.bind(py);
-        let odd = guest::run(py, self.plan(), [&inputs, &results], scratch)?;
+        let odd = guest::run(py, self.plan(), [&inputs, &results], &self.orders, scratch)?;
         if odd.is_empty() {
             return Ok(());
         }
         for i in odd {
-            inputs[i] = self.torch.copy.bind(py).call1((&inputs[i],))?;
+            let order = self.orders.get(i).cloned().flatten();
+            inputs[i] = self.torch.copy.bind(py).call1((&inputs[i], order))?;
         }
-        match guest::run(py, self.plan(), [&inputs, &results], scratch)?.first() {
+        match guest::run(py, self.plan(), [&inputs, &results], &self.orders, scratch)?.first() {
             Some(i) => Err(wrong_input(format!("a copy of `{}` is not row-major", self.plan().inputs[*i].0))),
             None => Ok(()),
         }

@@ -95,7 +95,7 @@ pub struct Borrowed {
     pub len: usize,
     /// Where it lies.
     pub place: Place,
-    /// True if its elements lie row by row, without gaps.
+    /// True if its elements lie row by row, in the order of axes that was asked for, without gaps.
     pub row_major: bool,
 }
 
@@ -176,6 +176,11 @@ pub fn has_shape(object: &Bound<'_, PyAny>, shape: &[i64]) -> PyResult<bool> {
 /// Borrows a tensor for as long as the caller keeps the object alive and its
 /// memory in place. None if objects of its type are not borrowed this way.
 pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
+    borrow_in(object, None)
+}
+
+/// The same of a tensor whose rows are those of its axes in that order.
+pub fn borrow_in(object: &Bound<'_, PyAny>, order: Option<&[usize]>) -> PyResult<Option<Borrowed>> {
     let Some(raw) = described(object)? else { return Ok(None) };
     let place = match raw.device.kind {
         HOST => Place::Host,
@@ -185,9 +190,12 @@ pub fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Option<Borrowed>> {
     let (shape, strides) = (list(&raw, raw.shape), list(&raw, raw.strides));
     let mut len = 1i64;
     let mut row_major = usize::try_from(raw.ndim).is_ok_and(|rank| rank == shape.len());
-    for (i, size) in shape.iter().enumerate().rev() {
-        row_major &= *size == 1 || strides.get(i).is_none_or(|s| *s == len);
-        len = len.saturating_mul(*size);
+    let order = order.filter(|o| o.len() == shape.len());
+    for place in (0..shape.len()).rev() {
+        let i = order.map_or(place, |o| o[place]);
+        let size = shape.get(i).copied().unwrap_or(0);
+        row_major &= size == 1 || strides.get(i).is_none_or(|s| *s == len);
+        len = len.saturating_mul(size);
     }
     let dtype = match (raw.dtype.code, raw.dtype.bits, raw.dtype.lanes) {
         (2, 64, 1) => DType::F64,

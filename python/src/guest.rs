@@ -52,23 +52,28 @@ pub fn release_scratch() {
     drop(released);
 }
 
-/// Submits a run on inputs and into outputs. Returns the indices of inputs that have to be copied
-/// first, since they are not row-major or misaligned; if there are any, nothing ran. `allocate` is
-/// a function of a number of bytes and a GPU's ordinal that makes a tensor.
+/// The order in which the axes of an input lie in memory, where that is not their own.
+pub type Order = Option<Vec<usize>>;
+
+/// Submits a run on inputs, each with its order of axes, and into outputs. Returns the indices of
+/// inputs that have to be copied first, since they do not lie so or are misaligned; if there are
+/// any, nothing ran. `allocate` is a function of a number of bytes and a GPU's ordinal that makes a
+/// tensor.
 pub fn run<'py>(
     py: Python<'py>,
     plan: &Plan,
     [inputs, outputs]: [&[Bound<'py, PyAny>]; 2],
+    orders: &[Order],
     allocate: &Bound<'py, PyAny>,
 ) -> PyResult<Vec<usize>> {
     let executor = plan.compiled.executor.cuda().ok_or_else(|| wrong_input("the plan runs on the CPU"))?;
     let mut gpu = None;
-    let from = borrowed(inputs, &plan.inputs, &mut gpu)?;
+    let from = borrowed(inputs, (&plan.inputs, orders), &mut gpu)?;
     let odd = |b: &Borrowed| b.len > 0 && !(b.row_major && (b.address.addr() as u64).is_multiple_of(GUEST_ALIGNMENT));
     if from.iter().any(odd) {
         return Ok((0..from.len()).filter(|i| odd(&from[*i])).collect());
     }
-    let to = borrowed(outputs, &plan.outputs, &mut gpu)?;
+    let to = borrowed(outputs, (&plan.outputs, &[]), &mut gpu)?;
     sized(executor, &from, &to)?;
     let gpu = gpu.ok_or_else(|| wrong_input("a run on a GPU needs tensors on it"))?;
     let stream = dlpack::current_stream(py, gpu)?;
@@ -167,16 +172,16 @@ fn allocated(allocate: &Bound<'_, PyAny>, bytes: usize, gpu: i32) -> PyResult<Sc
     Ok(Scratch { address: made.address.addr() as u64, bytes: made.len, _tensor: tensor.unbind() })
 }
 
-/// Tensors of the element types that are wanted, all on one GPU.
+/// Tensors of the element types that are wanted, all on one GPU, with their orders of axes.
 fn borrowed(
     tensors: &[Bound<'_, PyAny>],
-    wanted: &[(String, DType)],
+    (wanted, orders): (&[(String, DType)], &[Order]),
     gpu: &mut Option<i32>,
 ) -> PyResult<Vec<Borrowed>> {
     let mut all = Vec::with_capacity(tensors.len());
     for (i, tensor) in tensors.iter().enumerate() {
         let name = || wanted.get(i).map_or("", |(name, _)| name.as_str());
-        let one = dlpack::borrow(tensor)?;
+        let one = dlpack::borrow_in(tensor, orders.get(i).and_then(Option::as_deref))?;
         let one = one.ok_or_else(|| wrong_input(format!("`{}` is not a tensor of PyTorch's own", name())))?;
         match (one.place, *gpu) {
             (Place::Gpu(id), None) => *gpu = Some(id),

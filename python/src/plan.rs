@@ -119,7 +119,7 @@ impl Plan {
         allocate: &Bound<'py, PyAny>,
     ) -> PyResult<Vec<usize>> {
         let [inputs, outputs] = [inputs, outputs].map(|all| all.iter().collect::<Vec<_>>());
-        guest::run(py, self, [&inputs, &outputs], allocate)
+        guest::run(py, self, [&inputs, &outputs], &[], allocate)
     }
 }
 

@@ -266,6 +266,23 @@ def test_measuring_chooses_the_faster_side():
     assert (line.side == "hypatia") == (line.hypatia_us <= line.pytorch_us) or line.calls == 1
 
 
+def test_inputs_are_read_in_the_order_in_which_they_lie(monkeypatch):
+    copied = []
+    own = _launch.row_major
+    monkeypatch.setattr(_launch, "row_major", lambda t, order=None: copied.append(order) or own(t, order))
+
+    def f(x, w):
+        return F.softmax(x * 3, -1) @ w + x[..., :8]
+
+    x, w = torch.randn(4, 32, 8, 16, device="cuda").transpose(1, 2), torch.randn(8, 16, device="cuda").t()
+    compiled = torch.compile(f, backend=backend)
+    torch.testing.assert_close(compiled(x, w), f(x, w), rtol=1e-4, atol=1e-5)
+    assert hyp.report().hypatia == 1 and not copied
+    gaps = torch.randn(4, 8, 32, 20, device="cuda")[..., :16]
+    for other in (x.contiguous(), gaps):
+        torch.testing.assert_close(compiled(other, w), f(other, w), rtol=1e-4, atol=1e-5)
+
+
 def test_a_device_may_be_synchronised_while_a_plan_is_made():
     # CUDA refuses that beside a capture, in whatever thread, and the capture fails too.
     f = torch.compile(nn.Sequential(*(Block(256) for _ in range(4))).cuda(), backend=backend)
