@@ -1,11 +1,11 @@
 //! The interpreter of [`Build`] expressions: right sides, op bodies, and expressions in tests.
 //!
 //! In: an expression and a [`Host`], which says what variables stand for and how nodes are made.
-//! Hosts are a graph, an e-graph, and a kernel that is derived from a body, which has no terms of
-//! its own. Out: a tensor or a scalar term of the host. Invariant: a
-//! number takes the element type of the first sibling operand that holds numbers, else the element
-//! type of what the expression replaces. Operands are built from left to right: first those with an
-//! element type of their own, the term last.
+//! Hosts are a graph, an e-graph, a proof, a kernel that is derived from a body, which has no terms
+//! of its own, and a rule about terms, which has no tensors. Out: a tensor or a scalar term of the
+//! host. Invariant: a number takes the element type of the first sibling operand that holds
+//! numbers, else the element type of what the expression replaces. Operands are built from left to
+//! right: first those with an element type of their own, the term last.
 
 use std::ops::Deref;
 

@@ -1,4 +1,4 @@
-//! Shared helpers of this folder's tests: the compiled library, and terms from text.
+//! Shared helpers of tests about terms: the compiled library, and terms from text.
 #![allow(clippy::unwrap_used)]
 
 use super::{Term, TermNode};
@@ -19,7 +19,8 @@ pub fn library() -> Program {
     LIBRARY.clone()
 }
 
-fn compiled(text: &str) -> Program {
+/// The standard library with these declarations.
+pub fn compiled(text: &str) -> Program {
     let text = format!("edition 1;\nuse core::*;\nuse nn::*;\nuse onnx::*;\n{text}").into();
     let root = SourceFile { name: "test.hyp".into(), path: None, text, embedded: false };
     let c = compile(vec![root], &FileLoader { embedded: FILES, trees: &[] }, &Unchecked);

@@ -22,12 +22,12 @@ use hypatia_dsl::ir::{
 use hypatia_dsl::kernel::attention::MAX_HEAD;
 use hypatia_dsl::kernel::attention_grad::MAX_GRAD_HEAD;
 use hypatia_dsl::numerics::Allowed;
-use hypatia_dsl::scalar::{Term, TermId, TermNode, prune};
+use hypatia_dsl::scalar::{Term, TermId, TermNode, TermPattern, prune};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, Facts, TensorType, eval_guard, show_expr};
 
 use super::apply::implements;
-use super::matcher::applied::{Applied, Epilogue};
+use super::matcher::applied::Applied;
 use super::matcher::prepare::Prepared;
 use super::matcher::{Match, Searchable, application, match_at};
 use super::report::{Choice, Considered, Open};
@@ -582,7 +582,7 @@ fn reads(program: &Program, kernel: &Kernel) -> Vec<(VarId, InView)> {
     let is_term = |(_, (_, param)): &(&Pat, (usize, &Param))| param.kind == ParamKind::Term;
     let term = args.iter().zip(program.op(*op).operands()).find(is_term);
     let Some((Pat::Node(epilogue), _)) = term else { return Vec::new() };
-    let reads = Epilogue::of(epilogue).map_or(Vec::new(), |e| e.reads);
+    let reads = TermPattern::closed_node(epilogue).map_or(Vec::new(), |e| e.reads);
     reads.into_iter().filter_map(|(pat, view)| Some((variable(pat)?, view))).collect()
 }
 

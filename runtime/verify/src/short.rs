@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Build, BuildArg, Class, Head, Pat, Program, Rule, ScalarBody, ScalarId};
-use hypatia_dsl::kernel::short::claim;
+use hypatia_dsl::ir::{Class, Program, Rule, ScalarId, VarId};
+use hypatia_dsl::kernel::short::{TermRule, claim};
 use hypatia_dsl::scalar::device::{MOST_OFF, device_function};
-use hypatia_dsl::scalar::{Leaves, Precision, Term, TermNode, Value, eval, float};
+use hypatia_dsl::scalar::{Leaves, Precision, Term, TermNode, Value, eval, eval_f64};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -30,41 +30,10 @@ const SPECIAL: [f32; 12] =
 /// Verifies one rule.
 pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> Entry {
     let claimed = claim(rule).unwrap_or(Class::Rounds);
-    let bound = if let Class::Approx { rel, abs } = claimed { (rel, abs) } else { (0.0, 0.0) };
-    let mut rng = ChaCha8Rng::seed_from_u64(seed_of(options, &rule.name));
-    let special = SPECIAL.len().pow(rule.vars.len().min(3) as u32);
-    let (mut cases, mut worst) = (0, 0.0f64);
-    let mut status = None;
-    for at in 0..special + options.cases * POINTS {
-        let point: Vec<f32> = (0..rule.vars.len() as u32)
-            .map(|v| match at < special {
-                true => SPECIAL[at / SPECIAL.len().pow(v) % SPECIAL.len()],
-                false => coordinate(&mut rng),
-            })
-            .collect();
-        let Some(seen) = compare(program, rule, &point, bound) else { continue };
-        cases += 1;
-        worst = worst.max(seen.apart);
-        if seen.beyond > 0.0 {
-            let place: Vec<String> = rule
-                .vars
-                .iter()
-                .zip(&point)
-                .map(|(v, x)| format!("{} = {}", v.name, show_number(f64::from(*x))))
-                .collect();
-            let message = format!(
-                "claims `{}` for f32, but at {} the device's function gives {}: the exact value is {}",
-                show_class(claimed),
-                place.join(", "),
-                show_number(f64::from(seen.right)),
-                show_number(seen.left)
-            );
-            status = Some(Status::False(Box::new(Counterexample { message, kind: "kernel", test: String::new() })));
-            break;
-        }
-    }
-    let none = || Status::NotExercised { reason: "both sides must be made of scalars, variables and numbers".into() };
-    let status = status.unwrap_or_else(|| if cases == 0 { none() } else { Status::Verified });
+    let (cases, worst, status) = match TermRule::of(program, rule) {
+        Ok(sides) => sample(program, &sides, claimed, options),
+        Err(why) => (0, 0.0, Status::NotExercised { reason: why }),
+    };
     let derived = worst.is_finite().then(|| approx_of(worst));
     let (name, origin) = (rule.name.clone(), rule.origin.clone());
     let classes = vec![(DType::F32, claimed, derived)];
@@ -80,6 +49,48 @@ pub(super) fn verify(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
         proved: None,
         derived: false,
     }
+}
+
+/// Compares both sides at many points. Returns how many they are, how far the sides are apart, and
+/// what follows.
+fn sample(program: &Program, sides: &TermRule<'_>, claimed: Class, options: &Options) -> (usize, f64, Status) {
+    let bound = if let Class::Approx { rel, abs } = claimed { (rel, abs) } else { (0.0, 0.0) };
+    let mut rng = ChaCha8Rng::seed_from_u64(seed_of(options, &sides.rule.name));
+    let holes = sides.left.holes.len() as u32;
+    let special = SPECIAL.len().pow(holes.min(3));
+    let (mut cases, mut worst) = (0, 0.0f64);
+    for at in 0..special + options.cases * POINTS {
+        let point: Vec<f32> = (0..holes)
+            .map(|hole| match at < special {
+                true => SPECIAL[at / SPECIAL.len().pow(hole) % SPECIAL.len()],
+                false => coordinate(&mut rng),
+            })
+            .collect();
+        let Some(seen) = compare(program, sides, &point, bound) else { continue };
+        cases += 1;
+        worst = worst.max(seen.apart);
+        if seen.beyond > 0.0 {
+            let message = format!(
+                "claims `{}` for f32, but at {} the device's function gives {}: the exact value is {}",
+                show_class(claimed),
+                place(sides, &point),
+                show_number(f64::from(seen.right)),
+                show_number(seen.left)
+            );
+            let found = Counterexample { message, kind: "kernel", test: String::new() };
+            return (cases, worst, Status::False(Box::new(found)));
+        }
+    }
+    let none = || Status::NotExercised { reason: "both sides must be made of scalars, variables and numbers".into() };
+    (cases, worst, if cases == 0 { none() } else { Status::Verified })
+}
+
+/// `x = 1, y = 2`
+fn place(sides: &TermRule<'_>, point: &[f32]) -> String {
+    let name = |hole: &Option<VarId>| hole.and_then(|v| sides.rule.vars.get(v.index())).map_or("_", |v| &v.name);
+    let values = sides.left.holes.iter().zip(point);
+    let values = values.map(|(hole, x)| format!("{} = {}", name(hole), show_number(f64::from(*x))));
+    values.collect::<Vec<String>>().join(", ")
 }
 
 /// Any float, one in the magnitudes where exponentials have a value, or a moderate one.
@@ -102,15 +113,15 @@ struct Seen {
 }
 
 /// `None` where a side cannot be computed, or the result leaves the range of f32.
-fn compare(program: &Program, rule: &Rule, point: &[f32], (rel, abs): (f64, f64)) -> Option<Seen> {
+fn compare(program: &Program, sides: &TermRule<'_>, point: &[f32], (rel, abs): (f64, f64)) -> Option<Seen> {
     let wide: Vec<f64> = point.iter().map(|x| f64::from(*x)).collect();
-    let left = left(program, rule.lhs.first()?, &wide)?;
+    let left = eval_f64(program, &sides.left.term, &wide).ok()?;
     if left.is_finite() && left.abs() > 0.99 * f64::from(f32::MAX) {
         return None;
     }
     let mut seen = Seen { left, right: 0.0, apart: 0.0, beyond: f64::NEG_INFINITY };
     for off in [0, -MOST_OFF, MOST_OFF] {
-        let right = right(program, rule.rhs.first()?, point, off)?;
+        let right = right(program, &sides.right, point, off)?;
         // A device flushes what is not normal to 0, whatever the function.
         let bound = rel * left.abs() + abs + UNITS * ulp(DType::F32, left) + f64::from(f32::MIN_POSITIVE);
         let (off, beyond) = match left.is_finite() {
@@ -128,52 +139,30 @@ fn compare(program: &Program, rule: &Rule, point: &[f32], (rel, abs): (f64, f64)
     Some(seen)
 }
 
-/// The left side in f64.
-fn left(program: &Program, pat: &Pat, point: &[f64]) -> Option<f64> {
-    Some(match pat {
-        Pat::Var(v) => *point.get(v.index())?,
-        Pat::Lit { value, .. } => *value,
-        Pat::Node(node) => {
-            let Head::Scalar(scalar) = node.head else { return None };
-            let args = node.args.iter().map(|a| left(program, a, point)).collect::<Option<Vec<f64>>>()?;
-            apply(program, scalar, &args, Precision::F64)?
-        }
-        _ => return None,
-    })
-}
-
 /// The right side as the device computes it.
-fn right(program: &Program, build: &Build, point: &[f32], off: i32) -> Option<f32> {
-    match build {
-        Build::Var(v) => point.get(v.index()).copied(),
-        Build::Node(node) => {
-            let Head::Scalar(scalar) = node.head else { return None };
-            let args = node.args.iter().map(|arg| match arg {
-                BuildArg::One(b) => right(program, b, point, off),
-                _ => None,
-            });
-            let args = args.collect::<Option<Vec<f32>>>()?;
-            match &program.scalar(scalar).device {
-                Some(name) => Some((device_function(name)?.emulate)(&args, off)),
-                None => {
-                    let wide: Vec<f64> = args.iter().map(|a| f64::from(*a)).collect();
-                    apply(program, scalar, &wide, Precision::F32).map(|v| v as f32)
+fn right(program: &Program, term: &Term, point: &[f32], off: i32) -> Option<f32> {
+    let mut values: Vec<f32> = Vec::with_capacity(term.nodes.len());
+    for node in &term.nodes {
+        values.push(match node {
+            TermNode::Param(hole) => *point.get(*hole as usize)?,
+            TermNode::Lit(l) => l.0 as f32,
+            TermNode::Call { scalar, args } => {
+                let args: Vec<f32> = args.iter().map(|a| values[a.0 as usize]).collect();
+                match &program.scalar(*scalar).device {
+                    Some(name) => (device_function(name)?.emulate)(&args, off),
+                    None => call(program, *scalar, &args)?,
                 }
             }
-        }
-        _ => None,
+            _ => return None,
+        });
     }
+    values.get(term.root().0 as usize).copied()
 }
 
-fn apply(program: &Program, scalar: ScalarId, args: &[f64], precision: Precision) -> Option<f64> {
-    if let (ScalarBody::Builtin(f), Precision::F64) = (&program.scalar(scalar).body, precision) {
-        return Some(float(*f, *args.first()?, args.get(1).copied().unwrap_or(0.0)));
-    }
-    let mut term = Term::empty();
-    let params = (0..args.len() as u32).map(|i| term.add(TermNode::Param(i))).collect();
-    let root = term.add(TermNode::Call { scalar, args: params });
-    term.roots.push(root);
-    let params: Vec<Value> = args.iter().map(|a| Value::F(*a)).collect();
-    let values = eval(program, &term, Leaves { params: &params, ..Leaves::default() }, precision).ok()?;
-    values.first().map(|v| v.to_f64())
+/// A function that is no function of the device, in f32.
+fn call(program: &Program, scalar: ScalarId, args: &[f32]) -> Option<f32> {
+    let inputs: Vec<Value> = args.iter().map(|a| Value::F(f64::from(*a))).collect();
+    let leaves = Leaves { inputs: &inputs, ..Leaves::default() };
+    let values = eval(program, &Term::call(scalar, args.len() as u32), leaves, Precision::F32).ok()?;
+    values.first().map(|v| v.to_f64() as f32)
 }

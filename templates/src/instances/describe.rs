@@ -149,7 +149,7 @@ impl Declared<'_> {
     /// The pass behind a product that computes the kernel's epilogue.
     fn epilogues(&self, out: &mut (Vec<Instance>, Vec<Skipped>)) {
         let Some(e) = gemm_epilogue(self.program, self.kernel) else { return };
-        let (term, inputs) = match epilogue_term(self.kernel, e) {
+        let (term, inputs) = match epilogue_term(e) {
             Ok(Some(found)) => found,
             other => {
                 let stored = "the accumulator is stored as it is: no pass is needed".to_string();

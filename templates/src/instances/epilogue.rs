@@ -4,12 +4,9 @@
 //! the comment for its source.
 
 use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::ir::{AExpr, AttrPat, AttrValue, Head, InView, Kernel, NodePat, OpBody, Origin, Pat, Program, Sort};
+use hypatia_dsl::ir::{Head, InView, Kernel, NodePat, OpBody, Origin, Pat, Program};
 use hypatia_dsl::kernel::Access;
-use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
-
-/// Nesting of a pattern that is followed.
-const MAX_DEPTH: usize = 500;
+use hypatia_dsl::scalar::{Term, TermNode, TermPattern};
 
 /// `file:line`
 pub(super) fn place(origin: &Origin) -> String {
@@ -40,72 +37,76 @@ fn strip(mut pat: &Pat) -> &Pat {
 }
 
 /// The epilogue as a term, with the access of each operand; `None` if it is the accumulator alone.
+/// The error says why it is not one term of one accumulator.
 #[allow(clippy::type_complexity)]
-pub(super) fn epilogue_term(kernel: &Kernel, pat: &Pat) -> Result<Option<(Term, Vec<Access>)>, String> {
-    let mut build = Epilogue { kernel, term: Term::empty(), inputs: Vec::new() };
-    let root = build.add(pat, 0)?;
-    build.term.roots.push(root);
-    if *build.term.node(root) == TermNode::Acc {
+pub(super) fn epilogue_term(pat: &Pat) -> Result<Option<(Term, Vec<Access>)>, String> {
+    let mut term = TermPattern::closed(pat).map_err(|e| format!("its epilogue {e}"))?.term;
+    if term.nodes.contains(&TermNode::Second) {
+        return Err("its epilogue has two accumulators".into());
+    }
+    if *term.node(term.root()) == TermNode::Acc {
         return Ok(None);
     }
-    Ok(Some((build.term, build.inputs.into_iter().map(|(_, a)| a).collect())))
+    // A tensor that is read in two ways is two operands.
+    let mut operands: Vec<(u32, InView)> = Vec::new();
+    for node in &mut term.nodes {
+        let TermNode::In { input, view } = node else { continue };
+        let read = (*input, *view);
+        let at = operands.iter().position(|o| *o == read).unwrap_or_else(|| {
+            operands.push(read);
+            operands.len() - 1
+        });
+        *input = at as u32;
+    }
+    Ok(Some((term, operands.into_iter().map(|(_, view)| access(view)).collect())))
 }
 
-struct Epilogue<'k> {
-    kernel: &'k Kernel,
-    term: Term,
-    /// The pattern's variable (or none) and the access of each operand.
-    inputs: Vec<(Pat, Access)>,
+fn access(view: InView) -> Access {
+    match view {
+        InView::Row => Access::Row,
+        InView::Col => Access::Col,
+        InView::Full => Access::Full,
+        InView::Broadcast => Access::Strided,
+    }
 }
 
-impl Epilogue<'_> {
-    fn add(&mut self, pat: &Pat, depth: usize) -> Result<TermId, String> {
-        if depth > MAX_DEPTH {
-            return Err("the epilogue is nested too deep".into());
-        }
-        let node = match strip(pat) {
-            Pat::Lit { value, .. } => TermNode::Lit(Literal(*value)),
-            Pat::Var(v) if self.kernel.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Term) => {
-                return Err("its epilogue is open: a plan instantiates it for each epilogue that it meets".into());
-            }
-            Pat::Node(n) => match n.head {
-                Head::Acc => TermNode::Acc,
-                Head::Second => return Err("its epilogue has two accumulators".into()),
-                Head::Scalar(scalar) => {
-                    let args = n.args.iter().map(|a| self.add(a, depth + 1)).collect::<Result<_, _>>()?;
-                    TermNode::Call { scalar, args }
-                }
-                Head::In(view) => {
-                    let operand = n.args.first().cloned().unwrap_or(Pat::Any);
-                    TermNode::In { input: self.operand(operand, view), view }
-                }
-                Head::TermCast => {
-                    let Some(AttrPat::Is(AExpr::Value(AttrValue::DType(to)))) = n.attrs.first() else {
-                        return Err("it casts to an element type that is known only in a plan".into());
-                    };
-                    let arg = n.args.first().ok_or("a cast of nothing")?;
-                    TermNode::Cast { to: *to, arg: self.add(arg, depth + 1)? }
-                }
-                Head::Op(_) => return Err("its epilogue holds an op on tensors".into()),
-                Head::Region(_) => return Err("its epilogue holds a variable for pointwise work".into()),
-            },
-            _ => return Err("its epilogue has alternatives: a plan instantiates the one that it meets".into()),
-        };
-        Ok(self.term.add(node))
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::ir::{AttrPat, ScalarId, VarId};
+
+    use super::*;
+
+    fn node(head: Head, args: Vec<Pat>) -> Pat {
+        let attrs = if head == Head::TermCast { vec![AttrPat::Any] } else { vec![] };
+        Pat::Node(NodePat { head, args, rest: None, attrs, output: 0 })
     }
 
-    fn operand(&mut self, pat: Pat, view: InView) -> u32 {
-        let access = match view {
-            InView::Row => Access::Row,
-            InView::Col => Access::Col,
-            InView::Full => Access::Full,
-            InView::Broadcast => Access::Strided,
-        };
-        let known = matches!(strip(&pat), Pat::Var(_));
-        let at = self.inputs.iter().position(|(p, a)| known && *p == pat && *a == access);
-        at.unwrap_or_else(|| {
-            self.inputs.push((pat, access));
-            self.inputs.len() - 1
-        }) as u32
+    #[test]
+    fn a_tensor_that_is_read_in_two_ways_is_two_operands() {
+        let read = |v: u32, view| node(Head::In(view), vec![Pat::Var(VarId(v))]);
+        let reads = [(0, InView::Row), (1, InView::Broadcast), (0, InView::Full), (0, InView::Row), (1, InView::Col)];
+        let reads = reads.map(|(v, view)| read(v, view));
+        let sum = reads
+            .into_iter()
+            .fold(node(Head::Acc, vec![]), |sum, read| node(Head::Scalar(ScalarId(0)), vec![sum, read]));
+        let (term, operands) = epilogue_term(&sum).unwrap().unwrap();
+        assert_eq!(operands, [Access::Row, Access::Strided, Access::Full, Access::Col]);
+        let inputs =
+            term.nodes.iter().filter_map(|n| if let TermNode::In { input, .. } = n { Some(*input) } else { None });
+        assert_eq!(inputs.collect::<Vec<u32>>(), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn an_epilogue_of_which_no_kernel_is_made_says_why() {
+        let acc = || node(Head::Acc, vec![]);
+        assert_eq!(epilogue_term(&acc()), Ok(None));
+        for (pat, why) in [
+            (Pat::Var(VarId(0)), "its epilogue is open: a plan instantiates it for each that it meets"),
+            (node(Head::Second, vec![acc()]), "its epilogue has two accumulators"),
+            (node(Head::TermCast, vec![acc()]), "its epilogue casts to an element type that is known only in a plan"),
+        ] {
+            assert_eq!(epilogue_term(&pat), Err(why.into()));
+        }
     }
 }

@@ -139,7 +139,7 @@ pub(super) fn sample(
     let (term, inputs) = match pattern {
         Pat::Any => (plain(), Vec::new()),
         Pat::Var(v) if kernel.vars.get(v.index()).is_some_and(|v| v.sort == Sort::Term) => (plain(), Vec::new()),
-        e => epilogue::epilogue_term(kernel, e)?.unwrap_or_else(|| (plain(), Vec::new())),
+        e => epilogue::epilogue_term(e)?.unwrap_or_else(|| (plain(), Vec::new())),
     };
     let operands: Vec<Operand> = inputs.into_iter().map(|access| Operand { dtype, access }).collect();
     let acc = if dtype.is_float() { dtype.compute() } else { dtype };

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use egg::Id;
-use hypatia_dsl::ir::{AExpr, AttrPat, AttrValue, Fact, Head, InView, NodePat, OpId, ParamKind, Pat, Program, VarId};
-use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, match_modulo_ac};
+use hypatia_dsl::ir::{AttrValue, Fact, InView, NodePat, OpId, ParamKind, Pat, Program, VarId};
+use hypatia_dsl::scalar::{Term, TermPattern, match_modulo_ac};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Facts, TensorType, type_fact};
 use hypatia_graph::Known;
@@ -20,9 +20,6 @@ use super::{Binding, Discriminant, Node, Payload};
 use crate::analysis::has_several_results;
 use crate::candidate::Candidate;
 use crate::language::{AttrsId, LeafId};
-
-/// Maximum nesting of functions in an epilogue.
-const MAX_DEPTH: usize = 200;
 
 /// An application.
 pub struct Applied<'p> {
@@ -115,7 +112,7 @@ impl Host for Applied<'_> {
 
     fn compare_term<'r>(&self, pattern: &'r NodePat, term: Id, op: Id) -> Option<Vec<(&'r Pat, Id)>> {
         let Some(Value::Term(term, inputs)) = self.value(term) else { return None };
-        let epilogue = Epilogue::of(pattern)?;
+        let epilogue = TermPattern::closed_node(pattern).ok()?;
         let out = self.type_of(op).map(|t| t.shape.as_slice());
         let fits = |p: u32, t: u32| {
             let have = inputs.get(t as usize).and_then(|id| self.type_of(*id));
@@ -202,63 +199,6 @@ impl Facts for AppliedFacts<'_, '_> {
             (Fact::Const, Value::Tensor(known)) => known.as_ref().map(|k| AttrValue::Bool(k.constant)),
             _ => type_fact(fact, self.host.type_of(id)?),
         }
-    }
-}
-
-/// The pattern of an epilogue as a term.
-pub struct Epilogue<'r> {
-    /// The term.
-    pub term: Term,
-    /// The pattern of each input and the view that reads it, in the order in which they are found.
-    pub reads: Vec<(&'r Pat, InView)>,
-}
-
-impl<'r> Epilogue<'r> {
-    /// `None` if the pattern is not a single term, such as one with alternatives.
-    pub fn of(pattern: &'r NodePat) -> Option<Epilogue<'r>> {
-        let mut out = Epilogue { term: Term::empty(), reads: Vec::new() };
-        let root = out.node(pattern, 0)?;
-        out.term.roots.push(root);
-        Some(out)
-    }
-
-    fn add(&mut self, pat: &'r Pat, depth: usize) -> Option<TermId> {
-        match pat {
-            _ if depth > MAX_DEPTH => None,
-            Pat::Lit { value, .. } => Some(self.term.add(TermNode::Lit(Literal(*value)))),
-            Pat::Typed(inner, _) | Pat::Bind(_, inner) => self.add(inner, depth + 1),
-            Pat::Node(n) => self.node(n, depth),
-            _ => None,
-        }
-    }
-
-    fn node(&mut self, n: &'r NodePat, depth: usize) -> Option<TermId> {
-        let node = match n.head {
-            Head::Acc => TermNode::Acc,
-            Head::Second => {
-                let arg = self.add(n.args.first()?, depth + 1)?;
-                return Some(self.term.over_second(arg));
-            }
-            Head::In(view) => {
-                let operand = n.args.first()?;
-                let at = self.reads.iter().position(|(p, _)| *p == operand).unwrap_or_else(|| {
-                    self.reads.push((operand, view));
-                    self.reads.len() - 1
-                });
-                TermNode::In { input: at as u32, view }
-            }
-            Head::Scalar(scalar) => {
-                let args = n.args.iter().map(|p| self.add(p, depth + 1));
-                TermNode::Call { scalar, args: args.collect::<Option<_>>()? }
-            }
-            Head::TermCast => {
-                let arg = self.add(n.args.first()?, depth + 1)?;
-                let AttrPat::Is(AExpr::Value(AttrValue::DType(to))) = n.attrs.first()? else { return None };
-                TermNode::Cast { to: *to, arg }
-            }
-            Head::Op(_) | Head::Region(_) => return None,
-        };
-        Some(self.term.add(node))
     }
 }
 

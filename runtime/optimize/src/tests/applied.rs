@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrPat, AttrValue, Head, InView, Kernel, NodePat, OpBody, OpId, Pat, Program, Sort, VarId};
-use hypatia_dsl::scalar::{Term, TermNode, expand, match_modulo_ac};
+use hypatia_dsl::scalar::{Term, TermNode, TermPattern, expand, match_modulo_ac};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::TensorType;
 use hypatia_graph::Known;
@@ -14,7 +14,7 @@ use hypatia_graph::Known;
 use super::laws::ty;
 use super::library::library;
 use crate::kernels::KernelPattern;
-use crate::matcher::applied::{Applied, Epilogue, may_be_read};
+use crate::matcher::applied::{Applied, may_be_read};
 use crate::matcher::{Match, match_at};
 
 /// Rows and columns of the product.
@@ -62,7 +62,7 @@ fn samples(program: &Program) -> Vec<Sample> {
     let mut out: Vec<Sample> = Vec::new();
     for kernel in &program.kernels {
         let Some(pat) = epilogue(program, kernel) else { continue };
-        let Epilogue { term, reads } = Epilogue::of(pat).unwrap();
+        let TermPattern { term, reads, .. } = TermPattern::closed_node(pat).unwrap();
         let mut shapes = vec![Vec::new(); reads.len()];
         for node in &term.nodes {
             if let TermNode::In { input, view } = node {
@@ -120,7 +120,7 @@ fn by_matcher(program: &Arc<Program>, kernel: &Kernel, (term, shapes): &Sample) 
 
 /// The same by comparing terms.
 fn by_terms(program: &Program, kernel: &Kernel, (term, shapes): &Sample) -> bool {
-    let pattern = Epilogue::of(epilogue(program, kernel).unwrap()).unwrap();
+    let pattern = TermPattern::closed_node(epilogue(program, kernel).unwrap()).unwrap();
     let out = ty(DType::F16, &SHAPE).shape;
     let fits = |p: u32, t: u32| {
         let read = ty(DType::F16, &shapes[t as usize]);
