@@ -155,6 +155,14 @@ impl View {
     }
 }
 
+/// Whether an axis, of so many elements with that distance, is part of another one of the same
+/// elements.
+pub fn is_within((size, stride): (usize, isize), (of, step): (usize, isize)) -> bool {
+    let last = isize::try_from(size).ok().and_then(|n| n.checked_mul(stride));
+    let end = isize::try_from(of).ok().and_then(|n| n.checked_mul(step));
+    step > 0 && step <= stride && stride % step == 0 && last.zip(end).is_some_and(|(last, end)| last <= end)
+}
+
 /// Whether the columns of a matrix are contiguous (otherwise the rows are), and its leading
 /// dimension: the distance from one row (or column) to the next. `None` if neither is contiguous,
 /// or neighbours overlap.

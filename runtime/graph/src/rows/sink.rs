@@ -5,8 +5,8 @@
 //! no path leaves a region and comes back; the region that takes it has a kernel for all its nodes.
 //!
 //! A pointwise region grows as far as it can, and ends with values that only one later region
-//! reads: `cast<f32>(x)` and `x * scale` in front of a norm's gradient, in f32, where x itself is in
-//! bf16. It is cheaper to store x once, and to compute the others where they are read. For that,
+//! reads: `cast<f32>(x)` and `x * scale` in front of a norm's gradient, in f32, where x itself is
+//! in bf16. It is cheaper to store x once, and to compute the others where they are read. For that,
 //! each reader has such values of its own ([`crate::with_own_wide_values`]).
 
 use std::collections::{HashMap, HashSet};
@@ -112,11 +112,13 @@ impl Grower<'_, '_> {
             return false;
         }
         let (rest, taken) = (self.group(stays), self.group(all));
-        if found.contains_key(&into) {
-            let Some(rows) = self.rows(&taken.nodes, users) else { return false };
-            found.insert(into, rows);
-        } else if taken.operands.len() > MAX_OPERANDS {
-            return false;
+        match found.get_mut(&into) {
+            Some(region) => match self.rows(&taken.nodes, users) {
+                Some(rows) => *region = rows,
+                None => return false,
+            },
+            None if taken.operands.len() > MAX_OPERANDS => return false,
+            None => {}
         }
         nodes.iter().for_each(|n| self.cluster.group_of[*n] = into);
         self.cluster.groups[from] = rest;

@@ -10,6 +10,7 @@ use hypatia_graph::{Attention, AttentionGrad, NodeId, NodeKind, Value, builtin};
 
 use super::{Lower, View};
 use crate::BufferId;
+use crate::view::is_within;
 
 /// What the readers of a value need.
 #[derive(Default)]
@@ -105,9 +106,7 @@ fn order_of(whole: &View, seen: &View) -> Option<Vec<usize>> {
     let place = |(size, stride): (&usize, &isize)| match size {
         1 => Some((0, 0)),
         _ => {
-            let within = |(n, s): (&usize, &isize)| {
-                *n > 1 && *s > 0 && s <= stride && stride % s == 0 && stride * *size as isize <= s * *n as isize
-            };
+            let within = |(n, s): (&usize, &isize)| *n > 1 && is_within((*size, *stride), (*n, *s));
             let axis = seen.shape.iter().zip(&seen.strides).position(within)?;
             Some((axis, isize::MAX - stride))
         }
