@@ -505,34 +505,46 @@ impl<'p> Search<'p> {
         let mut any = false;
         for shared in 0..self.problem.len() {
             // Only worth trying if at least two needed users do not use it yet.
-            let idle = |(class, node): &&(u32, u32)| {
+            let idle = |(class, node, _): &(u32, u32, u32)| {
                 self.refs[*class as usize] > 0 && self.choice[*class as usize] != Some(*node)
             };
             let possible = self.effort > 0 && self.choice[shared].is_some();
-            if possible && self.users.of(shared).iter().filter(idle).nth(1).is_some() {
-                any |= self.joint_move(shared);
+            if possible && self.users_of(shared as u32).filter(idle).nth(1).is_some() {
+                any |= self.joint_move(shared as u32);
             }
         }
         any
     }
 
-    fn joint_move(&mut self, shared: usize) -> bool {
+    /// The nodes that use a class, each with its class and with what it uses: the class itself, or
+    /// one that is not needed and would be computed from it, as a result of an op with several is.
+    fn users_of(&self, shared: u32) -> impl Iterator<Item = (u32, u32, u32)> + use<'_, 'p> {
+        let users = self.users;
+        users.of(shared as usize).iter().flat_map(move |(class, node)| {
+            let between = self.refs[*class as usize] == 0 && self.choice[*class as usize] == Some(*node);
+            let further = if between { users.of(*class as usize) } else { &[] };
+            std::iter::once((*class, *node, shared)).chain(further.iter().map(move |(c, n)| (*c, *n, *class)))
+        })
+    }
+
+    fn joint_move(&mut self, shared: u32) -> bool {
         let mut undo: Vec<(u32, u32)> = Vec::new();
         let mut delta = 0i128;
         let mut seen = BTreeSet::new();
-        for (class, node) in self.users.of(shared).iter().take(MAX_JOINT) {
-            let Some(from) = self.chosen(*class) else { continue };
-            let before = self.choice[*class as usize];
-            if self.refs[*class as usize] == 0 || before == Some(*node) || !seen.insert(*class) {
+        let users: Vec<(u32, u32, u32)> = self.users_of(shared).take(MAX_JOINT).collect();
+        for (class, node, used) in users {
+            let Some(from) = self.chosen(class) else { continue };
+            let before = self.choice[class as usize];
+            if self.refs[class as usize] == 0 || before == Some(node) || !seen.insert(class) {
                 continue;
             }
-            let uses_it = self.problem.children(from).contains(&(shared as u32));
-            let dear = self.problem.class(*class as usize)[*node as usize].cost >= IMPOSSIBLE;
-            if uses_it || dear || !self.make_room(*class, *node) {
+            let uses_it = self.problem.children(from).contains(&used);
+            let dear = self.problem.class(class as usize)[node as usize].cost >= IMPOSSIBLE;
+            if uses_it || dear || !self.make_room(class, node) {
                 continue;
             }
-            delta += self.switch(*class, *node);
-            undo.extend(before.map(|from| (*class, from)));
+            delta += self.switch(class, node);
+            undo.extend(before.map(|from| (class, from)));
         }
         // The switches may have made some users unnecessary: undo the switches that gained nothing,
         // in reverse.
@@ -569,6 +581,19 @@ mod tests {
 
     fn node(cost: u64, children: &[u32]) -> (u64, Vec<u32>) {
         (cost, children.to_vec())
+    }
+
+    #[test]
+    fn all_results_of_an_op_are_switched_together() {
+        // Two ops with two results each; both roots may view those of the second, cheaper one.
+        let op = |cost| vec![node(cost, &[])];
+        let result = |of: u32| vec![node(0, &[of])];
+        let root = |old: u32, new: u32| vec![node(0, &[old]), node(1, &[new])];
+        let classes = [op(10), op(7), result(0), result(0), result(1), result(1), root(2, 4), root(3, 5)];
+        let p = problem(&classes, &[6, 7]);
+        let start: Choice = vec![Some(0); classes.len()];
+        let better = refine(&p, &start).unwrap();
+        assert_eq!((p.cost(&start), p.cost(&better)), (Some(10), Some(9)));
     }
 
     /// The cheapest choice by brute force.

@@ -9,8 +9,11 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::view::matrix_layout;
+use super::view::{is_within, matrix_layout};
 use super::{ALIGNMENT, Action, Buffer, BufferId, Called, Plan, Step, Storage, View};
+
+/// Fewer queries may be computed together with those of other heads.
+const FEW: usize = 64;
 
 /// Merges each product with the copy of its whole result into one step that can omit the copy.
 pub(super) fn remove(plan: &mut Plan) {
@@ -67,6 +70,8 @@ fn stored_there(plan: &Plan, (maker, result): (&Step, usize), copy: &Step, to: &
         }
         // The kernel stores whole rows of values.
         Called::Attention(_) | Called::AttentionGrad(_) if *column != 1 => return None,
+        // Few queries of heads that share keys are rows of one tile, which are stored side by side.
+        Called::Attention(a) if a.queries < FEW && axes(out).len() != axes(&copy.reads[0]).len() => return None,
         // The kernel stores one number a row.
         Called::Attention(_) if result > 0 => return None,
         // The kernel's results are row-major.
@@ -82,21 +87,27 @@ fn stored_there(plan: &Plan, (maker, result): (&Step, usize), copy: &Step, to: &
 }
 
 /// The elements of `out`, a whole buffer, in the layout that copying its view `from` into the whole
-/// buffer `to` gives. `None` if the copy does more than permute axes.
+/// buffer `to` gives. `None` if the copy does more than permute axes; those of `out` may be parts
+/// of the view's.
 fn placed(out: &View, from: &View, to: &View) -> Option<View> {
-    let axes = |v: &View| -> Vec<(usize, isize)> {
-        v.shape.iter().copied().zip(v.strides.iter().copied()).filter(|(size, _)| *size > 1).collect()
-    };
     let (seen, stored) = (axes(from), axes(to));
-    if from.offset != 0 || seen.len() != axes(out).len() || seen.len() != stored.len() {
+    if from.offset != 0 || seen.len() != stored.len() {
         return None;
     }
     let place = |(size, stride): (&usize, &isize)| match size {
         1 => Some(0),
-        _ => seen.iter().position(|axis| axis == &(*size, *stride)).map(|i| stored[i].1),
+        _ => {
+            let axis = seen.iter().position(|(n, s)| is_within((*size, *stride), (*n, *s)))?;
+            Some(stored[axis].1 * (stride / seen[axis].1))
+        }
     };
     let strides: Option<Vec<isize>> = out.shape.iter().zip(&out.strides).map(place).collect();
     Some(View { strides: strides?, shape: out.shape.clone(), ..to.clone() })
+}
+
+/// Sizes and strides of the axes of more than one element.
+fn axes(v: &View) -> Vec<(usize, isize)> {
+    v.shape.iter().copied().zip(v.strides.iter().copied()).filter(|(size, _)| *size > 1).collect()
 }
 
 /// What mergeable copies have in common: buffer, shape and strides.
