@@ -17,11 +17,17 @@ def run(*command):
     """What a program prints; its message if it fails."""
     path = [str(PACKAGE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    program, pipe = [sys.executable, *map(str, command)], subprocess.PIPE
+    with subprocess.Popen(program, env=environment, stdout=pipe, stderr=pipe, text=True) as started:
+        try:
+            said, errors = started.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            # A launcher that is asked to end ends its processes, which hold the pipes too.
+            started.terminate()
+            said, errors = started.communicate(timeout=60)
+            pytest.fail(f"{command} did not end in 300 s: {said[-3000:]}{errors[-3000:]}")
+    assert started.returncode == 0, said[-3000:] + errors[-3000:]
+    return said
 
 
 @pytest.mark.parametrize(
