@@ -6,7 +6,7 @@
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_graph::prim::Prim;
-use hypatia_graph::{Attention, AttentionGrad, NodeId, NodeKind, Value, builtin};
+use hypatia_graph::{Attention, AttentionGrad, Node, NodeId, NodeKind, Value, builtin};
 
 use super::{Lower, View};
 use crate::BufferId;
@@ -45,8 +45,11 @@ impl Lower<'_> {
         if self.graph.outputs.iter().any(|(_, o)| *o == v) {
             as_read(needs);
         }
-        for reader in self.readers.get(&v).into_iter().flatten() {
-            let (id, node) = (NodeId(*reader as u32), &self.graph.nodes[*reader]);
+        for id in self.users[v.node.index()].iter().copied() {
+            let node = self.graph.node(id);
+            if !node.operands.contains(&Some(v)) {
+                continue;
+            }
             let result = Value { node: id, output: 0 };
             let (Some(op), Ok((_, shape))) = (builtin(self.graph, node), self.ty(result)) else {
                 needs.rows |= !self.is_attention(id);
@@ -62,7 +65,7 @@ impl Lower<'_> {
                         continue;
                     }
                 },
-                BuiltinOp::Transpose => match self.permutation(*reader, &shape) {
+                BuiltinOp::Transpose => match self.permutation(node, &shape) {
                     Some(perm) => seen.transposed(&perm),
                     None => {
                         needs.rows = true;
@@ -83,8 +86,8 @@ impl Lower<'_> {
     }
 
     /// The permutation of a transposition.
-    fn permutation(&self, node: usize, shape: &[usize]) -> Option<Vec<usize>> {
-        let NodeKind::Op { attrs, .. } = &self.graph.nodes[node].kind else { return None };
+    fn permutation(&self, node: &Node, shape: &[usize]) -> Option<Vec<usize>> {
+        let NodeKind::Op { attrs, .. } = &node.kind else { return None };
         match Prim::read(BuiltinOp::Transpose, attrs, &|_| None, &[shape], shape).ok()? {
             Prim::Transpose(perm) => Some(perm),
             _ => None,

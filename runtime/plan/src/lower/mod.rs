@@ -63,8 +63,8 @@ pub(super) struct Lower<'a> {
     feeds_convolution: Vec<bool>,
     /// Nodes that become one launch, in order.
     groups: Vec<Region>,
-    /// The nodes that read each value.
-    readers: HashMap<Value, Vec<usize>>,
+    /// The users of each node.
+    users: Vec<Vec<NodeId>>,
     options: &'a Options,
 }
 
@@ -117,14 +117,6 @@ fn at_node(e: Error, graph: &Graph, group: &[usize]) -> Error {
     }
 }
 
-fn readers(graph: &Graph) -> HashMap<Value, Vec<usize>> {
-    let mut readers: HashMap<Value, Vec<usize>> = HashMap::new();
-    for (i, node) in graph.nodes.iter().enumerate() {
-        node.operands.iter().flatten().for_each(|v| readers.entry(*v).or_default().push(i));
-    }
-    readers
-}
-
 fn leaves_group(graph: &Graph, groups: &[Region]) -> Vec<bool> {
     let mut group_of = vec![0; graph.nodes.len()];
     for (g, region) in groups.iter().enumerate() {
@@ -169,7 +161,7 @@ impl<'a> Lower<'a> {
             channels_last: HashSet::new(),
             feeds_convolution: feeds_convolution(graph, &pointwise),
             groups,
-            readers: readers(graph),
+            users: graph.users(),
             options,
         })
     }
