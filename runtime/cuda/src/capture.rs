@@ -18,7 +18,8 @@ use super::driver::failed;
 use super::memory::{DeviceMemory, bind};
 use hypatia_tensor::error::{Error, Result};
 
-/// Runs the closure, once, while no other thread of the program synchronises a device.
+/// Calls the closure, once, while no other thread of the program synchronises a device. It may
+/// leave that out if the program is ending.
 pub type HoldHost = fn(&mut dyn FnMut());
 
 static HOLD: OnceLock<HoldHost> = OnceLock::new();
@@ -31,10 +32,26 @@ thread_local! {
 /// Says how captures hold the other threads of this program. The first call counts; without one,
 /// captures hold nothing.
 ///
-/// The function waits for threads of the program. So nobody may wait for a lock of this crate, or
-/// for a plan that another thread makes, while he keeps the function waiting.
+/// The function may wait for other threads. A thread that it waits for must not itself wait for a
+/// lock of this crate, or for a plan that another thread makes: that would be a deadlock.
 pub fn hold_host_with(hold: HoldHost) {
     let _ = HOLD.set(hold);
+}
+
+/// While it lives, this thread holds the program.
+struct Held;
+
+impl Held {
+    fn new() -> Held {
+        HELD.set(true);
+        Held
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        HELD.set(false);
+    }
 }
 
 /// Does work, mostly captures, while no other thread synchronises a device. The work does not wait
@@ -43,9 +60,8 @@ pub(super) fn holding_host<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let (Some(hold), false) = (HOLD.get(), HELD.get()) else { return work() };
     let (mut work, mut done) = (Some(work), None);
     hold(&mut || {
-        HELD.set(true);
+        let _held = Held::new();
         done = work.take().map(|work| work());
-        HELD.set(false);
     });
     // A program that is ending holds nothing and calls nothing.
     let late = || work.map_or_else(|| Err(Error::Internal("work without a result".into())), |work| work());
