@@ -52,6 +52,7 @@ fn plans() -> String {
                 .graph(&program),
         ),
         ("biases", biases(&program)),
+        ("deep", models::Bert { hidden: 48, heads: 4, inner: 64, tokens: 16, ..models::Bert::base(6) }.graph(&program)),
     ];
     let mut out = String::new();
     for (name, graph) in &graphs {
@@ -118,7 +119,7 @@ fn plans_do_not_depend_on_run_process_or_load() {
 #[test]
 fn deep_models_take_a_small_part_of_the_budget() {
     let program = library::load(&[]).unwrap();
-    let options = Options::default();
+    let options = Options { every_layer: true, ..Options::default() };
     for (name, graph) in
         [("bert-12", models::Bert::base(12).graph(&program)), ("llama-80", models::Llama::shaped(80).graph(&program))]
     {

@@ -15,10 +15,11 @@ use hypatia_dsl::scalar;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
-use rustc_hash::FxBuildHasher;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::facts::{self, NumericFacts};
 use super::language::{AttrsId, Discriminant, LabelSet, LeafId, Node, Payload, ShapeId, TypeId};
+use super::range_loss::Fold;
 use hypatia_graph::{ConstantFolder, NodeId};
 use hypatia_tensor::tensor::Tensor;
 
@@ -130,6 +131,8 @@ pub struct Context {
     pub dirty: Vec<(Id, LabelSet)>,
     /// What is new in the class that [`egg::Analysis::modify`] is about to be told of.
     news: Mutex<News>,
+    /// The functions of constants whose loss was asked for, and whether their digits are kept.
+    folds: Mutex<FxHashMap<Fold, bool>>,
     types: IndexSet<TensorType, FxBuildHasher>,
     shapes: IndexSet<Shape, FxBuildHasher>,
     tuples: Vec<TypeId>,
@@ -150,6 +153,7 @@ impl Context {
             leaves: Vec::new(),
             dirty: Vec::new(),
             news: Mutex::new(News::Created),
+            folds: Mutex::default(),
             types: IndexSet::default(),
             shapes: [Shape::new()].into_iter().collect(),
             tuples: Vec::new(),
@@ -208,6 +212,18 @@ impl Context {
     /// The leaf of that id.
     pub fn leaf(&self, id: LeafId) -> &Leaf {
         &self.leaves[id.0 as usize]
+    }
+
+    /// Notes what was found of a function of constants.
+    pub(super) fn note(&self, fold: Fold, kept: bool) {
+        self.folds.lock().unwrap_or_else(PoisonError::into_inner).insert(fold, kept);
+    }
+
+    /// What was found of functions of constants: all that a rule asks about the elements of
+    /// weights, beyond their facts.
+    pub(super) fn folds(&self) -> Vec<(Fold, bool)> {
+        let folds = self.folds.lock().unwrap_or_else(PoisonError::into_inner);
+        folds.iter().map(|(fold, kept)| (fold.clone(), *kept)).collect()
     }
 
     /// The types of a tuple.

@@ -4,8 +4,10 @@
 //! value of some node of the class, computed from the classes of other nodes without a cycle.
 //!
 //! Nothing is cached: only rules that compute constants ask, about the constants that they are
-//! about to use.
+//! about to use. What they learn is noted ([`Context::note`](super::analysis::Context::note)): it
+//! is all that depends on the elements of weights.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use egg::Id;
@@ -13,30 +15,54 @@ use rustc_hash::FxHashMap;
 
 use super::analysis::EGraph;
 use super::analysis::{class_type, is_term};
-use super::language::{Node, Payload};
+use super::language::{LeafId, Node, Payload};
 use super::lower::splat_tensor;
-use super::range_loss::Operand;
+use super::range_loss::{Fold, FoldedCall, Operand};
 use hypatia_graph::{Graph, Value, constant_value};
+use hypatia_tensor::tensor::Tensor;
 
 /// Maximum number of nodes of one constant expression.
 const MAX_NODES: usize = 200;
 
-/// The elements of a constant class; `None` if they cannot be computed.
-pub(super) fn constant(egraph: &EGraph, id: Id) -> Option<Operand> {
+/// The elements of a leaf.
+type Elements<'a> = &'a dyn Fn(LeafId) -> Option<Arc<Tensor>>;
+
+/// A description of what is lost, if leaves have those elements.
+pub(super) fn loss(fold: &Fold, egraph: &EGraph, elements: Elements) -> Option<String> {
+    let operands = fold.operands.iter().map(|c| constant(egraph, *c, elements)).collect::<Option<Vec<_>>>();
+    let Some(operands) = operands else { return Some("what `build(...)` computes is not known".to_string()) };
+    let program = &egraph.analysis.program;
+    let Fold { scalar, dtype, shape, role, .. } = fold;
+    FoldedCall { program, scalar: *scalar, operands: &operands, dtype: *dtype, shape }.loss(*role)
+}
+
+/// The leaves that it depends on, through the nodes that compute them.
+pub(super) fn leaves(fold: &Fold, egraph: &EGraph) -> Vec<LeafId> {
+    let seen = RefCell::new(Vec::new());
+    let note = |l: LeafId| {
+        seen.borrow_mut().push(l);
+        egraph.analysis.leaf(l).tensor.clone()
+    };
+    fold.operands.iter().for_each(|c| _ = constant(egraph, *c, &note));
+    seen.into_inner()
+}
+
+/// The elements of a constant class, from those of leaves; `None` if they cannot be computed.
+fn constant(egraph: &EGraph, id: Id, elements: Elements) -> Option<Operand> {
     let id = egraph.find(id);
     let dtype = class_type(egraph, id)?.dtype;
     if let Some(v) = egraph[id].data.value() {
         return Some(Operand::Number(dtype, v));
     }
     let leaf = |n: &Node| match n.payload {
-        Payload::Leaf(l) => egraph.analysis.leaf(l).tensor.clone(),
+        Payload::Leaf(l) => elements(l),
         _ => None,
     };
     if let Some(tensor) = egraph[id].nodes.iter().find_map(leaf) {
         return Some(Operand::Tensor(tensor));
     }
-    let mut constants =
-        ConstantGraph { egraph, graph: Graph::new(egraph.analysis.program.clone()), values: FxHashMap::default() };
+    let graph = Graph::new(egraph.analysis.program.clone());
+    let mut constants = ConstantGraph { egraph, elements, graph, values: FxHashMap::default() };
     let value = constants.class(id)?;
     constant_value(egraph.analysis.folder, &constants.graph, value).map(|t| Operand::Tensor(Arc::new(t)))
 }
@@ -44,6 +70,7 @@ pub(super) fn constant(egraph: &EGraph, id: Id) -> Option<Operand> {
 /// A graph of constant classes.
 struct ConstantGraph<'a> {
     egraph: &'a EGraph,
+    elements: Elements<'a>,
     graph: Graph,
     /// By class: its results; `None` while it is being visited, or if it is absent or cannot be
     /// computed.
@@ -72,7 +99,7 @@ impl ConstantGraph<'_> {
     fn node(&mut self, node: &Node) -> Option<Vec<Value>> {
         let analysis = &self.egraph.analysis;
         match node.payload {
-            Payload::Leaf(l) => Some(vec![self.graph.constant(analysis.leaf(l).tensor.clone()?)]),
+            Payload::Leaf(l) => Some(vec![self.graph.constant((self.elements)(l)?)]),
             Payload::Splat(ty, bits) => {
                 let tensor = splat_tensor(analysis.ty(ty), f64::from_bits(bits)).ok()?;
                 Some(vec![self.graph.constant(Arc::new(tensor))])

@@ -4,7 +4,8 @@
 //! was done. The stages: defined ops are inlined, the graph is inserted into an e-graph (`lower`),
 //! the rulesets run in order, each to a fixpoint (`saturate`), the cheapest graph is extracted
 //! (`extract`, with `cost`), uses are recounted on it, and the rulesets run again until nothing
-//! changes. Then each node gets its list of kernels (`kernels`).
+//! changes. Then each node gets its list of kernels (`kernels`). Of many equal layers, a few stand
+//! for all (`layers`).
 //!
 //! Invariant: the result passes `Graph::validate`, has the inputs and outputs of the given graph,
 //! and does not cost more, with launches of pointwise work joined.
@@ -24,6 +25,7 @@ mod greedy;
 pub mod kernels;
 mod known;
 pub mod language;
+mod layers;
 pub mod lower;
 pub mod matcher;
 pub mod numbers;
@@ -40,11 +42,14 @@ mod tests;
 pub mod why_not;
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use outcome::{Outcome, Unmet};
-pub use report::{Choice, Considered, Firing, Launches, Open, Report, Site, Stage, Stop, Summary};
+pub use report::{Choice, Considered, Doubt, EqualLayers, Firing, Launches, Open, Report, Site, Stage, Stop, Summary};
 pub use rewrites::{CompiledRule, rewrites};
+
+use layers::Layered;
+use lower::StatedFacts;
 
 use hypatia_dsl::ir::{Clause, Demand, Program, Rule};
 use hypatia_dsl::numerics::{Allowed, Numerics};
@@ -78,6 +83,8 @@ pub struct Options {
     /// What rules with `saves` were measured to save, in microseconds a site, by their written
     /// names: it counts in place of what they claim.
     pub measured: BTreeMap<String, f64>,
+    /// Optimise every layer of a deep model, instead of a few that stand for all equal ones.
+    pub every_layer: bool,
     /// Maximum number of e-nodes, whatever the rulesets allow.
     pub max_nodes: usize,
     /// Maximum number of steps of work (matching, and applying matches); `None` scales it with the
@@ -122,6 +129,7 @@ impl Default for Options {
             disabled: HashSet::new(),
             contract: Vec::new(),
             measured: BTreeMap::new(),
+            every_layer: false,
             max_nodes: 2_000_000,
             max_steps: None,
             max_time: Duration::from_secs(60),
@@ -139,16 +147,35 @@ pub struct Optimized {
     pub report: Report,
 }
 
+/// Optimises a graph with an e-graph: of a few of its layers, if it has many equal ones, or else of
+/// the whole.
+fn saturated(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
+    let started = Instant::now();
+    let graph = session::inlined(graph, options, folder)?;
+    let mut equal = None;
+    if !options.every_layer && !options.no_rules {
+        match layers::optimize(&graph, options, folder)? {
+            Layered::Few(mut optimized) => {
+                optimized.report.millis = started.elapsed().as_secs_f64() * 1e3;
+                return Ok(*optimized);
+            }
+            Layered::All { count, because } => equal = Some(EqualLayers::All { count, because }),
+            Layered::None => {}
+        }
+    }
+    let mut session = session::Session::of(graph, options, folder, &StatedFacts::default(), started)?;
+    session.run();
+    let mut optimized = session.finish()?;
+    optimized.report.layers = equal;
+    Ok(optimized)
+}
+
 /// Optimises a graph with the rules of its program. The folder computes the constants that rules
 /// ask for.
 pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
     let mut optimized = match options.greedy && !options.no_rules {
         true => greedy::optimize(graph, options, folder)?,
-        false => {
-            let mut session = session::Session::start(graph, options, folder)?;
-            session.run();
-            session.finish()?
-        }
+        false => saturated(graph, options, folder)?,
     };
     kernels::attach(&mut optimized.graph, &options.device, &options.allowed(), folder)?;
     optimized.report.open = kernels::open(&optimized.graph);

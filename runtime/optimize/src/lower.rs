@@ -43,8 +43,15 @@ fn internal(message: impl Into<String>) -> Error {
     Error::Internal(message.into())
 }
 
+/// Facts of constants in place of those that their elements have.
+pub(super) type StatedFacts = FxHashMap<NodeId, NumericFacts>;
+
 /// Inserts a graph into an empty e-graph, whose constants that folder computes.
-pub fn insert_graph(graph: &Graph, folder: &'static dyn ConstantFolder) -> Result<Inserted> {
+pub(super) fn insert_graph(
+    graph: &Graph,
+    folder: &'static dyn ConstantFolder,
+    stated: &StatedFacts,
+) -> Result<Inserted> {
     let mut egraph = EGraph::new(Context::new(graph.program.clone(), folder));
     let mut values: Vec<Vec<Id>> = Vec::with_capacity(graph.nodes.len());
     let mut constants = Constants { facts: facts::are_asked(&graph.program), ..Constants::default() };
@@ -56,7 +63,7 @@ pub fn insert_graph(graph: &Graph, folder: &'static dyn ConstantFolder) -> Resul
                 let facts = NumericFacts::UNKNOWN;
                 leaf(&mut egraph, Leaf { ty, node: id, constant: false, facts, tensor: None })
             }
-            NodeKind::Const(t) => constant(&mut egraph, node, id, t, &mut constants)?,
+            NodeKind::Const(t) => constant(&mut egraph, node, id, t, (&mut constants, stated))?,
             NodeKind::Scalar(s) => {
                 let children = operands(&mut egraph, &values, &node.operands)?;
                 egraph.add(Node::new(Payload::Scalar(*s), children))
@@ -194,7 +201,7 @@ fn constant(
     node: &GraphNode,
     id: NodeId,
     tensor: &Arc<Tensor>,
-    constants: &mut Constants,
+    (constants, stated): (&mut Constants, &StatedFacts),
 ) -> Result<Id> {
     let ty = egraph.analysis.type_id(first_type(node)?);
     if let Some(bits) = splat_bits(tensor) {
@@ -217,7 +224,7 @@ fn constant(
         }
     }
     same.push((LeafId(egraph.analysis.leaves.len() as u32), tensor.clone()));
-    let facts = tensor_facts(tensor, constants.facts);
+    let facts = stated.get(&id).copied().unwrap_or_else(|| tensor_facts(tensor, constants.facts));
     Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts, tensor: Some(tensor.clone()) }))
 }
 
@@ -230,7 +237,7 @@ fn splat_bits(tensor: &Tensor) -> Option<u64> {
 }
 
 /// Facts of a constant's elements, if a rule asks for facts.
-fn tensor_facts(tensor: &Tensor, asked: bool) -> NumericFacts {
+pub(super) fn tensor_facts(tensor: &Tensor, asked: bool) -> NumericFacts {
     match asked && tensor.bytes().len() <= MAX_FACT_BYTES {
         true => facts::of_tensor(tensor),
         false => NumericFacts::UNKNOWN,
@@ -255,6 +262,8 @@ pub struct Rebuilt {
     pub graph: Graph,
     /// The class of each node; of an op with several results, the class of the op.
     pub classes: Vec<Id>,
+    /// The value that each class became, if it is the value of a tensor.
+    pub values: FxHashMap<Id, Value>,
     /// For each node with an epilogue, the part of it that each class became.
     pub terms: FxHashMap<NodeId, FxHashMap<Id, TermId>>,
 }
@@ -313,7 +322,8 @@ impl Rebuilder<'_> {
             let v = self.operand(&values, *class)?.and_then(|v| v.first().copied());
             graph.output(name.clone(), v.ok_or_else(|| internal(format!("output `{name}` was not built")))?);
         }
-        Ok(Rebuilt { graph, classes, terms })
+        let values = values.into_iter().filter_map(|(class, built)| Some((class, *built?.first()?))).collect();
+        Ok(Rebuilt { graph, classes, values, terms })
     }
 
     fn operand(&self, values: &FxHashMap<Id, Option<Vec<Value>>>, class: Id) -> Result<Option<Vec<Value>>> {

@@ -27,6 +27,7 @@
 
 use std::sync::Arc;
 
+use egg::Id;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AExpr, Fact, Head, OpBody, Program, Rule, ScalarBody, ScalarId};
@@ -37,7 +38,7 @@ use hypatia_graph::show_number;
 use hypatia_tensor::tensor::Tensor;
 
 /// The role of a constant in the expression that uses it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OperandRole {
     /// It is added.
     Summand,
@@ -98,6 +99,21 @@ impl Operand {
             Operand::Tensor(t) => t.to_f64(),
         }
     }
+}
+
+/// A scalar function of constants, at a place where a rule wants to compute it before any run.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Fold {
+    /// The function.
+    pub scalar: ScalarId,
+    /// The classes of its operands.
+    pub operands: Vec<Id>,
+    /// The type of the result.
+    pub dtype: DType,
+    /// The shape of the result.
+    pub shape: Vec<usize>,
+    /// Where it is used.
+    pub role: OperandRole,
 }
 
 /// A scalar function of constants.

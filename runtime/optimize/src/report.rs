@@ -208,6 +208,55 @@ pub struct Launches {
     pub after: usize,
 }
 
+/// How the equal layers of a deep model were optimised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum EqualLayers {
+    /// The rules ran on a few, which stand for all.
+    Few {
+        /// How many layers there are.
+        count: usize,
+        /// On how many of them the rules ran.
+        optimised: usize,
+    },
+    /// The rules ran on all.
+    All {
+        /// How many layers look equal.
+        count: usize,
+        /// Why a few do not stand for all.
+        because: Doubt,
+    },
+}
+
+/// Why a few layers do not stand for all equal ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Doubt {
+    /// Something else than the next layer reads the values of a layer.
+    ReadFromOutside,
+    /// No two places of the optimised graph, a layer apart, are crossed by the same values.
+    NoCut,
+    /// There are too many firings to tell which ones a layer rests on.
+    TooManyFirings,
+    /// A value is known to be positive, finite or constant in some layers only.
+    Facts,
+    /// A match reached through what stands in front of the first layer.
+    InFront,
+    /// Constants that a rule multiplies keep their digits in some layers only.
+    Digits,
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Doubt::ReadFromOutside => "something behind them reads one in the middle",
+            Doubt::NoCut => "rules have joined them",
+            Doubt::TooManyFirings => "rules fired too often",
+            Doubt::Facts => "more is known of the values of some",
+            Doubt::InFront => "a rule joined them with what stands in front",
+            Doubt::Digits => "some constants would lose digits in some",
+        })
+    }
+}
+
 /// The report of one optimisation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -228,6 +277,9 @@ pub struct Report {
     /// The ways to compute nodes that have a choice, for those who ask.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<Choice>,
+    /// How equal layers were optimised, if there are many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<EqualLayers>,
     /// Every stage.
     pub stages: Vec<Stage>,
     /// Every firing, those that the result depends on first.
@@ -438,6 +490,15 @@ impl Report {
     }
 
     fn show_stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.layers {
+            Some(EqualLayers::Few { count, optimised }) => {
+                writeln!(f, "\nthe stages ran on {optimised} of {count} equal layers, which stand for all")?;
+            }
+            Some(EqualLayers::All { count, because }) => {
+                writeln!(f, "\nthe stages ran on all of {count} equal layers: {because}")?;
+            }
+            None => {}
+        }
         let width = self.stages.iter().map(|s| s.ruleset.len()).max().unwrap_or(0).max(7);
         writeln!(f, "\n{:<width$}  round  iterations  firings    nodes  classes        ms  ended", "stage")?;
         for s in &self.stages {

@@ -121,7 +121,7 @@ pub struct Trace {
 }
 
 /// Maximum number of traces kept.
-const MAX_TRACES: usize = 200_000;
+pub(super) const MAX_TRACES: usize = 200_000;
 
 /// The result of a stage.
 #[derive(Debug)]

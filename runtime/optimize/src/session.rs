@@ -20,7 +20,7 @@ use super::cost::{Cost, CostModel};
 use super::extract::{extract, refine};
 use super::facts::is_view;
 use super::language::{Discriminant, Node, Payload};
-use super::lower::{Inserted, Rebuilder, Rebuilt, insert_graph};
+use super::lower::{Inserted, Rebuilder, Rebuilt, StatedFacts, insert_graph};
 use super::matcher::{SearchLimits, View};
 use super::report::{Firing, Report, Saved, Site, Stage, Summary};
 use super::rewrites::{CompiledRule, SearchState, compile, oversized};
@@ -37,6 +37,15 @@ struct Owner {
     class: Id,
     /// The trace that matched what it built; `None` if the result has that itself.
     through: Option<usize>,
+}
+
+/// A finished optimisation.
+pub(super) struct Finished {
+    pub(super) optimized: Optimized,
+    /// The number of the trace of each firing of the report,
+    pub(super) of_firings: Vec<usize>,
+    /// and of each repeat.
+    pub(super) of_repeats: Vec<usize>,
 }
 
 /// Maximum number of firings whose cost is counted again with launches joined.
@@ -81,26 +90,23 @@ impl<'a> Session<'a> {
     /// Inlines the graph and inserts it into an e-graph.
     pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
         let started = Instant::now();
-        // Where results must be the same bits, an op that has a kernel without any rule keeps it.
-        let graph = match options.allowed().is_exact() && !options.no_rules && options.composed {
-            true => kernels::select(graph, &options.device, &options.allowed(), folder)?.pruned(),
-            false => graph.inlined()?.pruned(),
-        };
-        Session::of(graph, options, folder, started)
+        Session::of(inlined(graph, options, folder)?, options, folder, &StatedFacts::default(), started)
     }
 
     /// Inserts a graph whose ops stay as they are into an e-graph.
     pub fn resume(graph: Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
-        Session::of(graph.pruned(), options, folder, Instant::now())
+        Session::of(graph.pruned(), options, folder, &StatedFacts::default(), Instant::now())
     }
 
-    fn of(
+    /// Inserts a graph that [`inlined`] gave, or a part of it, into an e-graph.
+    pub(super) fn of(
         graph: Graph,
         options: &'a Options,
         folder: &'static dyn ConstantFolder,
+        stated: &StatedFacts,
         started: Instant,
     ) -> Result<Session<'a>> {
-        let inserted = insert_graph(&graph, folder)?;
+        let inserted = insert_graph(&graph, folder, stated)?;
         let program = graph.program.clone();
         let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
         let rules = if options.no_rules {
@@ -182,6 +188,25 @@ impl<'a> Session<'a> {
             }
         }
         None
+    }
+
+    /// The cost of the chosen nodes of some classes, each by itself.
+    pub(super) fn cost_of(&self, classes: impl Iterator<Item = Id>) -> f64 {
+        let egraph = &self.inserted.egraph;
+        let outputs: FxHashSet<Id> = self.inserted.outputs.iter().map(|c| egraph.find(*c)).collect();
+        let cost = |class: Id| {
+            let class = &egraph[egraph.find(class)];
+            let Some(node) = self.best.chosen.get(&class.id) else { return 0 };
+            let stored = if outputs.contains(&class.id) { self.model.stored(egraph, class, node) } else { 0 };
+            self.model.node(egraph, class, node).saturating_add(stored)
+        };
+        micros(classes.map(cost).sum())
+    }
+
+    /// The graph of the present candidate, with the class of each of its nodes.
+    pub(super) fn chosen_graph(&self) -> Result<Rebuilt> {
+        let (chosen, order) = (&self.best.chosen, &self.best.order);
+        Rebuilder { original: &self.graph, inserted: &self.inserted, chosen, order }.rebuild()
     }
 
     /// The e-graph.
@@ -393,7 +418,12 @@ impl<'a> Session<'a> {
     }
 
     /// The optimised graph and the report.
-    pub fn finish(mut self) -> Result<Optimized> {
+    pub fn finish(self) -> Result<Optimized> {
+        Ok(self.finish_with_traces()?.optimized)
+    }
+
+    /// The optimised graph and the report, with the traces of its firings.
+    pub(super) fn finish_with_traces(mut self) -> Result<Finished> {
         let rebuilder = Rebuilder {
             original: &self.graph,
             inserted: &self.inserted,
@@ -404,6 +434,9 @@ impl<'a> Session<'a> {
         // returned.
         let left = rebuilder.rebuild().and_then(|l| l.graph.validate().map(|()| l));
         let (firings, repeats) = self.firings(left.as_ref().ok());
+        let of_firings = firings.iter().map(|(trace, _)| *trace).collect();
+        let of_repeats = repeats.iter().map(|(trace, _)| *trace).collect();
+        let without = |list: Vec<(usize, Firing)>| list.into_iter().map(|(_, f)| f).collect::<Vec<Firing>>();
         let any = self.traces.iter().any(|t| t.saving.is_some());
         let savings = if any { self.savings(&self.kept()) } else { Vec::new() };
         let (graph, cost) = match left {
@@ -432,8 +465,9 @@ impl<'a> Session<'a> {
             fusions: None,
             open: Vec::new(),
             choices: Vec::new(),
-            firings,
-            repeats,
+            layers: None,
+            firings: without(firings),
+            repeats: without(repeats),
             savings,
             contract: Vec::new(),
             stages: std::mem::take(&mut self.stages),
@@ -442,7 +476,7 @@ impl<'a> Session<'a> {
             extraction_millis: self.extraction_millis,
             millis: self.started.elapsed().as_secs_f64() * 1e3,
         };
-        Ok(Optimized { graph, report })
+        Ok(Finished { optimized: Optimized { graph, report }, of_firings, of_repeats })
     }
 
     /// For each trace, whether the result depends on it.
@@ -531,8 +565,8 @@ impl<'a> Session<'a> {
     }
 
     /// The traces with names and what became of their nodes, those that the result depends on
-    /// first; and those that changed nothing.
-    fn firings(&self, result: Option<&Rebuilt>) -> (Vec<Firing>, Vec<Firing>) {
+    /// first; and those that changed nothing. Each with its number.
+    fn firings(&self, result: Option<&Rebuilt>) -> (Vec<(usize, Firing)>, Vec<(usize, Firing)>) {
         let names = self.names();
         let egraph = &self.inserted.egraph;
         let (owners, needed) = self.owners();
@@ -541,7 +575,7 @@ impl<'a> Session<'a> {
         for (i, class) in result.iter().flat_map(|r| r.classes.iter().enumerate()) {
             nodes.entry(*class).or_insert(NodeId(i as u32));
         }
-        let all = self.traces.iter().zip(&owners).map(|(t, owner)| {
+        let all = self.traces.iter().zip(&owners).enumerate().map(|(number, (t, owner))| {
             let owner = owner.as_ref();
             let rule = &self.program.rules[t.rule.index()];
             let firing = Firing {
@@ -560,13 +594,11 @@ impl<'a> Session<'a> {
                     Some(site)
                 }),
             };
-            (t.changed, firing)
+            (number, firing)
         });
-        let (changed, repeats): (Vec<_>, Vec<_>) = all.partition(|(changed, _)| *changed);
-        let without = |list: Vec<(bool, Firing)>| list.into_iter().map(|(_, f)| f).collect::<Vec<Firing>>();
-        let mut firings = without(changed);
-        firings.sort_by_key(|f| !f.kept);
-        (firings, without(repeats))
+        let (mut firings, repeats): (Vec<_>, Vec<_>) = all.partition(|(number, _)| self.traces[*number].changed);
+        firings.sort_by_key(|(_, f)| !f.kept);
+        (firings, repeats)
     }
 
     /// The op that a trace built.
@@ -665,6 +697,15 @@ impl<'a> Session<'a> {
             names.entry(self.inserted.egraph.find(id)).or_insert(name);
         }
         names
+    }
+}
+
+/// The graph that is inserted into the e-graph: without dead nodes, and with ops inlined. Where
+/// results must be the same bits, an op that has a kernel without any rule keeps it.
+pub(super) fn inlined(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Graph> {
+    match options.allowed().is_exact() && !options.no_rules && options.composed {
+        true => Ok(kernels::select(graph, &options.device, &options.allowed(), folder)?.pruned()),
+        false => Ok(graph.inlined()?.pruned()),
     }
 }
 

@@ -22,7 +22,7 @@ use super::super::candidate::Candidate;
 use super::super::known;
 use super::super::language::{Node, Payload};
 use super::super::matcher::{Binding, Match, MatchFacts, Region, Step};
-use super::super::range_loss::{FoldedCall, OperandRole, is_of_values, number_loss};
+use super::super::range_loss::{Fold, OperandRole, is_of_values, number_loss};
 use super::{Reject, add_checked, ill_typed, implements};
 use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor};
 use hypatia_graph::check_view;
@@ -150,13 +150,14 @@ impl<'a> Builder<'a> {
         let Some(ty) = types.first().filter(|t| t.dtype.is_float()) else { return Ok(()) };
         let size = |d: &Dim| d.as_const().and_then(|c| usize::try_from(c).ok());
         let shape = ty.shape.iter().map(size).collect::<Option<Vec<_>>>();
-        let operands = node.children.iter().map(|c| known::constant(self.egraph, *c)).collect::<Option<Vec<_>>>();
-        let (Some(shape), Some(operands)) = (shape, operands) else {
+        let Some(shape) = shape else {
             return Err(Reject::Lost("what `build(...)` computes is not known".to_string()));
         };
-        let program = &self.egraph.analysis.program;
-        let folded = FoldedCall { program, scalar, operands: &operands, dtype: ty.dtype, shape: &shape };
-        folded.loss(self.role()).map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
+        let operands = node.children.iter().map(|c| self.egraph.find(*c)).collect();
+        let fold = Fold { scalar, operands, dtype: ty.dtype, shape, role: self.role() };
+        let loss = known::loss(&fold, self.egraph, &|l| self.egraph.analysis.leaf(l).tensor.clone());
+        self.egraph.analysis.note(fold, loss.is_none());
+        loss.map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
     }
 
     /// An error if the op's term reads an operand as row, column or full, and its shape does not

@@ -124,8 +124,10 @@ fn extraction(egraph: &EGraph, outputs: &[Id], program: &Arc<Program>) -> (u64, 
 fn agree(g: &Graph) -> usize {
     let program = g.program.clone();
     let g = g.inlined().unwrap().pruned();
-    let (Inserted { egraph: mut ours, outputs, .. }, theirs) =
-        (insert_graph(&g, &FOLDER).unwrap(), insert_graph(&g, &FOLDER).unwrap().egraph);
+    let (Inserted { egraph: mut ours, outputs, .. }, theirs) = (
+        insert_graph(&g, &FOLDER, &Default::default()).unwrap(),
+        insert_graph(&g, &FOLDER, &Default::default()).unwrap().egraph,
+    );
     let fired = under_our_loop(&program, &mut ours);
     let theirs = under_eggs_runner(&program, theirs);
     assert_eq!(ours.number_of_classes(), theirs.number_of_classes());
@@ -210,7 +212,7 @@ fn the_library_runs_under_eggs_own_runner() {
     let m = matmul(&mut g, x, w);
     let y = apply(&mut g, "relu", &[m]);
     g.output("y", y);
-    let inserted = insert_graph(&g.inlined().unwrap(), &FOLDER).unwrap();
+    let inserted = insert_graph(&g.inlined().unwrap(), &FOLDER, &Default::default()).unwrap();
     let classes = inserted.egraph.number_of_classes();
     let rewrites: Vec<Rewrite> = rewrites(&program).into_iter().map(Rewrite::from).collect();
     let runner = Runner::<Node, Context>::new(Context::new(program.clone(), &FOLDER))

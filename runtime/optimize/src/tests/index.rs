@@ -55,7 +55,7 @@ fn a_class_has_the_patterns_of_its_nodes_also_after_it_is_merged() {
     let [double, triple] = [two, three].map(|v| g.builtin_scalar(Mul, &[v, x]).unwrap());
     let values = [node, nested, deep, other, product, sine, double, triple];
     values.iter().for_each(|v| g.output(format!("{v:?}"), *v));
-    let mut inserted = insert_graph(&g, &FOLDER).unwrap();
+    let mut inserted = insert_graph(&g, &FOLDER, &Default::default()).unwrap();
     let ids: Vec<Id> = values.iter().map(|v| inserted.values[v.node.index()][0]).collect();
     let [e, c] = [e, c].map(|v| inserted.values[v.node.index()][0]);
     let egraph = &mut inserted.egraph;
