@@ -433,7 +433,7 @@ impl<'a> Session<'a> {
         // The extracted graph must be valid. If it is not, that is a bug, and the given graph is
         // returned.
         let left = rebuilder.rebuild().and_then(|l| l.graph.validate().map(|()| l));
-        let (firings, repeats) = self.firings(left.as_ref().ok());
+        let [firings, repeats] = self.firings(left.as_ref().ok());
         let of_firings = firings.iter().map(|(trace, _)| *trace).collect();
         let of_repeats = repeats.iter().map(|(trace, _)| *trace).collect();
         let without = |list: Vec<(usize, Firing)>| list.into_iter().map(|(_, f)| f).collect::<Vec<Firing>>();
@@ -566,7 +566,7 @@ impl<'a> Session<'a> {
 
     /// The traces with names and what became of their nodes, those that the result depends on
     /// first; and those that changed nothing. Each with its number.
-    fn firings(&self, result: Option<&Rebuilt>) -> (Vec<(usize, Firing)>, Vec<(usize, Firing)>) {
+    fn firings(&self, result: Option<&Rebuilt>) -> [Vec<(usize, Firing)>; 2] {
         let names = self.names();
         let egraph = &self.inserted.egraph;
         let (owners, needed) = self.owners();
@@ -598,7 +598,7 @@ impl<'a> Session<'a> {
         });
         let (mut firings, repeats): (Vec<_>, Vec<_>) = all.partition(|(number, _)| self.traces[*number].changed);
         firings.sort_by_key(|(_, f)| !f.kept);
-        (firings, repeats)
+        [firings, repeats]
     }
 
     /// The op that a trace built.
