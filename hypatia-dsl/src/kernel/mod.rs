@@ -32,7 +32,7 @@ use crate::scalar::Term;
 
 pub use body::{fits_a_kernel, reduction};
 pub use checksum::{
-    BlockSumsKernel, ChecksumKernel, DisturbKernel, Watch, Watched, bytes_of_sum, sum_type, sums_in_memory,
+    BlockSumsKernel, ChecksumKernel, Compared, DisturbKernel, RowSums, bytes_of_sum, sum_type, sums_in_memory,
 };
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};

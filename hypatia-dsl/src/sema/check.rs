@@ -129,7 +129,7 @@ pub(super) fn gradients(
     grad: &OpGrad,
     nodes: &[(Build, Span)],
 ) -> Option<Diagnostic> {
-    let parts: Vec<Span> = op.grad.iter().flat_map(|g| super::ops::parts(&g.body)).map(|e| e.span).collect();
+    let spans: Vec<Span> = op.grad.iter().flat_map(|g| super::ops::roots(&g.body)).map(|e| e.span).collect();
     let (mut failure, mut passed) = (None, false);
     for mut inst in instances(def, None) {
         for (i, pattern) in def.results.iter().enumerate() {
@@ -146,7 +146,7 @@ pub(super) fn gradients(
             return None; // as for bodies
         }
         for (i, (operand, b)) in grad.of.iter().enumerate() {
-            let at = parts.get(i).copied().unwrap_or(op.name.span);
+            let at = spans.get(i).copied().unwrap_or(op.name.span);
             let operand = VarId(*operand as u32);
             if inst.absent.contains(&operand) {
                 continue;

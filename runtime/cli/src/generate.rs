@@ -267,7 +267,7 @@ impl Gen {
         // A run optimises the model on its sizes, and so does the plan below.
         let open = match symbols.is_empty() {
             true => Vec::new(),
-            false => pipeline::optimize(&graph, &options)?.report.open,
+            false => pipeline::optimize(&graph, &options)?.report.undecided,
         };
         let choices = open.into_iter().map(|o| ChoiceEntry { node: o.node, kernels: o.kernels }).collect();
         let sizes: Symbols = symbols.into_iter().map(|s| (s, 8)).collect();

@@ -52,7 +52,7 @@ pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
     best.map(|(_, c)| c)
 }
 
-/// Improves a good choice by exact moves only: enough between the stages of a run. `None` if the
+/// Improves a good choice by exact moves only: enough between two rulesets. `None` if the
 /// given choice is invalid.
 pub fn refine(problem: &Problem, start: &Choice) -> Option<Choice> {
     let users = Users::of_problem(problem);

@@ -27,6 +27,7 @@ pub mod language;
 pub mod lower;
 pub mod matcher;
 pub mod numbers;
+mod optimizer;
 pub mod outcome;
 pub mod problem;
 pub mod range_loss;
@@ -34,7 +35,6 @@ pub mod report;
 pub mod rewrites;
 pub mod saturate;
 pub mod savings;
-mod session;
 #[cfg(test)]
 mod tests;
 pub mod why_not;
@@ -43,7 +43,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 pub use outcome::{Outcome, Unmet};
-pub use report::{Choice, Considered, Firing, Launches, Open, Report, Site, Stage, Stop, Summary};
+pub use report::{Choice, Considered, Firing, Launches, Report, RulesetRun, Site, Stop, Summary, UndecidedKernel};
 pub use rewrites::{CompiledRule, rewrites};
 
 use hypatia_dsl::ir::{Clause, Demand, Program, Rule};
@@ -105,7 +105,7 @@ impl Options {
         // They decide which model is computed, not how.
         let numerics = Numerics::default();
         let mut options = Options { no_rules: false, numerics, contract: Vec::new(), ..self.clone() };
-        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || session::builds_terms(program, r));
+        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || optimizer::builds_terms(program, r));
         options.disabled.extend(program.rules.iter().filter(grows).map(|r| r.name.clone()));
         options
     }
@@ -145,12 +145,12 @@ pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantF
     let mut optimized = match options.greedy && !options.no_rules {
         true => greedy::optimize(graph, options, folder)?,
         false => {
-            let mut session = session::Session::start(graph, options, folder)?;
-            session.run();
-            session.finish()?
+            let mut optimizer = optimizer::Optimizer::start(graph, options, folder)?;
+            optimizer.run();
+            optimizer.finish()?
         }
     };
     kernels::attach(&mut optimized.graph, &options.device, &options.allowed(), folder)?;
-    optimized.report.open = kernels::open(&optimized.graph);
+    optimized.report.undecided = kernels::undecided(&optimized.graph);
     Ok(optimized)
 }

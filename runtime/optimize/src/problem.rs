@@ -1,7 +1,7 @@
 //! The extraction problem: classes, their nodes with costs, and the roots.
 //!
 //! In: nodes, class by class. Out: numbers in flat tables, since an optimisation builds one after
-//! every stage. Independent of e-graphs, so that tests can compare extraction with brute force on
+//! every ruleset. Independent of e-graphs, so that tests can compare extraction with brute force on
 //! small random problems. Invariant: the children of a node are classes, without duplicates.
 
 use std::cell::Cell;

@@ -6,7 +6,7 @@
 //! serves all of them, or up to two axes of a batch.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm, WarpTiling, Watch};
+use hypatia_dsl::kernel::{Access, Factor, Operand, RowSums, WarpGemm, WarpTiling};
 use hypatia_templates::instances::Body;
 
 use super::{Work, fastest_first};
@@ -77,7 +77,7 @@ impl WarpProduct {
             output: out.dtype,
             vector,
             term: step.term.clone(),
-            watch: Watch::Off,
+            row_sums: RowSums::Off,
             tiling: WarpTiling::named(&[])?,
         };
         kernel.refusal().is_none().then_some(WarpProduct { sizes, kernel, strides: of_all })
