@@ -300,6 +300,34 @@ impl<'a> Body<'a> {
         Ok(out)
     }
 
+    /// Learns the row, or the groups of a row, from a reduction over these axes, which `what`
+    /// describes. Returns whether it reduces groups.
+    fn reduces_groups(&mut self, over: Axes, what: &dyn Fn() -> String) -> Derived<bool> {
+        match self.row.clone() {
+            None => self.row = Some(over),
+            Some(row) if self.same_axes(&row, &over) => {}
+            // What was reduced so far was groups of this row.
+            Some(row) if self.group.is_none() && self.ends_with(&over, &row) => {
+                (self.group, self.row) = (Some(row), Some(over));
+                self.steps.iter_mut().for_each(|step| step.grouped = true);
+                self.known = self.known.drain().map(|((kind, id, _), step)| ((kind, id, true), step)).collect();
+            }
+            Some(row) if self.ends_with(&row, &over) => {
+                let group = self.group.get_or_insert_with(|| over.clone()).clone();
+                if !self.same_axes(&group, &over) {
+                    return Err("it reduces groups of different sizes".into());
+                }
+                return Ok(true);
+            }
+            Some(row) => {
+                if !self.space.unify(&row, &over) || self.check().is_err() {
+                    return Err(format!("{}; its other reductions reduce different axes", what()));
+                }
+            }
+        }
+        Ok(false)
+    }
+
     fn reduce(
         &mut self,
         reduction: Reduction,
@@ -323,33 +351,10 @@ impl<'a> Body<'a> {
             return Err(format!("it reduces {}", from.dtype));
         }
         let over: Axes = reduced.iter().flat_map(|a| x.axes[*a].clone()).collect();
-        let mut grouped = false;
-        match self.row.clone() {
-            None => self.row = Some(over.clone()),
-            Some(row) if self.same_axes(&row, &over) => {}
-            // What was reduced so far was groups of this row.
-            Some(row) if self.group.is_none() && self.ends_with(&over, &row) => {
-                (self.group, self.row) = (Some(row), Some(over));
-                self.steps.iter_mut().for_each(|step| step.grouped = true);
-                self.known = self.known.drain().map(|((kind, id, _), step)| ((kind, id, true), step)).collect();
-            }
-            Some(row) if self.ends_with(&row, &over) => {
-                let group = self.group.get_or_insert_with(|| over.clone()).clone();
-                if !self.same_axes(&group, &over) {
-                    return Err("it reduces groups of different sizes".into());
-                }
-                grouped = true;
-            }
-            Some(row) => {
-                if !self.space.unify(&row, &over) || self.check().is_err() {
-                    let shown = crate::typing::show_value(&AttrValue::List(axes.clone()));
-                    let shape = show_shape(&from.shape);
-                    return Err(format!(
-                        "it reduces axes {shown} of {shape}; its other reductions reduce different axes"
-                    ));
-                }
-            }
-        }
+        let grouped = self.reduces_groups(over, &|| {
+            let shown = crate::typing::show_value(&AttrValue::List(axes.clone()));
+            format!("it reduces axes {shown} of {}", show_shape(&from.shape))
+        })?;
         let step = match self.known.get(&(reduction, x.id, grouped)) {
             Some(step) => *step,
             None => {
@@ -391,7 +396,7 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Whether the axes of a row are others and, behind these, the given ones.
+    /// Whether the axes of a row are others and, after these, the given ones.
     fn ends_with(&self, row: &[Axis], group: &[Axis]) -> bool {
         let (row, group) = (self.space.now(row), self.space.now(group));
         !group.is_empty() && group.len() < row.len() && row.ends_with(&group)

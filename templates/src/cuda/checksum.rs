@@ -21,7 +21,7 @@ const FLAT: Geometry = Geometry::Flat { block: BLOCK, vector: 1 };
 /// Rows that a block of threads compares at a time, and blocks of columns; and by matrix units.
 const COMPARED: [usize; 2] = [8, 4];
 const COMPARED_BY_UNITS: [usize; 2] = [16, 4];
-/// Comparisons of a launch, at most: the arguments of so many are less than 4 KiB.
+/// Comparisons of a launch, at most: the arguments of this many are less than 4 KiB.
 const AT_ONCE: usize = 8;
 /// Elements of k and blocks of columns that a block of threads adds up at a time.
 pub const SLICE: usize = 32;
@@ -99,8 +99,8 @@ pub(super) fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<
     description.render(program, "block_sums.cu.j2", [kernel.factor, stored], own)
 }
 
-/// Prints a comparison of accumulators with their checksums.
-pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource, EmitError> {
+/// The arguments of a comparison.
+fn arguments(kernel: &ChecksumKernel) -> Vec<Arg> {
     let sum = sum_type(kernel.factor);
     let mut args = vec![
         Arg::read(0, kernel.factor, "products x rows x depth"),
@@ -112,17 +112,13 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         ),
         strides("sums", "outer and inner products", 2),
     ];
-    let (result, scale, width) = match kernel.compared {
-        Compared::Accumulators => (None, 1.0, 0),
-        Compared::Result { dtype, scale, width } => (Some(dtype), scale, width),
-    };
-    match result {
-        None => {
+    match kernel.compared {
+        Compared::Accumulators => {
             args.push(Arg::named("row_sums", ArgKind::Input(sum), "sums of accumulators: parts x products x rows"));
             let of_parts = [("parts", "parts of a row"), ("parts_of_block", "parts of a row in a block of columns")];
             args.extend(sizes(&of_parts));
         }
-        Some(dtype) => {
+        Compared::Result { dtype, .. } => {
             args.push(Arg { kind: ArgKind::Input(dtype), ..Arg::written(0, dtype, "products x rows x columns") });
             args.push(strides("out0", "outer and inner products, rows and columns", 4));
             args.push(Arg::named("columns", ArgKind::Size, "columns of the product"));
@@ -137,6 +133,16 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         ("blocks", "blocks of columns"),
         ("width", "columns of a block"),
     ]));
+    args
+}
+
+/// Prints a comparison of accumulators with their checksums.
+pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource, EmitError> {
+    let sum = sum_type(kernel.factor);
+    let (result, scale, width) = match kernel.compared {
+        Compared::Accumulators => (None, 1.0, 0),
+        Compared::Result { dtype, scale, width } => (Some(dtype), scale, width),
+    };
     let formula = "a report where a sum of the product's accumulators is not in0 times sums".to_string();
     let ([rows, blocks], threads) = compared_at_a_time(kernel);
     let geometry = Geometry::Problems { block: threads, at_once: AT_ONCE };
@@ -146,7 +152,7 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         doc: &kernel.doc,
         geometry,
         formula,
-        args,
+        args: arguments(kernel),
     };
     let stored = result.unwrap_or(sum);
     let own = context! {

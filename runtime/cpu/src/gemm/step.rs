@@ -423,72 +423,77 @@ impl Run<'_> {
         guard: Option<(Guard<'_>, Place)>,
     ) -> Result<()> {
         let g = self.code;
-        /// # Safety
-        /// As `product`.
-        unsafe fn float<T: Summed>(
-            g: &GemmCode,
-            [a, b]: [Matrix<'_>; 2],
-            (rows, columns): (Range<usize>, Range<usize>),
-            to: Target,
-            memory: [&mut super::Bytes; 2],
-            guard: Option<(Guard<'_>, Place)>,
-        ) -> Result<()> {
-            let a = match &g.patches {
-                Some(patches) => Left::Patches(patches, (a.bytes, a.dtype, a.offset as usize)),
-                None => Left::Plain(a),
-            };
-            let b = match (&g.packed, &g.windows) {
-                (Some(packed), _) => Right::Packed(packed.values::<T>()),
-                (_, Some(windows)) => Right::Windows(windows, (b.bytes, b.dtype, b.offset as usize)),
-                _ => Right::Plain(b),
-            };
-            let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k };
-            // SAFETY: the caller's promise.
-            unsafe {
-                match guard {
-                    Some(guard) => guard::multiply(&tile, to, memory, guard),
-                    None => tile.multiply(to, memory, None),
-                }
-            }
-        }
-        /// # Safety
-        /// As `product`.
-        unsafe fn integer<T: Integer + PartialEq>(
-            g: &GemmCode,
-            [a, b]: [Matrix<'_>; 2],
-            (rows, columns): (Range<usize>, Range<usize>),
-            to: Target,
-            guard: Option<(Guard<'_>, Place)>,
-        ) -> Result<()> {
-            let b = Matrix { offset: b.offset + columns.start as isize * b.column, ..b };
-            for (i, row) in rows.enumerate() {
-                // SAFETY: a row of the tile, which the caller promises.
-                let out =
-                    unsafe { std::slice::from_raw_parts_mut(to.base.0.cast::<T>().add(i * to.row), columns.len()) };
-                let (acc, size) = (g.epilogue.acc, (row, g.k, columns.len()));
-                match guard {
-                    Some((guard, place)) => {
-                        let place = Place { first: place.first + i * place.row, ..place };
-                        guard::multiply_integers(acc, size, [a, b], out, (guard, place))?;
-                    }
-                    None => int::multiply(acc, size, a, b, out)?,
-                }
-            }
-            Ok(())
-        }
         // SAFETY: the caller's promise.
         unsafe {
             match g.epilogue.acc {
-                DType::F64 => float::<f64>(g, [a, b], (rows, columns), to, memory, guard),
-                d if d.is_float() => float::<f32>(g, [a, b], (rows, columns), to, memory, guard),
-                DType::I64 => integer::<i64>(g, [a, b], (rows, columns), to, guard),
-                DType::I32 => integer::<i32>(g, [a, b], (rows, columns), to, guard),
-                DType::I8 => integer::<i8>(g, [a, b], (rows, columns), to, guard),
-                DType::U8 => integer::<u8>(g, [a, b], (rows, columns), to, guard),
+                DType::F64 => float_product::<f64>(g, [a, b], (rows, columns), to, memory, guard),
+                d if d.is_float() => float_product::<f32>(g, [a, b], (rows, columns), to, memory, guard),
+                DType::I64 => integer_product::<i64>(g, [a, b], (rows, columns), to, guard),
+                DType::I32 => integer_product::<i32>(g, [a, b], (rows, columns), to, guard),
+                DType::I8 => integer_product::<i8>(g, [a, b], (rows, columns), to, guard),
+                DType::U8 => integer_product::<u8>(g, [a, b], (rows, columns), to, guard),
                 d => Err(Error::Type(format!("a product of {d}").into())),
             }
         }
     }
+}
+
+/// Multiplies a tile of floats.
+///
+/// # Safety
+/// As [`Run::product`].
+unsafe fn float_product<T: Summed>(
+    g: &GemmCode,
+    [a, b]: [Matrix<'_>; 2],
+    (rows, columns): (Range<usize>, Range<usize>),
+    to: Target,
+    memory: [&mut super::Bytes; 2],
+    guard: Option<(Guard<'_>, Place)>,
+) -> Result<()> {
+    let a = match &g.patches {
+        Some(patches) => Left::Patches(patches, (a.bytes, a.dtype, a.offset as usize)),
+        None => Left::Plain(a),
+    };
+    let b = match (&g.packed, &g.windows) {
+        (Some(packed), _) => Right::Packed(packed.values::<T>()),
+        (_, Some(windows)) => Right::Windows(windows, (b.bytes, b.dtype, b.offset as usize)),
+        _ => Right::Plain(b),
+    };
+    let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k };
+    // SAFETY: the caller's promise.
+    unsafe {
+        match guard {
+            Some(guard) => guard::multiply(&tile, to, memory, guard),
+            None => tile.multiply(to, memory, None),
+        }
+    }
+}
+
+/// Multiplies a tile of integers.
+///
+/// # Safety
+/// As [`Run::product`].
+unsafe fn integer_product<T: Integer + PartialEq>(
+    g: &GemmCode,
+    [a, b]: [Matrix<'_>; 2],
+    (rows, columns): (Range<usize>, Range<usize>),
+    to: Target,
+    guard: Option<(Guard<'_>, Place)>,
+) -> Result<()> {
+    let b = Matrix { offset: b.offset + columns.start as isize * b.column, ..b };
+    for (i, row) in rows.enumerate() {
+        // SAFETY: a row of the tile, which the caller promises.
+        let out = unsafe { std::slice::from_raw_parts_mut(to.base.0.cast::<T>().add(i * to.row), columns.len()) };
+        let (acc, size) = (g.epilogue.acc, (row, g.k, columns.len()));
+        match guard {
+            Some((guard, place)) => {
+                let place = Place { first: place.first + i * place.row, ..place };
+                guard::multiply_integers(acc, size, [a, b], out, (guard, place))?;
+            }
+            None => int::multiply(acc, size, a, b, out)?,
+        }
+    }
+    Ok(())
 }
 
 impl Loader for Rows<'_, '_> {
