@@ -94,7 +94,7 @@ impl WarpAttention {
         self.tiling.rows / self.tiling.warps / ROWS
     }
 
-    /// Blocks that the registers of a multiprocessor suffice for, if a thread has so many for its
+    /// Blocks that the registers of a multiprocessor suffice for, if a thread has this many for its
     /// queries; 0 if it would have too few.
     fn blocks_with(&self, queries: usize) -> usize {
         let own = self.row_tiles() * (self.tiling.keys / 2 + self.problem.padded_value() / 2) + queries + OTHERS;
@@ -168,7 +168,7 @@ mod tests {
         let some = WarpAttentionTiling::named(&[("tile_m", 128), ("warps", 8)]).unwrap();
         assert_eq!(WarpAttentionTiling::of_words(&some.words()), Some(some));
         assert_eq!(WarpAttentionTiling::of_words(&[1; 8]), None);
-        // Eight warps have no 16 rows each.
+        // Eight warps cannot have 16 rows each.
         assert_eq!(WarpAttentionTiling::named(&[("tile_m", 64), ("warps", 8)]), None);
     }
 

@@ -111,7 +111,7 @@ pub struct ChainLayer {
     pub by_k: bool,
     /// Elements between neighbours along the weight's other axis.
     pub stride: usize,
-    /// Elements that one access may read: the weight's rows begin at multiples of so many.
+    /// Elements that one access may read: the weight's rows begin at multiples of this many.
     pub vector: usize,
     /// What the epilogue's `In` leaves read: rows and single numbers.
     pub inputs: Vec<Operand>,

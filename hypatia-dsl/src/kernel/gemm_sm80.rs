@@ -119,7 +119,7 @@ pub struct Factor {
     pub dtype: DType,
     /// True if k is its dense axis: `[m, k]` or `[n, k]` in memory.
     pub dense_k: bool,
-    /// A power of two, at most 16: every row begins at a multiple of so many bytes.
+    /// A power of two, at most 16: every row begins at a multiple of this many bytes.
     pub unit: usize,
 }
 

@@ -138,7 +138,7 @@ pub enum RowAccess {
 /// Reductions over groups of elements that lie side by side in a row, all of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Groups {
-    /// The first step over groups; all steps behind it are over groups too.
+    /// The first step over groups; all steps after it are over groups too.
     pub first: usize,
     /// Elements of a group, which divides the length of a row.
     pub size: usize,

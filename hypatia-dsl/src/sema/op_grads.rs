@@ -1,6 +1,6 @@
 //! `grad` of an op: the gradients of its operands.
 //!
-//! In: `grad(y, dy) = ...` behind the body of an op. Out: an [`OpGrad`], with an expression for
+//! In: `grad(y, dy) = ...` after the body of an op. Out: an [`OpGrad`], with an expression for
 //! each operand whose elements can be floats. Invariant: its variables are those of the op's
 //! signature, then one for each result and one for the gradient of each result, then those of its
 //! `let`s.

@@ -160,7 +160,7 @@ impl RowCode {
         self.n.checked_div(self.extents[reduction]).unwrap_or(1)
     }
 
-    /// The number of results of all reductions of so many rows.
+    /// The number of results of all reductions of this many rows.
     fn results_of(&self, rows: usize) -> usize {
         (0..self.reductions.len()).map(|i| self.each(i) * rows).sum()
     }

@@ -365,7 +365,7 @@ impl Chooser<'_> {
 }
 
 /// Whether no size that is known keeps a tiled kernel from computing attention, or its gradients,
-/// of these factors, whose heads have at most so many elements; `turned` has them along the axis
+/// of these factors, whose heads have at most this many elements; `turned` has them along the axis
 /// before the last one.
 fn fits(graph: &Graph, factors: &[Value], turned: Value, most: usize) -> bool {
     let types = || factors.iter().map(|v| (*v, graph.ty(*v)));

@@ -42,7 +42,7 @@ impl Default for Problem {
 }
 
 impl Problem {
-    /// An empty problem, with capacity for so many classes and nodes.
+    /// An empty problem, with capacity for this many classes and nodes.
     pub fn with_capacity(classes: usize, nodes: usize) -> Problem {
         let mut first = Vec::with_capacity(classes + 1);
         first.push(0);

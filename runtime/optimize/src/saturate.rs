@@ -331,7 +331,7 @@ const CLASSES_FOR_THREADS: usize = 500;
 /// Minimum number of rules per thread.
 const RULES_A_THREAD: usize = 8;
 
-/// Searches every rule on the present e-graph, after so many steps of matching. All cores search;
+/// Searches every rule on the present e-graph, after this many steps of matching. All cores search;
 /// the result is the same as on one.
 fn search_all<'r>(
     egraph: &EGraph,

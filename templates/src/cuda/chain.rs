@@ -153,7 +153,7 @@ impl<'k> Printed<'k> {
         loaded(self.kernel.layers[l].inputs[i].dtype, &format!("in{at}[{column}]"))
     }
 
-    /// What an epilogue is called with behind its accumulator.
+    /// What an epilogue is called with after its accumulator.
     fn inputs(&self, l: usize, row: &dyn Fn(usize) -> String) -> Vec<String> {
         let mut of_row = 0;
         let mut value = |(i, o): (usize, &hypatia_dsl::kernel::Operand)| match o.access {

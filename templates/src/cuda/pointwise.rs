@@ -1,4 +1,4 @@
-//! Pointwise kernels: a region of element-wise operations, or the pass behind a matrix product.
+//! Pointwise kernels: a region of element-wise operations, or the pass after a matrix product.
 //!
 //! In: a [`PointwiseKernel`]. Out: its source. Invariant: a kernel whose operands are full or
 //! single elements treats its output as one flat array; any other kernel loops over rows and
@@ -80,7 +80,7 @@ pub(super) fn emit(
         .map(|(r, (name, _))| format!("{name} = {}", super::term::formula(program, &kernel.term, *r, &|_| None)))
         .collect();
     let entries = vec![entry];
-    let kind = if kernel.acc.is_some() { "the pass behind a matrix product" } else { "a pointwise region" };
+    let kind = if kernel.acc.is_some() { "the pass after a matrix product" } else { "a pointwise region" };
     let header = Header {
         name: &kernel.name,
         kind,

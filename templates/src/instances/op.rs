@@ -211,7 +211,7 @@ fn operands(def: &OpDef, present: &[bool], dtype: DType) -> Result<Vec<Option<Te
             _ => Err(format!("operand `{}` is not a single tensor", p.name)),
         })
         .collect::<Result<_, _>>()?;
-    // What a rest stands for depends on whether anything behind it names the last axis.
+    // What a rest stands for depends on whether anything after it names the last axis.
     let mut rests: HashMap<Option<VarId>, Shape> = HashMap::new();
     for ty in patterns.iter().flatten() {
         let key = match &ty.rest {

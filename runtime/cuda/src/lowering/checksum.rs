@@ -117,7 +117,7 @@ impl Checksum {
         work
     }
 
-    /// The launches behind a product; `None` if their sums are too many.
+    /// The launches after a product; `None` if their sums are too many.
     pub fn launches(&self, seen: Seen) -> Option<Vec<(Body, Work)>> {
         let [outer, inner, m, n, _] = self.sizes;
         let (width, row_sums) = match seen {

@@ -146,7 +146,7 @@ struct Frontier {
 }
 
 impl Frontiers {
-    /// The classes near the entries of the change logs behind a position, as far above them as some
+    /// The classes near the entries of the change logs after a position, as far above them as some
     /// rule of the set matches.
     pub fn since<'r>(
         egraph: &View<'_>,

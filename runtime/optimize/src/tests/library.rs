@@ -181,7 +181,7 @@ fn a_ruleset_without_end_leaves_the_others_their_budgets() {
 
 #[test]
 fn a_long_sum_of_products_ends_by_counted_work() {
-    // Every product can absorb every partial sum behind it: the e-graph grows until the work budget
+    // Every product can absorb every partial sum after it: the e-graph grows until the work budget
     // is spent.
     let mut g = Graph::new(library());
     let mut sum = None;
