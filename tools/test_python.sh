@@ -70,6 +70,8 @@ else
   left=(--ignore tests/models.py
     --ignore hypatia_core/nn --ignore hypatia_core/fuse.py --ignore hypatia_core/fused_modules.py
     --ignore hypatia_core/_eager.py --ignore hypatia_core/_fx.py --ignore hypatia_core/backend.py
+    --ignore hypatia_core/_importer.py --ignore hypatia_core/_moves.py --ignore hypatia_core/_norms.py
+    --ignore hypatia_core/_pointwise.py --ignore hypatia_core/_products.py
     --ignore hypatia_core/_launch.py --ignore hypatia_core/_part.py --ignore hypatia_core/_fusion.py
     --ignore hypatia_core/_optimize.py --ignore hypatia_core/_training.py --ignore hypatia_core/_division.py
     --ignore hypatia_core/_known.py --ignore hypatia_core/_attention.py

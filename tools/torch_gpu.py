@@ -5,7 +5,7 @@
 
 Needs an installed hypatia-core, PyTorch with CUDA, and transformers for BERT and GPT-2 (random
 weights). Prints microseconds a call, the host's part included: medians of rounds of many calls, one
-behind the other, in bf16; the same where each call is waited for; the host's part alone; the first
+after another, in bf16; the same where each call is waited for; the host's part alone; the first
 result of each side in seconds; and the error's root mean square against float64, over eager's.
 Peers that no longer fit into the seconds are left out. With --train, a call is forward and
 backward, and the error is that of all gradients. With --untuned, the models are those that nobody

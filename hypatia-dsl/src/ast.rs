@@ -223,14 +223,14 @@ pub enum DimExpr {
     Rest(Option<Expr>, Span),
 }
 
-/// `grad(y, dy) = body` behind the body of an op: the gradients of its operands.
+/// `grad(y, dy) = body` after the body of an op: the gradients of its operands.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct OpGrad {
     /// One for each result of the op, then one for the gradient of each.
     pub names: Vec<Name>,
     /// One expression for each operand whose elements can be floats; `(a, b)` for two.
     pub body: Expr,
-    /// `let name = e` behind the body, in order.
+    /// `let name = e` after the body, in order.
     pub lets: Vec<(Name, Expr)>,
 }
 
@@ -248,7 +248,7 @@ pub struct Op {
     pub results: Vec<ResultType>,
     /// The body, one expression per result (`(a, b)` for two); `None` for a builtin.
     pub body: Option<Expr>,
-    /// `let name = e` behind the body, in order.
+    /// `let name = e` after the body, in order.
     pub lets: Vec<(Name, Expr)>,
     /// The gradients of the operands, if they are written.
     pub grad: Option<OpGrad>,
@@ -399,7 +399,7 @@ pub struct Clause {
     pub must: bool,
     /// A rule, a family of rules, one of those, or a ruleset.
     pub rule: Path,
-    /// `count = N`: exactly so many sites.
+    /// `count = N`: exactly this many sites.
     pub count: Option<Spanned<u64>>,
     /// `at "NODE"`: a site at this node of the model.
     pub at: Option<Spanned<String>>,

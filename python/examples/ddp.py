@@ -114,7 +114,7 @@ def main() -> None:
     check(given.fsdp or hyp.report().hypatia > 0, f"no plan ran:\n{hyp.report()}")
     if rank == 0:
         print(f"parameters differ by {worst:.1e}")
-    # A thread of gloo lets go of the last collective's tensors behind the result, and needs the
+    # A thread of gloo lets go of the last collective's tensors after the result, and needs the
     # interpreter's lock for it, with the group's own lock held. Ending the group meanwhile would
     # wait for that with the interpreter's lock held: for ever. A barrier waits without it.
     dist.barrier()

@@ -21,7 +21,7 @@ WIDTHS, DEPTHS = (256, 1024, 4096), (2, 4, 8)
 
 
 def perceptron(width: int, depth: int) -> nn.Module:
-    """Linear layers with ReLU behind each."""
+    """Linear layers with ReLU after each."""
     layers = [m for _ in range(depth) for m in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*layers)
 

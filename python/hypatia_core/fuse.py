@@ -94,7 +94,7 @@ def fuse_(
 ) -> Fusions:
     """Put fused layers into a model, in place.
 
-    Replaced are linear layers with an activation behind them in an ``nn.Sequential``, those of
+    Replaced are linear layers with an activation after them in an ``nn.Sequential``, those of
     linear layers alone as a whole, ``nn.LayerNorm``, ``nn.RMSNorm``, and feed-forward blocks with
     ``gate_proj``, ``up_proj``, ``down_proj`` and an activation module. Modules of other classes,
     with hooks or with parametrisations stay. What ``forward`` of a class of yours calls as a
@@ -236,7 +236,7 @@ class _Fuser:
         return FusedMLP.of(module, steps, self.rules)
 
     def pairs(self, parent: nn.Sequential, path: str) -> None:
-        """Replace linear layers with an activation behind them."""
+        """Replace linear layers with an activation after them."""
         items = list(parent._modules.items())
         for (name, layer), (next_name, behind) in itertools.pairwise(items):
             if type(layer) is not nn.Linear or behind is None:

@@ -84,7 +84,7 @@ pub fn run<'py>(
     let guest = |scratch: u64| Guest { stream, captures, inputs: &inputs, outputs: &outputs, scratch };
     let submit = |scratch: u64| {
         // SAFETY: the tensors are on this GPU, in PyTorch's memory, of the plan's types and sizes;
-        // they are alive, and PyTorch reuses their memory only behind the work on its stream. The
+        // they are alive, and PyTorch reuses their memory only after the work on its stream. The
         // outputs were just allocated. Only this thread submits over this scratch memory: it is
         // new, or its lock is held. Plans that PyTorch captures live as long as the process.
         unsafe { executor.run_as_guest(&guest(scratch)) }.map_err(raised)

@@ -27,7 +27,7 @@ use hypatia_pipeline::optimize;
 /// Prints the milliseconds of saturation and of extraction, and the result, for the log.
 fn describe(name: &str, graph: &Graph, options: &Options) {
     let report = optimize(graph, options).unwrap().report;
-    let saturation: f64 = report.stages.iter().map(|s| s.millis).sum();
+    let saturation: f64 = report.runs.iter().map(|s| s.millis).sum();
     eprintln!(
         "{name}: {} nodes, {} ops become {}; {:.1} ms: saturation {saturation:.1}, extraction {:.1}, {} e-nodes{}",
         graph.nodes.len(),
@@ -35,7 +35,7 @@ fn describe(name: &str, graph: &Graph, options: &Options) {
         report.after.ops,
         report.millis,
         report.extraction_millis,
-        report.stages.iter().map(|s| s.nodes).max().unwrap_or(0),
+        report.runs.iter().map(|s| s.nodes).max().unwrap_or(0),
         if report.complete() { "" } else { " (cut short)" },
     );
 }

@@ -8,10 +8,10 @@
 
 mod compile;
 mod compiled;
+mod delta_debugging;
 mod evidence;
 mod incident;
 mod judge;
-mod part;
 mod safety;
 mod strict;
 

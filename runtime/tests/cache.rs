@@ -96,7 +96,7 @@ fn cache() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn parts(store: &Store) -> usize {
-    store.list().unwrap().iter().filter(|s| s.state == State::Part).count()
+    store.list().unwrap().iter().filter(|s| s.state == State::Partial).count()
 }
 
 fn mode(path: &Path, mode: u32) {

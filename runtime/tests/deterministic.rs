@@ -61,7 +61,7 @@ fn plans() -> String {
                 pipeline::optimize(graph, &Options { device: device.clone(), ..Options::default() }).unwrap();
             let plan = pipeline::plan(&optimized.graph, &plan::Options::new(device)).unwrap();
             writeln!(out, "== {name}\n{}\n{plan}", optimized.graph).unwrap();
-            for s in &optimized.report.stages {
+            for s in &optimized.report.runs {
                 writeln!(out, "{} {} {} {} {} {}", s.ruleset, s.iterations, s.fired, s.nodes, s.steps, s.stop).unwrap();
             }
             for f in &optimized.report.firings {
@@ -123,10 +123,10 @@ fn deep_models_take_a_small_part_of_the_budget() {
     for (name, graph) in
         [("bert-12", models::Bert::base(12).graph(&program)), ("llama-80", models::Llama::shaped(80).graph(&program))]
     {
-        let budget = Budget::of_run(graph.nodes.len(), &options, Instant::now());
+        let budget = Budget::of_optimisation(graph.nodes.len(), &options, Instant::now());
         let report = pipeline::optimize(&graph, &options).unwrap().report;
-        let steps: usize = report.stages.iter().map(|s| s.steps).sum();
-        let looked = report.stages.iter().map(|s| s.looked_through).max().unwrap();
+        let steps: usize = report.runs.iter().map(|s| s.steps).sum();
+        let looked = report.runs.iter().map(|s| s.looked_through).max().unwrap();
         println!("{name}: {steps} steps of {}, {looked} nodes of {}", budget.steps, budget.looked_through);
         assert!(20 * steps <= budget.steps && 20 * looked <= budget.looked_through, "{name}: {steps}, {looked}");
     }

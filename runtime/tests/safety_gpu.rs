@@ -73,7 +73,7 @@ fn network(program: Arc<Program>, options: Options) -> (Model, Inputs) {
     (Model::new(g.finish().unwrap(), options), inputs)
 }
 
-/// Within so many times the tolerance with which plans are compared.
+/// Within this many times the tolerance with which plans are compared.
 fn within(times: f64, got: &[Tensor], want: &[Tensor]) -> bool {
     let tolerance = |w: &Tensor| Tolerance { rtol: times * Tolerance::of(w.dtype(), 1).rtol, atol: None };
     got.iter().zip(want).all(|(g, w)| Comparison::of(g, w, tolerance(w)).unwrap().ok)

@@ -61,10 +61,10 @@ fn by_name(program: &Program, kernel: &Kernel, TemplateFile { file, text }: &Tem
 /// A fault in a line, with hints.
 fn fault(text: &str, Wrong { line, problem }: Wrong) -> TemplateFault {
     let (mut notes, mut hints) = (Vec::new(), Vec::new());
-    match line.and_then(|l| text.lines().nth(l - 1)).and_then(misspelt_part) {
-        Some((of, part, known)) => {
-            notes.push(format!("`{of}` has the fields {}, but not `{part}`", known.join(", ")));
-            hints.extend(closest(part, known.iter().copied()).map(|near| format!("did you mean `{of}.{near}`?")));
+    match line.and_then(|l| text.lines().nth(l - 1)).and_then(misspelt_field) {
+        Some((of, field, known)) => {
+            notes.push(format!("`{of}` has the fields {}, but not `{field}`", known.join(", ")));
+            hints.extend(closest(field, known.iter().copied()).map(|near| format!("did you mean `{of}.{near}`?")));
         }
         None => hints.extend(problem.hint().map(str::to_string)),
     }
@@ -72,17 +72,17 @@ fn fault(text: &str, Wrong { line, problem }: Wrong) -> TemplateFault {
 }
 
 /// Finds `acc.typ` in a line: the variable, the unknown field, and the fields that exist.
-fn misspelt_part(line: &str) -> Option<(&'static str, &str, &'static [&'static str])> {
+fn misspelt_field(line: &str) -> Option<(&'static str, &str, &'static [&'static str])> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let inside = line.match_indices("${").filter_map(|(i, _)| line[i + 2..].split('}').next());
     inside.into_iter().find_map(|expression| {
-        template::PARTS.iter().find_map(|(of, known)| {
+        template::FIELDS.iter().find_map(|(of, known)| {
             let mut found = expression.match_indices(of).filter_map(|(i, _)| {
                 let alone = !expression[..i].chars().next_back().is_some_and(|c| word(c) || c == '.' || c == '"');
                 let rest = expression[i + of.len()..].strip_prefix('.').filter(|_| alone)?;
                 Some(&rest[..rest.find(|c| !word(c)).unwrap_or(rest.len())])
             });
-            found.find(|part| !known.contains(part)).map(|part| (*of, part, *known))
+            found.find(|field| !known.contains(field)).map(|field| (*of, field, *known))
         })
     })
 }

@@ -202,7 +202,7 @@ impl Instance {
     }
 }
 
-/// The CUDA C++ of an open kernel for one epilogue: the pass behind the matrix product. `acc` is
+/// The CUDA C++ of an open kernel for one epilogue: the pass after the matrix product. `acc` is
 /// the element type of the product's result, `operands` are what the term's `In` leaves read,
 /// `output` is the element type that is stored, and `tune` chooses values for tuning parameters,
 /// the first choice for the others. A kernel from a template takes its operands a and b in the

@@ -228,17 +228,17 @@ fn lines(dtype: DType) -> Vec<Instance> {
             [1, 3].map(|batch| Body::Product(ProductKernel { name: name("product"), doc: doc(), dtype, batch })),
         );
     }
-    for (i, part) in [Running::Whole, Running::Sums, Running::Chunks].into_iter().enumerate() {
+    for (i, role) in [Running::Whole, Running::Sums, Running::Chunks].into_iter().enumerate() {
         for columns in [false, true] {
             let (name, exclusive, reverse) = (name("cumsum"), (i > 0) == columns, i == 1);
-            bodies.push(Body::Cumsum(CumsumKernel { name, doc: doc(), dtype, exclusive, reverse, part, columns }));
+            bodies.push(Body::Cumsum(CumsumKernel { name, doc: doc(), dtype, exclusive, reverse, role, columns }));
         }
     }
-    for part in [Sorting::Tiles, Sorting::Merge] {
+    for role in [Sorting::Tiles, Sorting::Merge] {
         for (descending, indices, outer) in [(false, false, 1), (true, false, 2), (false, true, 1)] {
             if dtype.is_int() || !indices {
                 let name = name("sort");
-                bodies.push(Body::Sort(SortKernel { name, doc: doc(), dtype, outer, descending, indices, part }));
+                bodies.push(Body::Sort(SortKernel { name, doc: doc(), dtype, outer, descending, indices, role }));
             }
         }
     }

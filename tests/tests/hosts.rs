@@ -45,12 +45,12 @@ fn fifty_graphs_are_optimised_alike() {
         let a = pipeline::optimize(&random_graph(&made, seed), &options).unwrap();
         let b = pipeline::optimize(&random_graph(&loaded, seed), &options).unwrap();
         assert_eq!(a.graph.to_string(), b.graph.to_string(), "seed {seed}");
-        let stages = |o: &optimize::Optimized| {
-            o.report.stages.iter().map(|s| (s.ruleset.clone(), s.nodes, s.classes, s.fired)).collect::<Vec<_>>()
+        let runs = |o: &optimize::Optimized| {
+            o.report.runs.iter().map(|s| (s.ruleset.clone(), s.nodes, s.classes, s.fired)).collect::<Vec<_>>()
         };
-        assert_eq!(stages(&a), stages(&b), "seed {seed}");
+        assert_eq!(runs(&a), runs(&b), "seed {seed}");
         assert_eq!(a.report.after.micros.to_bits(), b.report.after.micros.to_bits(), "seed {seed}");
-        fired += a.report.stages.iter().map(|s| s.fired).sum::<usize>();
+        fired += a.report.runs.iter().map(|s| s.fired).sum::<usize>();
     }
     assert!(fired > 100, "only {fired} rules fired: the graphs test nothing");
 }

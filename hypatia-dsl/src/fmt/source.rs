@@ -1,7 +1,7 @@
 //! Tokens of a file with their comments, and the role of each token.
 //!
 //! In: the text of a file without syntax errors. Out: its tokens, each with the comments before and
-//! behind it. Invariant: every comment belongs to one token, or to the end of the file.
+//! after it. Invariant: every comment belongs to one token, or to the end of the file.
 
 use std::ops::Range;
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub use attrs::{AExpr, AFn, AttrType, AttrValue, DTypePat, DeviceFact, DimPat, Fact, Guard, RestPat, TypePat};
 pub use bytes::{VERSION, is_of_version};
 pub use contract::{Clause, Contract, Demand};
-pub use sides::{AttrPat, Build, BuildArg, BuildNode, Each, Head, NodePat, Pat, Rest, parts};
+pub use sides::{AttrPat, Build, BuildArg, BuildNode, Each, Head, NodePat, Pat, Rest, walk_build};
 
 use hypatia_target::cublaslt::Epilogue;
 use serde::{Deserialize, Serialize};
@@ -389,9 +389,9 @@ pub struct RuleSetDef {
     pub iterations: Option<u32>,
     /// The node budget: `fixed + per_node * nodes of the graph`.
     pub nodes: (u64, u64),
-    /// The maximum number of work steps in one run of the stage:
-    /// `fixed + per_node * nodes of the graph`. `None` means that the stage has no limit of its
-    /// own.
+    /// The maximum number of work steps in one run of the ruleset:
+    /// `fixed + per_node * nodes of the graph`. `None` means that the ruleset has no limit of
+    /// its own.
     pub steps: Option<(u64, u64)>,
 }
 

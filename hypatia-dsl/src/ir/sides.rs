@@ -178,21 +178,21 @@ pub enum BuildArg {
 
 /// Calls `f` for every subexpression of a right side in preorder. The flag passed to `f` is true
 /// for the root only, if `root` is.
-pub fn parts<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: bool) {
+pub fn walk_build<'b>(b: &'b Build, f: &mut dyn FnMut(&'b Build, bool), root: bool) {
     f(b, root);
     match b {
         Build::Node(n) => {
             for a in &n.args {
                 match a {
-                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => parts(b, f, false),
+                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => walk_build(b, f, false),
                     BuildArg::Spread(_) => {}
                 }
             }
         }
-        Build::Else(_, b) | Build::Frozen(b) => parts(b, f, false),
+        Build::Else(_, b) | Build::Frozen(b) => walk_build(b, f, false),
         Build::If(_, a, b) => {
-            parts(a, f, false);
-            parts(b, f, false);
+            walk_build(a, f, false);
+            walk_build(b, f, false);
         }
         Build::Var(_) | Build::Number(_) | Build::Absent => {}
     }

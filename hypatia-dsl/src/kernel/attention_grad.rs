@@ -166,8 +166,8 @@ pub struct AttentionGradKernel {
 }
 
 impl AttentionGradKernel {
-    /// Blocks of 16 rows that a warp owns.
-    pub fn parts(&self) -> usize {
+    /// Tiles of 16 rows that a warp owns.
+    pub fn row_tiles(&self) -> usize {
         self.tiling.rows / self.tiling.warps / ROWS
     }
 
@@ -183,7 +183,7 @@ impl AttentionGradKernel {
     /// Blocks that run beside each other on a multiprocessor, as far as registers go; 0 if a thread
     /// has too few.
     pub fn blocks(&self) -> usize {
-        let own = self.parts() * (self.tiling.columns + self.results() / 2 + 8) + OTHER_REGISTERS;
+        let own = self.row_tiles() * (self.tiling.columns + self.results() / 2 + 8) + OTHER_REGISTERS;
         if own > MAX_REGISTERS_PER_THREAD { 0 } else { REGISTERS / (own.next_multiple_of(8) * self.tiling.threads()) }
     }
 

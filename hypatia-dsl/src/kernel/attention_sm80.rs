@@ -89,21 +89,21 @@ pub struct WarpAttention {
 }
 
 impl WarpAttention {
-    /// Blocks of 16 rows that a warp owns.
-    pub fn parts(&self) -> usize {
+    /// Tiles of 16 rows that a warp owns.
+    pub fn row_tiles(&self) -> usize {
         self.tiling.rows / self.tiling.warps / ROWS
     }
 
-    /// Blocks that the registers of a multiprocessor suffice for, if a thread has so many for its
+    /// Blocks that the registers of a multiprocessor suffice for, if a thread has this many for its
     /// queries; 0 if it would have too few.
     fn blocks_with(&self, queries: usize) -> usize {
-        let own = self.parts() * (self.tiling.keys / 2 + self.problem.padded_value() / 2) + queries + OTHERS;
+        let own = self.row_tiles() * (self.tiling.keys / 2 + self.problem.padded_value() / 2) + queries + OTHERS;
         if own > MOST { 0 } else { REGISTERS / (own.next_multiple_of(8) * self.tiling.threads()) }
     }
 
     /// Blocks for threads that keep their queries, and for those that read them for each tile.
     fn both(&self) -> [usize; 2] {
-        [self.blocks_with(self.parts() * self.problem.padded_head() / 4), self.blocks_with(4 * self.parts())]
+        [self.blocks_with(self.row_tiles() * self.problem.padded_head() / 4), self.blocks_with(4 * self.row_tiles())]
     }
 
     /// True if a thread keeps its queries in registers: where that costs no block.
@@ -168,7 +168,7 @@ mod tests {
         let some = WarpAttentionTiling::named(&[("tile_m", 128), ("warps", 8)]).unwrap();
         assert_eq!(WarpAttentionTiling::of_words(&some.words()), Some(some));
         assert_eq!(WarpAttentionTiling::of_words(&[1; 8]), None);
-        // Eight warps have no 16 rows each.
+        // Eight warps cannot have 16 rows each.
         assert_eq!(WarpAttentionTiling::named(&[("tile_m", 64), ("warps", 8)]), None);
     }
 

@@ -16,7 +16,7 @@ use crate::scalar::{TermBuilder, TermId, TermNode};
 use crate::shape::{Dim, broadcast, show_shape};
 use crate::typing::{Bindings, Facts, TensorType, apply_op, apply_scalar, bind_op, eval, normalise_attrs, type_fact};
 
-use super::space::{Axis, Parts, Space};
+use super::space::{Axes, Axis, Space};
 use super::{GatheredRows, Reduction};
 
 /// Maximum nesting depth of ops.
@@ -38,7 +38,7 @@ pub(super) struct Val {
     /// Its type.
     pub ty: TensorType,
     /// The axes of the space that each axis of its shape is made of.
-    pub axes: Vec<Parts>,
+    pub axes: Vec<Axes>,
 }
 
 /// A reduction and its operand.
@@ -46,7 +46,7 @@ pub(super) struct Step {
     pub kind: Reduction,
     pub value: TermId,
     /// The axes of the operand of the reduction.
-    pub axes: Parts,
+    pub axes: Axes,
     /// True if it is over groups of a row.
     pub grouped: bool,
 }
@@ -57,14 +57,14 @@ pub(super) struct Body<'a> {
     pub space: Space,
     pub terms: TermBuilder,
     /// Type and axes of each operand that is present.
-    pub inputs: Vec<(TensorType, Vec<Parts>)>,
+    pub inputs: Vec<(TensorType, Vec<Axes>)>,
     pub steps: Vec<Step>,
     /// Operands whose rows another one picks.
     pub gathers: Vec<GatheredRows>,
     /// The reduced axes, once there is a reduction.
-    pub row: Option<Parts>,
+    pub row: Option<Axes>,
     /// The innermost of these that make up a group, once there is a reduction over groups.
-    pub group: Option<Parts>,
+    pub group: Option<Axes>,
     known: HashMap<(Reduction, TermId, bool), u32>,
     /// Every value: no two axes of one value may be unified.
     values: Vec<Val>,
@@ -136,7 +136,7 @@ impl<'a> Body<'a> {
 
     /// A further operand.
     pub fn operand(&mut self, ty: &TensorType) -> ValId {
-        let axes: Vec<Parts> = ty.shape.iter().map(|d| self.space.axis(d)).collect();
+        let axes: Vec<Axes> = ty.shape.iter().map(|d| self.space.axis(d)).collect();
         let input = self.inputs.len() as u32;
         self.inputs.push((ty.clone(), axes.clone()));
         let id = self.terms.add(TermNode::In { input, view: InView::Broadcast });
@@ -149,7 +149,7 @@ impl<'a> Body<'a> {
         let TermNode::In { input, .. } = *self.terms.node(id) else { return Err("an index is computed".into()) };
         let rows = table.shape.first().and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
         let rows = rows.filter(|_| input < STEP).ok_or("the rows of a table are unknown")?;
-        let mut axes: Vec<Parts> = vec![Vec::new()];
+        let mut axes: Vec<Axes> = vec![Vec::new()];
         axes.extend(table.shape[1..].iter().map(|d| self.space.axis(d)));
         let at = self.inputs.len();
         self.inputs.push((table.clone(), axes.clone()));
@@ -161,7 +161,7 @@ impl<'a> Body<'a> {
     }
 
     /// A further value.
-    pub fn value(&mut self, id: TermId, ty: TensorType, axes: Vec<Parts>) -> ValId {
+    pub fn value(&mut self, id: TermId, ty: TensorType, axes: Vec<Axes>) -> ValId {
         self.values.push(Val { id, ty, axes });
         ValId(self.values.len() - 1)
     }
@@ -178,13 +178,13 @@ impl<'a> Body<'a> {
         for (ty, _) in &self.inputs {
             full = broadcast(&full, &ty.shape).ok_or("its operands do not broadcast together")?;
         }
-        let mut seen: Vec<Option<Parts>> = vec![None; full.len()];
+        let mut seen: Vec<Option<Axes>> = vec![None; full.len()];
         for (_, axes) in &self.inputs {
             let skip = full.len() - axes.len();
-            for (slot, parts) in seen[skip..].iter_mut().zip(axes).filter(|(_, p)| !p.is_empty()) {
+            for (slot, own) in seen[skip..].iter_mut().zip(axes).filter(|(_, p)| !p.is_empty()) {
                 match slot {
-                    Some(known) => drop(self.space.unify(known, parts)),
-                    None => *slot = Some(parts.clone()),
+                    Some(known) => drop(self.space.unify(known, own)),
+                    None => *slot = Some(own.clone()),
                 }
             }
         }
@@ -195,7 +195,7 @@ impl<'a> Body<'a> {
     pub fn check(&self) -> Derived<()> {
         for value in &self.values {
             let mut seen: HashSet<Axis> = HashSet::new();
-            let axes: Parts = value.axes.iter().flatten().copied().collect();
+            let axes: Axes = value.axes.iter().flatten().copied().collect();
             if !self.space.now(&axes).into_iter().all(|a| seen.insert(a)) {
                 return Err("a value does not lie along the rows of another".into());
             }
@@ -269,13 +269,13 @@ impl<'a> Body<'a> {
     }
 
     /// The axes of a value that is broadcast to a shape: new axes where it is repeated.
-    fn expanded(&mut self, axes: &[Parts], from: &[Dim], to: &[Dim]) -> Vec<Parts> {
+    fn expanded(&mut self, axes: &[Axes], from: &[Dim], to: &[Dim]) -> Vec<Axes> {
         let skip = to.len().saturating_sub(from.len());
         let mut out = Vec::with_capacity(to.len());
         for (i, size) in to.iter().enumerate() {
             let kept = i.checked_sub(skip).filter(|j| from.get(*j) == Some(size)).and_then(|j| axes.get(j));
             out.push(match kept {
-                Some(parts) => parts.clone(),
+                Some(axes) => axes.clone(),
                 None => self.space.axis(size),
             });
         }
@@ -283,21 +283,49 @@ impl<'a> Body<'a> {
     }
 
     /// The axes of a pointwise function of these values.
-    fn join(&mut self, values: &[Val], ty: &TensorType) -> Derived<Vec<Parts>> {
-        let mut out: Vec<Parts> = vec![Vec::new(); ty.shape.len()];
+    fn join(&mut self, values: &[Val], ty: &TensorType) -> Derived<Vec<Axes>> {
+        let mut out: Vec<Axes> = vec![Vec::new(); ty.shape.len()];
         for v in values {
             let skip = out.len().saturating_sub(v.axes.len());
-            for (at, parts) in v.axes.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+            for (at, own) in v.axes.iter().enumerate().filter(|(_, p)| !p.is_empty()) {
                 let Some(slot) = out.get_mut(skip + at) else { continue };
                 if slot.is_empty() {
-                    slot.clone_from(parts);
-                } else if !self.space.unify(slot, parts) {
+                    slot.clone_from(own);
+                } else if !self.space.unify(slot, own) {
                     let shape = show_shape(&ty.shape);
                     return Err(format!("two values of shape {shape} are divided into rows in different ways"));
                 }
             }
         }
         Ok(out)
+    }
+
+    /// Learns the row, or the groups of a row, from a reduction over these axes, which `what`
+    /// describes. Returns whether it reduces groups.
+    fn reduces_groups(&mut self, over: Axes, what: &dyn Fn() -> String) -> Derived<bool> {
+        match self.row.clone() {
+            None => self.row = Some(over),
+            Some(row) if self.same_axes(&row, &over) => {}
+            // What was reduced so far was groups of this row.
+            Some(row) if self.group.is_none() && self.ends_with(&over, &row) => {
+                (self.group, self.row) = (Some(row), Some(over));
+                self.steps.iter_mut().for_each(|step| step.grouped = true);
+                self.known = self.known.drain().map(|((kind, id, _), step)| ((kind, id, true), step)).collect();
+            }
+            Some(row) if self.ends_with(&row, &over) => {
+                let group = self.group.get_or_insert_with(|| over.clone()).clone();
+                if !self.same_axes(&group, &over) {
+                    return Err("it reduces groups of different sizes".into());
+                }
+                return Ok(true);
+            }
+            Some(row) => {
+                if !self.space.unify(&row, &over) || self.check().is_err() {
+                    return Err(format!("{}; its other reductions reduce different axes", what()));
+                }
+            }
+        }
+        Ok(false)
     }
 
     fn reduce(
@@ -322,34 +350,11 @@ impl<'a> Body<'a> {
         if !from.dtype.is_float() && (nothing || reduction == Reduction::Mean) {
             return Err(format!("it reduces {}", from.dtype));
         }
-        let parts: Parts = reduced.iter().flat_map(|a| x.axes[*a].clone()).collect();
-        let mut grouped = false;
-        match self.row.clone() {
-            None => self.row = Some(parts.clone()),
-            Some(row) if self.same_axes(&row, &parts) => {}
-            // What was reduced so far was groups of this row.
-            Some(row) if self.group.is_none() && self.ends_with(&parts, &row) => {
-                (self.group, self.row) = (Some(row), Some(parts));
-                self.steps.iter_mut().for_each(|step| step.grouped = true);
-                self.known = self.known.drain().map(|((kind, id, _), step)| ((kind, id, true), step)).collect();
-            }
-            Some(row) if self.ends_with(&row, &parts) => {
-                let group = self.group.get_or_insert_with(|| parts.clone()).clone();
-                if !self.same_axes(&group, &parts) {
-                    return Err("it reduces groups of different sizes".into());
-                }
-                grouped = true;
-            }
-            Some(row) => {
-                if !self.space.unify(&row, &parts) || self.check().is_err() {
-                    let shown = crate::typing::show_value(&AttrValue::List(axes.clone()));
-                    let shape = show_shape(&from.shape);
-                    return Err(format!(
-                        "it reduces axes {shown} of {shape}; its other reductions reduce different axes"
-                    ));
-                }
-            }
-        }
+        let over: Axes = reduced.iter().flat_map(|a| x.axes[*a].clone()).collect();
+        let grouped = self.reduces_groups(over, &|| {
+            let shown = crate::typing::show_value(&AttrValue::List(axes.clone()));
+            format!("it reduces axes {shown} of {}", show_shape(&from.shape))
+        })?;
         let step = match self.known.get(&(reduction, x.id, grouped)) {
             Some(step) => *step,
             None => {
@@ -367,11 +372,11 @@ impl<'a> Body<'a> {
         }
         let keep = matches!(attrs.get(1), Some(AttrValue::Bool(true)));
         let mut left = Vec::with_capacity(x.axes.len());
-        for (i, parts) in x.axes.into_iter().enumerate() {
+        for (i, own) in x.axes.into_iter().enumerate() {
             match reduced.contains(&i) {
                 true if keep => left.push(Vec::new()),
                 true => {}
-                false => left.push(parts),
+                false => left.push(own),
             }
         }
         Ok(self.value(id, ty, left))
@@ -391,7 +396,7 @@ impl<'a> Body<'a> {
         Ok(())
     }
 
-    /// Whether the axes of a row are others and, behind these, the given ones.
+    /// Whether the axes of a row are others and, after these, the given ones.
     fn ends_with(&self, row: &[Axis], group: &[Axis]) -> bool {
         let (row, group) = (self.space.now(row), self.space.now(group));
         !group.is_empty() && group.len() < row.len() && row.ends_with(&group)
@@ -487,7 +492,7 @@ fn present(value: Option<ValId>) -> Derived<ValId> {
     value.ok_or_else(|| "a required operand is absent".into())
 }
 
-fn permuted(axes: &[Parts], attrs: &[AttrValue]) -> Derived<Vec<Parts>> {
+fn permuted(axes: &[Axes], attrs: &[AttrValue]) -> Derived<Vec<Axes>> {
     let Some(AttrValue::List(perm)) = attrs.first() else { return Err("the value of a permutation is unknown".into()) };
     let at = |p: &AttrValue| match p {
         AttrValue::Dim(d) => axes.get(usize::try_from(d.as_const()?).ok()?).cloned(),

@@ -111,7 +111,7 @@ pub struct ChainLayer {
     pub by_k: bool,
     /// Elements between neighbours along the weight's other axis.
     pub stride: usize,
-    /// Elements that one access may read: the weight's rows begin at multiples of so many.
+    /// Elements that one access may read: the weight's rows begin at multiples of this many.
     pub vector: usize,
     /// What the epilogue's `In` leaves read: rows and single numbers.
     pub inputs: Vec<Operand>,
@@ -206,7 +206,7 @@ impl ChainKernel {
 
     /// Columns of a layer that each block of a cluster has: a power of two, so that all blocks have
     /// whole groups of 32 elements of the next layer's k.
-    pub fn part(&self, layer: usize, cluster: usize) -> usize {
+    pub fn columns_of_block(&self, layer: usize, cluster: usize) -> usize {
         let columns = self.layers[layer].columns.div_ceil(8 * cluster).next_power_of_two() * 8;
         columns.max(WARP_K / cluster)
     }
@@ -219,9 +219,9 @@ impl ChainKernel {
     /// Bytes between rows of an intermediate of the template of warps, and elements between rows of
     /// its partial sums: spread over the banks.
     pub fn row_steps(&self, cluster: usize) -> [usize; 2] {
-        let part = |l: usize| self.part(l, cluster);
-        let inner = (0..self.layers.len() - 1).map(|l| part(l) * cluster * 2).max().unwrap_or(0);
-        let widest = (0..self.layers.len()).map(part).max().unwrap_or(0);
+        let own_columns = |l: usize| self.columns_of_block(l, cluster);
+        let inner = (0..self.layers.len() - 1).map(|l| own_columns(l) * cluster * 2).max().unwrap_or(0);
+        let widest = (0..self.layers.len()).map(own_columns).max().unwrap_or(0);
         // Threads store two neighbouring sums, or four where weights are dense along columns.
         let spread = if self.layers[0].by_k { 8 } else { 4 };
         [inner.next_multiple_of(ROW) + 64, widest.next_multiple_of(32) + spread]
@@ -247,7 +247,7 @@ impl ChainKernel {
             }
             ChainTiling::Warps { rows, cluster } => {
                 let [left, sums] = self.row_steps(cluster);
-                let columns: usize = self.rows().map(|(l, _)| self.part(l, cluster) * 4).sum();
+                let columns: usize = self.rows().map(|(l, _)| self.columns_of_block(l, cluster) * 4).sum();
                 2 * rows * left + self.warps() * rows * sums * 4 + 8 * layers + columns
             }
         }
@@ -273,9 +273,9 @@ impl ChainKernel {
             }
             ChainTiling::Warps { rows, cluster } => {
                 // Four registers for eight columns of each weight, sums of one layer.
-                let parts: usize = (0..self.layers.len()).map(|l| self.part(l, cluster)).sum();
-                let widest = (0..self.layers.len()).map(|l| self.part(l, cluster)).max().unwrap_or(0);
-                let needed = parts / 2 + rows * widest / 32 + rows + 2 * OTHERS;
+                let all: usize = (0..self.layers.len()).map(|l| self.columns_of_block(l, cluster)).sum();
+                let widest = (0..self.layers.len()).map(|l| self.columns_of_block(l, cluster)).max().unwrap_or(0);
+                let needed = all / 2 + rows * widest / 32 + rows + 2 * OTHERS;
                 let shared = if cluster == 1 { SHARED_AMPERE } else { SHARED };
                 needed <= of_block(self.threads()) && self.shared() <= shared
             }
@@ -342,8 +342,8 @@ mod tests {
     #[test]
     fn parts_of_a_cluster_hold_whole_steps_of_the_next_layer() {
         let k = kernel(&[40, 23, 100, 200, 7], true, ChainTiling::Warps { rows: 16, cluster: 2 });
-        assert_eq!([0, 1, 2, 3].map(|l| k.part(l, 2)), [16, 64, 128, 16]);
-        assert!([1, 2, 4, 8].iter().all(|c| (0..4).all(|l| (k.part(l, *c) * c).is_multiple_of(32))));
+        assert_eq!([0, 1, 2, 3].map(|l| k.columns_of_block(l, 2)), [16, 64, 128, 16]);
+        assert!([1, 2, 4, 8].iter().all(|c| (0..4).all(|l| (k.columns_of_block(l, *c) * c).is_multiple_of(32))));
         assert_eq!((k.warps(), k.boxes(1), k.boxes(2)), (7, [1, 112 * 128], [2, 208 * 128]));
     }
 

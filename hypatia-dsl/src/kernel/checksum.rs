@@ -9,14 +9,14 @@
 
 use crate::dtype::DType;
 
-/// What happens to the accumulators of a generated product, besides its epilogue.
+/// Whether a generated product stores sums of its accumulators, besides its results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Watch {
+pub enum RowSums {
     /// Nothing.
     #[default]
     Off,
     /// Each group of threads stores the sum of its part of a row.
-    Sums,
+    Stored,
     /// Likewise, and a test may change accumulators first.
     Disturbed,
 }
@@ -39,9 +39,9 @@ pub struct BlockSumsKernel {
     pub pair: bool,
 }
 
-/// What is held against the sums.
+/// What a checksum compares with the sums.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Watched {
+pub enum Compared {
     /// Sums of accumulators, which the product stored for parts of each row.
     Accumulators,
     /// The result: the accumulators times a factor, rounded.
@@ -72,7 +72,7 @@ pub struct ChecksumKernel {
     /// True if the product rounds its operands to TF32.
     pub tf32: bool,
     /// What is compared.
-    pub watched: Watched,
+    pub compared: Compared,
 }
 
 /// A kernel that changes the elements of a result, for tests.

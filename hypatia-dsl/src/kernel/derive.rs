@@ -14,7 +14,7 @@ use crate::shape::{Dim, show_shape};
 use crate::typing::TensorType;
 
 use super::body::{Body, Derived, STEP, Val};
-use super::space::{Axis, Parts};
+use super::space::{Axes, Axis};
 use super::{Access, Groups, Operand, PointwiseKernel, RowAccess, RowSpace, RowwiseKernel};
 
 /// The row-wise kernel of a defined op. `attrs` has one value for each attribute, `operands` one
@@ -128,7 +128,7 @@ pub(super) struct Summed {
     /// The type of the result.
     pub ty: TensorType,
     /// The axes of the result, which make up a row.
-    pub axes: Vec<Parts>,
+    pub axes: Vec<Axes>,
 }
 
 /// The kernel that computes these values of a body, and sums over all rows.
@@ -204,7 +204,7 @@ pub(super) fn finish(
 /// The axes that number the rows, in the order of the first output that has most of them, and the
 /// axes that make up a row.
 pub(super) fn shape_of(body: &Body<'_>, values: &[Val], results: &[TensorType], sums: &[Summed]) -> Derived<Shape> {
-    let now = |axes: &[Parts]| -> Vec<Axis> { body.space.now(&axes.iter().flatten().copied().collect::<Vec<_>>()) };
+    let now = |axes: &[Axes]| -> Vec<Axis> { body.space.now(&axes.iter().flatten().copied().collect::<Vec<_>>()) };
     let mut row = body.space.now(body.row.as_deref().unwrap_or_default());
     let group = body.space.now(body.group.as_deref().unwrap_or_default());
     let mut lead: Vec<Axis> = Vec::new();
@@ -276,10 +276,10 @@ fn ordered(body: &Body<'_>) -> Derived<(Vec<usize>, Option<Groups>)> {
 }
 
 /// The kernel axes, as indices, that each axis of a tensor is made of.
-fn placed(body: &Body<'_>, shape: &Shape, axes: &[Parts], ty: &TensorType) -> Derived<Vec<Vec<usize>>> {
+fn placed(body: &Body<'_>, shape: &Shape, axes: &[Axes], ty: &TensorType) -> Derived<Vec<Vec<usize>>> {
     let index = |a: &Axis| shape.lead.iter().chain(&shape.row).position(|b| a == b);
-    let parts = |p: &Parts| body.space.now(p).iter().map(index).collect::<Option<Vec<usize>>>();
-    axes.iter().map(parts).collect::<Option<_>>().ok_or_else(|| {
+    let places = |p: &Axes| body.space.now(p).iter().map(index).collect::<Option<Vec<usize>>>();
+    axes.iter().map(places).collect::<Option<_>>().ok_or_else(|| {
         let sizes = |axes: &[Axis]| show_shape(&axes.iter().map(|a| body.space.size(*a)).collect::<Vec<Dim>>());
         format!(
             "an operand of shape {} does not lie along rows of {}, {} of them",

@@ -7,7 +7,7 @@
 use crate::dtype::DType;
 use crate::scalar::Term;
 
-use super::checksum::Watch;
+use super::checksum::RowSums;
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
@@ -141,7 +141,7 @@ pub struct GemmKernel {
     /// The epilogue.
     pub term: Term,
     /// What happens to the accumulators besides.
-    pub watch: Watch,
+    pub row_sums: RowSums,
     /// The tiles.
     pub tiling: Tiling,
 }
@@ -247,7 +247,7 @@ mod tests {
             inputs: vec![full; fulls],
             output: DType::BF16,
             term,
-            watch: Watch::Off,
+            row_sums: RowSums::Off,
             tiling,
         }
     }

@@ -8,7 +8,7 @@
 use crate::dtype::DType;
 use crate::scalar::Term;
 
-use super::checksum::Watch;
+use super::checksum::RowSums;
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
@@ -119,7 +119,7 @@ pub struct Factor {
     pub dtype: DType,
     /// True if k is its dense axis: `[m, k]` or `[n, k]` in memory.
     pub dense_k: bool,
-    /// A power of two, at most 16: every row begins at a multiple of so many bytes.
+    /// A power of two, at most 16: every row begins at a multiple of this many bytes.
     pub unit: usize,
 }
 
@@ -145,7 +145,7 @@ pub struct WarpGemm {
     /// The epilogue.
     pub term: Term,
     /// What happens to the accumulators besides.
-    pub watch: Watch,
+    pub row_sums: RowSums,
     /// The tiles.
     pub tiling: WarpTiling,
 }
@@ -250,7 +250,7 @@ mod tests {
             output: DType::BF16,
             vector: 8,
             term,
-            watch: Watch::Off,
+            row_sums: RowSums::Off,
             tiling,
         }
     }
@@ -275,7 +275,7 @@ mod tests {
             layout(&[("tile_m", 16), ("tile_n", 32), ("tile_k", 256), ("warps", 8), ("split_k", 8)]),
             Some([1, 1])
         );
-        // Parts of 16 by 8; 256 sums a thread; one step of 16 elements for each group.
+        // Axes of 16 by 8; 256 sums a thread; one step of 16 elements for each group.
         assert_eq!(layout(&[("tile_m", 16), ("tile_n", 32)]), None);
         assert_eq!(layout(&[("tile_m", 128), ("tile_n", 256)]), None);
         assert_eq!(layout(&[("tile_k", 32), ("split_k", 2)]), None);

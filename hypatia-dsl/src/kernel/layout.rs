@@ -38,11 +38,11 @@ impl RowSpace {
         let mut out = Vec::with_capacity(self.tensors.len());
         for (axes, of_tensor) in self.tensors.iter().zip(strides) {
             let mut own = vec![0isize; sizes.len()];
-            for (parts, stride) in axes.iter().zip(of_tensor) {
+            for (own_axes, stride) in axes.iter().zip(of_tensor) {
                 let mut step = *stride;
-                for part in parts.iter().rev() {
-                    own[*part] = step;
-                    step *= sizes[*part] as isize;
+                for axis in own_axes.iter().rev() {
+                    own[*axis] = step;
+                    step *= sizes[*axis] as isize;
                 }
             }
             out.push(own);

@@ -25,7 +25,7 @@ pub struct ProductKernel {
     pub batch: usize,
 }
 
-/// The part of a running sum that a kernel computes.
+/// What a kernel does for a running sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Running {
     /// All of it.
@@ -49,8 +49,8 @@ pub struct CumsumKernel {
     pub exclusive: bool,
     /// Sums run from the end of the axis instead of from its start.
     pub reverse: bool,
-    /// The part that this kernel computes.
-    pub part: Running,
+    /// What this kernel does.
+    pub role: Running,
     /// True for one thread per line, for adjacent lines; false for one block per line.
     pub columns: bool,
 }
@@ -62,7 +62,7 @@ impl CumsumKernel {
     }
 }
 
-/// The part of a sort that a kernel computes.
+/// What a kernel does for a sort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sorting {
     /// Sorts tiles of [`SORT_TILE`] elements, each on its own.
@@ -87,8 +87,8 @@ pub struct SortKernel {
     /// The operand holds indices into an axis. Negative indices, which count from the end, sort by
     /// the position that they refer to; out-of-range indices sort before all others.
     pub indices: bool,
-    /// The part that this kernel computes.
-    pub part: Sorting,
+    /// What this kernel does.
+    pub role: Sorting,
 }
 
 /// Scatters rows: combines rows with the rows that indices name, one after the other, in a result

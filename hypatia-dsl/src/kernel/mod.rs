@@ -32,7 +32,7 @@ use crate::scalar::Term;
 
 pub use body::{fits_a_kernel, reduction};
 pub use checksum::{
-    BlockSumsKernel, ChecksumKernel, DisturbKernel, Watch, Watched, bytes_of_sum, sum_type, sums_in_memory,
+    BlockSumsKernel, ChecksumKernel, Compared, DisturbKernel, RowSums, bytes_of_sum, sum_type, sums_in_memory,
 };
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};
@@ -138,7 +138,7 @@ pub enum RowAccess {
 /// Reductions over groups of elements that lie side by side in a row, all of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Groups {
-    /// The first step over groups; all steps behind it are over groups too.
+    /// The first step over groups; all steps after it are over groups too.
     pub first: usize,
     /// Elements of a group, which divides the length of a row.
     pub size: usize,

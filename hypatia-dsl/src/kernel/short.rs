@@ -15,7 +15,7 @@ mod tests;
 
 use crate::builtin::BuiltinScalar;
 use crate::dtype::DType;
-use crate::ir::{Build, Class, Head, Program, Rule, RuleId, parts};
+use crate::ir::{Build, Class, Head, Program, Rule, RuleId, walk_build};
 use crate::numerics::{Allowed, Numerics, TF32_BITS, mantissa_bits};
 use crate::scalar::typed::{default_type, types};
 use crate::scalar::{Term, TermBuilder, TermNode};
@@ -35,7 +35,7 @@ pub fn is_short(program: &Program, rule: &Rule) -> bool {
     let named = |head: Head| matches!(head, Head::Scalar(s) if program.scalar(s).device.is_some());
     let mut found = false;
     let mut look = |b: &Build, _root: bool| found |= matches!(b, Build::Node(n) if named(n.head));
-    rule.rhs.iter().for_each(|b| parts(b, &mut look, true));
+    rule.rhs.iter().for_each(|b| walk_build(b, &mut look, true));
     found
 }
 

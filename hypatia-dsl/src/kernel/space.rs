@@ -8,12 +8,12 @@
 use crate::shape::Dim;
 
 /// An axis of the space, under one of its names: it may be an alias of another axis, or split into
-/// parts.
+/// two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(super) struct Axis(u32);
 
 /// An axis of a value: the space axes that it is made of, outermost first.
-pub(super) type Parts = Vec<Axis>;
+pub(super) type Axes = Vec<Axis>;
 
 /// Maximum number of splits and unifications for one query.
 const MAX_CHANGES: usize = 64;
@@ -34,8 +34,8 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// The parts of a new axis of this size.
-    pub fn axis(&mut self, size: &Dim) -> Parts {
+    /// A new axis of this size.
+    pub fn axis(&mut self, size: &Dim) -> Axes {
         if *size == Dim::from(1) { Vec::new() } else { vec![self.whole(size.clone())] }
     }
 
@@ -45,9 +45,9 @@ impl Space {
     }
 
     /// Resolves aliases and splits: the current whole axes.
-    pub fn now(&self, parts: &[Axis]) -> Parts {
-        let mut out = Vec::with_capacity(parts.len());
-        let mut stack: Vec<Axis> = parts.iter().rev().copied().collect();
+    pub fn now(&self, axes: &[Axis]) -> Axes {
+        let mut out = Vec::with_capacity(axes.len());
+        let mut stack: Vec<Axis> = axes.iter().rev().copied().collect();
         while let Some(axis) = stack.pop() {
             match self.nodes.get(axis.0 as usize) {
                 Some(Node::Same(other)) => stack.push(*other),
@@ -72,7 +72,7 @@ impl Space {
         }
     }
 
-    /// Splits an axis so that its outer part has this size; false if the size does not divide it.
+    /// Splits an axis so that the outer one has this size; false if the size does not divide it.
     fn cut(&mut self, axis: Axis, outer: &Dim) -> bool {
         let Some(inner) = self.size(axis).div_exact(outer) else { return false };
         let (outer, inner) = (self.whole(outer.clone()), self.whole(inner));
@@ -80,7 +80,7 @@ impl Space {
         true
     }
 
-    /// Unifies two axes of values; false if their parts do not match.
+    /// Unifies two axes of values; false if their sizes do not match.
     pub fn unify(&mut self, a: &[Axis], b: &[Axis]) -> bool {
         for _ in 0..MAX_CHANGES {
             let (a, b) = (self.now(a), self.now(b));
@@ -97,9 +97,9 @@ impl Space {
     }
 
     /// The axes of a value after a row-major reshape; `None` if an axis of the new shape does not
-    /// end where its last part ends.
-    pub fn reshape(&mut self, value: &[Parts], shape: &[Dim]) -> Option<Vec<Parts>> {
-        let flat: Parts = value.iter().flatten().copied().collect();
+    /// end where an axis of the space ends.
+    pub fn reshape(&mut self, value: &[Axes], shape: &[Dim]) -> Option<Vec<Axes>> {
+        let flat: Axes = value.iter().flatten().copied().collect();
         let (mut out, mut used) = (Vec::with_capacity(shape.len()), 0);
         for size in shape {
             let start = used;
@@ -136,11 +136,11 @@ mod tests {
         sizes.iter().map(|d| Dim::from(*d)).collect()
     }
 
-    fn value(s: &mut Space, sizes: &[i64]) -> Vec<Parts> {
+    fn value(s: &mut Space, sizes: &[i64]) -> Vec<Axes> {
         dims(sizes).iter().map(|d| s.axis(d)).collect()
     }
 
-    fn sizes(s: &Space, value: &[Parts]) -> Vec<Vec<i64>> {
+    fn sizes(s: &Space, value: &[Axes]) -> Vec<Vec<i64>> {
         value.iter().map(|p| s.now(p).iter().map(|a| s.size(*a).as_const().unwrap()).collect()).collect()
     }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_cut_in_different_places_have_common_parts() {
+    fn axes_cut_in_different_places_have_common_axes() {
         let mut s = Space::default();
         let (a, b) = (value(&mut s, &[12]), value(&mut s, &[12]));
         s.reshape(&a, &dims(&[2, 6])).unwrap();

@@ -9,14 +9,14 @@ use std::collections::{HashMap, HashSet};
 
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, NodePat, Pat, Program, Rule, parts};
+use crate::ir::{AExpr, Build, BuildArg, BuildNode, Head, NodePat, Pat, Program, Rule, walk_build};
 use crate::resolve::Resolved;
 use crate::sema::hygiene::{Match, closed, matches, unguarded};
 
 /// Maximum number of rules in a cycle.
 const MAX_RULES: usize = 4;
-/// Maximum number of parts of a term that successive rules build; larger terms are not followed.
-const MAX_PARTS: usize = 64;
+/// Maximum number of subexpressions of what successive rules build; larger ones are not followed.
+const MAX_SUBEXPRESSIONS: usize = 64;
 /// Maximum number of matching steps, over all rules.
 const MAX_STEPS: usize = 100_000;
 
@@ -107,12 +107,12 @@ impl Search<'_> {
         None
     }
 
-    /// All results of applying one rule to one part.
+    /// All results of applying one rule to one subexpression.
     fn rewritten(&mut self, build: &Build) -> Vec<(Build, usize)> {
         let mut out = Vec::new();
         let mut places: Vec<(usize, &Build)> = Vec::new();
         let mut n = 0;
-        parts(
+        walk_build(
             build,
             &mut |b, _| {
                 places.push((n, b));
@@ -125,16 +125,16 @@ impl Search<'_> {
             Build::Var(_) | Build::Number(_) | Build::Absent => true,
             _ => false,
         };
-        if n > MAX_PARTS || !places.iter().all(|(_, b)| plain(b)) {
+        if n > MAX_SUBEXPRESSIONS || !places.iter().all(|(_, b)| plain(b)) {
             return out;
         }
-        for (at, part) in places {
-            let Build::Node(BuildNode { head, .. }) = part else { continue };
+        for (at, found) in places {
+            let Build::Node(BuildNode { head, .. }) = found else { continue };
             for by in self.by_head.get(head).into_iter().flatten() {
                 *self.steps += 1;
                 let rule = self.rules[*by];
                 let mut m = Match::default();
-                if matches(&rule.lhs[0], part, &mut m)
+                if matches(&rule.lhs[0], found, &mut m)
                     && let Some(with) = filled(&rule.rhs[0], &m)
                 {
                     out.push((replaced(build, at, &with, &mut 0), *by));
@@ -145,11 +145,11 @@ impl Search<'_> {
     }
 }
 
-/// Whether the pattern matches some part such that a variable stands for more than a variable or a
-/// number.
+/// Whether the pattern matches some subexpression such that a variable stands for more than a
+/// variable or a number.
 fn grows_from(lhs: &Pat, build: &Build) -> bool {
     let mut found = false;
-    parts(
+    walk_build(
         build,
         &mut |b, _| {
             let mut m = Match::default();
@@ -173,7 +173,7 @@ fn only_regrouped(lhs: &Pat, build: &Build) -> bool {
         }
     }
     let mut made = 0;
-    parts(build, &mut |b, _| made += usize::from(matches!(b, Build::Node(_))), true);
+    walk_build(build, &mut |b, _| made += usize::from(matches!(b, Build::Node(_))), true);
     made <= nodes(lhs)
 }
 
@@ -204,12 +204,12 @@ fn filled(b: &Build, m: &Match) -> Option<Build> {
     })
 }
 
-/// Replaces the part at an index, counted as `parts` counts them.
+/// Replaces the subexpression at an index, counted as `walk_build` counts them.
 fn replaced(b: &Build, at: usize, with: &Build, next: &mut usize) -> Build {
     let here = *next;
     *next += 1;
     if here == at {
-        // Do not count the parts inside.
+        // Do not count those inside.
         *next = usize::MAX / 2;
         return with.clone();
     }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId, parts};
+use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId, walk_build};
 use crate::resolve::Resolved;
 use crate::sema::hygiene::{Instance, grows, instance_of, same_result};
 use crate::sema::walk::{build_vars, expr_vars, pat_vars};
@@ -109,7 +109,7 @@ fn reachable_ops(p: &Program) -> HashSet<OpId> {
     }
     for r in &p.rules {
         for b in &r.rhs {
-            parts(
+            walk_build(
                 b,
                 &mut |b, _| {
                     if let Build::Node(n) = b

@@ -499,7 +499,7 @@ impl Site<'_> {
             return d.hint(hint);
         }
         if self.text(self.i) == "let" && matches!(self.text(0), "op" | "rule") {
-            return d.hint("write `let` behind the expression that uses it: `= c * c let c = x - y;`");
+            return d.hint("write `let` after the expression that uses it: `= c * c let c = x - y;`");
         }
         if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {
             return d.note(format!("`{}` is a keyword and cannot be a name", self.text(self.i)));

@@ -419,7 +419,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// `xs` or `[p for x in xs]` behind `..`.
+    /// `xs` or `[p for x in xs]` after `..`.
     fn rest(&mut self, e: &'a Expr) -> Option<Rest> {
         if let Some(n) = single(e) {
             return Some(Rest { var: self.bind(&n.node, Sort::Tensors, n.span)?, each: None });
@@ -432,7 +432,7 @@ impl<'a> Cx<'a> {
                 .hint("the pattern must match every operand; write the others in front: `f(y, ..[g(x) for x in xs])`");
             return self.report(d);
         }
-        let Some(list) = single(over) else { return self.misplaced(over, "behind `in` on a left side") };
+        let Some(list) = single(over) else { return self.misplaced(over, "after `in` on a left side") };
         let item = self.fresh(name.node.clone(), Sort::Tensor, Some(name.span));
         let scope = self.scope;
         let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(item));

@@ -41,6 +41,20 @@ fn types_differ(a: &TensorType, b: &TensorType) -> bool {
     a.dtype != b.dtype || a.shape.len() != b.shape.len() || a.shape.iter().zip(&b.shape).any(|(x, y)| differ(x, y))
 }
 
+/// The error for a body whose result `i` has another type than the declared one.
+fn not_declared(def: &OpDef, op: &ast::Op, i: usize, [have, wanted]: [&TensorType; 2]) -> Diagnostic {
+    let at = op.results.get(i).map_or(op.name.span, |r| r.ty.span);
+    let body = op.body.as_ref().map_or(op.name.span, |b| b.span);
+    let message = format!("the body of `{}` does not have the declared type", def.name);
+    let d = Diagnostic::error(code::BODY_TYPE, message, body).label(format!("this has type {have}"));
+    d.also(at, format!("declared as {wanted}")).hint(match have.shape == wanted.shape {
+        true => {
+            format!("declare the element type of the body, or convert the body: `cast(..., to = {})`", wanted.dtype)
+        }
+        false => "declare the shape of the body, or change the body to the declared shape".to_string(),
+    })
+}
+
 /// Checks the body of an op. `nodes` are its applications with their spans, operands first.
 pub(super) fn body(
     program: &Program,
@@ -66,26 +80,8 @@ pub(super) fn body(
                     passed = true;
                     let Some(wanted) = def.results.get(i).and_then(|t| concrete(t, &inst.bindings)) else { continue };
                     if types_differ(&have, &wanted) {
-                        let at = op.results.get(i).map_or(op.name.span, |r| r.ty.span);
-                        let body = op.body.as_ref().map_or(op.name.span, |b| b.span);
-                        return Some(
-                            Diagnostic::error(
-                                code::BODY_TYPE,
-                                format!("the body of `{}` does not have the declared type", def.name),
-                                body,
-                            )
-                            .label(format!("this has type {have}"))
-                            .also(at, format!("declared as {wanted}"))
-                            .note(format!("with {}", describe(&def.vars, &inst.types, &inst.absent)))
-                            .hint(match have.shape == wanted.shape {
-                                true => format!(
-                                    "declare the element type of the body, or convert the body: `cast(..., to = {})`",
-                                    wanted.dtype
-                                ),
-                                false => "declare the shape of the body, or change the body to the declared shape"
-                                    .to_string(),
-                            }),
-                        );
+                        let d = not_declared(def, op, i, [&have, &wanted]);
+                        return Some(d.note(format!("with {}", describe(&def.vars, &inst.types, &inst.absent))));
                     }
                 }
                 Err(e) => {
@@ -129,7 +125,7 @@ pub(super) fn gradients(
     grad: &OpGrad,
     nodes: &[(Build, Span)],
 ) -> Option<Diagnostic> {
-    let parts: Vec<Span> = op.grad.iter().flat_map(|g| super::ops::parts(&g.body)).map(|e| e.span).collect();
+    let spans: Vec<Span> = op.grad.iter().flat_map(|g| super::ops::roots(&g.body)).map(|e| e.span).collect();
     let (mut failure, mut passed) = (None, false);
     for mut inst in instances(def, None) {
         for (i, pattern) in def.results.iter().enumerate() {
@@ -146,7 +142,7 @@ pub(super) fn gradients(
             return None; // as for bodies
         }
         for (i, (operand, b)) in grad.of.iter().enumerate() {
-            let at = parts.get(i).copied().unwrap_or(op.name.span);
+            let at = spans.get(i).copied().unwrap_or(op.name.span);
             let operand = VarId(*operand as u32);
             if inst.absent.contains(&operand) {
                 continue;

@@ -9,7 +9,8 @@ use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
     AExpr, AFn, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, Claim, Class, DimPat, Fact, Head, NodePat,
-    OpBody, OpDef, OpId, Param, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId, parts,
+    OpBody, OpDef, OpId, Param, ParamKind, Pat, RestPat, Rule, ScalarBody, ScalarId, Sort, TypePat, Var, VarId,
+    walk_build,
 };
 use crate::neutral::without_absent;
 use crate::scalar::{Term, TermId, TermNode};
@@ -59,7 +60,7 @@ fn not_folded(s: &Sema<'_>, id: OpId, why: &str) -> Option<Diagnostic> {
     let span = def.origin.span.filter(|span| !s.resolved.trusts(Some(*span)))?;
     let is_built = s.program.rules.iter().flat_map(|r| &r.rhs).any(|b| {
         let mut found = false;
-        parts(b, &mut |b, _| found |= matches!(b, Build::Node(n) if n.head == Head::Op(id)), true);
+        walk_build(b, &mut |b, _| found |= matches!(b, Build::Node(n) if n.head == Head::Op(id)), true);
         found
     });
     let message = format!("no rule finds `{}` in a model", def.name);

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use crate::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Head, NodePat, OpBody, Pat, Program, Rule, VarId, parts,
+    AExpr, AttrPat, AttrValue, Build, BuildArg, BuildNode, Head, NodePat, OpBody, Pat, Program, Rule, VarId, walk_build,
 };
 
 /// The bindings of a pattern's variables.
@@ -78,7 +78,7 @@ pub(crate) fn grows(r: &Rule) -> bool {
         return false;
     }
     let mut found = false;
-    parts(
+    walk_build(
         rhs,
         &mut |b, root| {
             let mut m = Match::default();
@@ -142,7 +142,7 @@ fn no_product(program: &Program, p: &Pat) -> bool {
             OpBody::Builtin(_) => {}
             OpBody::Defined(bodies) => {
                 for b in bodies {
-                    parts(
+                    walk_build(
                         b,
                         &mut |b, _| {
                             if let Build::Node(BuildNode { head: Head::Op(id), .. }) = b {

@@ -1,6 +1,6 @@
 //! `grad` of an op: the gradients of its operands.
 //!
-//! In: `grad(y, dy) = ...` behind the body of an op. Out: an [`OpGrad`], with an expression for
+//! In: `grad(y, dy) = ...` after the body of an op. Out: an [`OpGrad`], with an expression for
 //! each operand whose elements can be floats. Invariant: its variables are those of the op's
 //! signature, then one for each result and one for the gradient of each result, then those of its
 //! `let`s.
@@ -41,21 +41,21 @@ pub(super) fn read<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
     let (vars, first) = (cx.vars.clone(), *declared.first()?);
     ops::bind_lets(cx, &op.lets)?;
     ops::bind_lets(cx, &written.lets)?;
-    let parts = ops::parts(&written.body);
-    if parts.len() != operands.len() {
+    let roots = ops::roots(&written.body);
+    if roots.len() != operands.len() {
         let names: Vec<String> = operands.iter().map(|(_, p)| format!("`{}`", p.name)).collect();
         let message = format!(
             "`grad` of `{}` needs one expression for each operand that can be floats: {}, not {}",
             op.name.node,
             operands.len(),
-            parts.len()
+            roots.len()
         );
         let d = Diagnostic::error(code::GRAD, message, written.body.span)
             .label("several stand in parentheses: `(a, b)`")
             .hint(format!("write the gradients of {}, in this order", names.join(", ")));
         return cx.report(d);
     }
-    let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
+    let built: Vec<Option<Build>> = roots.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
     let built: Option<Vec<Build>> = built.into_iter().collect();
     let of = operands.iter().map(|(i, _)| *i).zip(built?).collect();
     Some(OpGrad { vars, first, of })

@@ -367,8 +367,8 @@ pub(super) fn declare_signature<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDe
     cx.bind_hint = "declare it as an operand, `{}: T[..]`, or as an attribute, `{}: float = 1.0`";
 }
 
-/// The parts of `(a, b)`, or the only part.
-pub(super) fn parts(body: &Expr) -> Vec<&Expr> {
+/// The expressions of `(a, b)`, or the only one.
+pub(super) fn roots(body: &Expr) -> Vec<&Expr> {
     match &body.kind {
         ExprKind::Tuple(items) => items.iter().collect(),
         _ => vec![body],
@@ -379,11 +379,11 @@ pub(super) fn parts(body: &Expr) -> Vec<&Expr> {
 pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<Vec<Build>> {
     declare_signature(cx, op, def);
     let body = op.body.as_ref()?;
-    let parts = parts(body);
-    if parts.len() != op.results.len() {
+    let roots = roots(body);
+    if roots.len() != op.results.len() {
         let d = Diagnostic::error(
             code::BODY_TYPE,
-            format!("`{}` declares {} results, but its body has {}", op.name.node, op.results.len(), parts.len()),
+            format!("`{}` declares {} results, but its body has {}", op.name.node, op.results.len(), roots.len()),
             body.span,
         )
         .label("write one expression per result, in parentheses")
@@ -391,7 +391,7 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
         return cx.report(d);
     }
     bind_lets(cx, &op.lets)?;
-    let built: Vec<Option<Build>> = parts.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
+    let built: Vec<Option<Build>> = roots.iter().map(|e| cx.build(e, ValueSort::Tensor)).collect();
     built.into_iter().collect()
 }
 

@@ -15,6 +15,7 @@ use crate::spell::closest;
 
 use super::context::{AttrContext, Callee, Cx, ValueSort};
 use super::lets::LetValue;
+use super::ops::roots;
 use super::saves::saves;
 use super::types::element_type_hint;
 use super::walk::pat_vars;
@@ -381,13 +382,6 @@ struct RuleParts {
     prefer: Vec<AExpr>,
     saves: Option<Saves>,
     claims: Vec<Claim>,
-}
-
-fn roots(e: &Expr) -> Vec<&Expr> {
-    match &e.kind {
-        ExprKind::Tuple(items) => items.iter().collect(),
-        _ => vec![e],
-    }
 }
 
 fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {

@@ -49,7 +49,7 @@ pub(super) fn modules(program: &Program) -> TokenStream {
 
 /// An expression, its kind, and how deep it is.
 #[derive(Clone)]
-struct Part {
+struct Emitted {
     tokens: TokenStream,
     kind: Kind,
     depth: u32,
@@ -85,7 +85,7 @@ fn function(program: &Program, def: &ScalarDef, body: &Term, ty: &Ident) -> Toke
     }
 }
 
-fn expression(program: &Program, term: &Term, params: &[(Ident, Kind)], ty: &Ident) -> (Vec<TokenStream>, Part) {
+fn expression(program: &Program, term: &Term, params: &[(Ident, Kind)], ty: &Ident) -> (Vec<TokenStream>, Emitted) {
     let mut uses = vec![0u32; term.nodes.len()];
     for node in &term.nodes {
         for a in node.args() {
@@ -93,24 +93,24 @@ fn expression(program: &Program, term: &Term, params: &[(Ident, Kind)], ty: &Ide
         }
     }
     let mut lets = Vec::new();
-    let mut parts: Vec<Part> = Vec::with_capacity(term.nodes.len());
+    let mut emitted: Vec<Emitted> = Vec::with_capacity(term.nodes.len());
     for (i, node) in term.nodes.iter().enumerate() {
-        let mut part = operation(program, node, &parts, params, ty);
+        let mut one = operation(program, node, &emitted, params, ty);
         let leaf = matches!(node, TermNode::Param(_) | TermNode::Lit(_));
-        if !leaf && (uses[i] > 1 || part.depth >= MAX_NESTING) {
+        if !leaf && (uses[i] > 1 || one.depth >= MAX_NESTING) {
             let name = ident(&format!("t{i}"));
-            let tokens = &part.tokens;
+            let tokens = &one.tokens;
             lets.push(quote!(let #name = #tokens;));
-            part = Part { tokens: quote!(#name), kind: part.kind, depth: 0 };
+            one = Emitted { tokens: quote!(#name), kind: one.kind, depth: 0 };
         }
-        parts.push(part);
+        emitted.push(one);
     }
-    let none = Part { tokens: quote!(0.0), kind: Kind::Number, depth: 0 };
-    (lets, term.roots.first().and_then(|r| parts.get(r.0 as usize).cloned()).unwrap_or(none))
+    let none = Emitted { tokens: quote!(0.0), kind: Kind::Number, depth: 0 };
+    (lets, term.roots.first().and_then(|r| emitted.get(r.0 as usize).cloned()).unwrap_or(none))
 }
 
-fn operation(program: &Program, node: &TermNode, parts: &[Part], params: &[(Ident, Kind)], ty: &Ident) -> Part {
-    let leaf = |tokens, kind| Part { tokens, kind, depth: 0 };
+fn operation(program: &Program, node: &TermNode, emitted: &[Emitted], params: &[(Ident, Kind)], ty: &Ident) -> Emitted {
+    let leaf = |tokens, kind| Emitted { tokens, kind, depth: 0 };
     match node {
         TermNode::Param(i) => match params.get(*i as usize) {
             Some((name, kind)) => leaf(quote!(#name), *kind),
@@ -134,19 +134,19 @@ fn operation(program: &Program, node: &TermNode, parts: &[Part], params: &[(Iden
             leaf(if v.0.is_sign_negative() { quote!((#number)) } else { number }, Kind::Number)
         }
         TermNode::Cast { to, arg } => {
-            let arg = &parts[arg.0 as usize];
+            let arg = &emitted[arg.0 as usize];
             let depth = arg.depth + 1;
             if *to == DType::Bool {
-                return Part { tokens: as_kind(arg, Kind::Bool, ty), kind: Kind::Bool, depth };
+                return Emitted { tokens: as_kind(arg, Kind::Bool, ty), kind: Kind::Bool, depth };
             }
             let (to, value) = (dtype(*to), as_kind(arg, Kind::Number, ty));
-            Part { tokens: quote!(cast(#to, #value)), kind: Kind::Number, depth }
+            Emitted { tokens: quote!(cast(#to, #value)), kind: Kind::Number, depth }
         }
         TermNode::Call { scalar, args } => {
             let Some(def) = program.scalars.get(scalar.index()) else { return leaf(quote!(0.0), Kind::Number) };
-            let depth = 1 + args.iter().map(|a| parts[a.0 as usize].depth).max().unwrap_or(0);
+            let depth = 1 + args.iter().map(|a| emitted[a.0 as usize].depth).max().unwrap_or(0);
             let values: Vec<TokenStream> =
-                args.iter().zip(&def.params).map(|(a, (_, k))| as_kind(&parts[a.0 as usize], *k, ty)).collect();
+                args.iter().zip(&def.params).map(|(a, (_, k))| as_kind(&emitted[a.0 as usize], *k, ty)).collect();
             let tokens = match &def.body {
                 ScalarBody::Builtin(b) => builtin(*b, &values),
                 ScalarBody::Term(_) => {
@@ -154,7 +154,7 @@ fn operation(program: &Program, node: &TermNode, parts: &[Part], params: &[(Iden
                     quote!(#name(#(#values),*))
                 }
             };
-            Part { tokens, kind: def.result, depth }
+            Emitted { tokens, kind: def.result, depth }
         }
     }
 }
@@ -199,9 +199,9 @@ pub(super) fn number(v: f64) -> TokenStream {
     if v.is_sign_negative() { quote!(-#magnitude) } else { quote!(#magnitude) }
 }
 
-fn as_kind(part: &Part, kind: Kind, ty: &Ident) -> TokenStream {
-    let tokens = &part.tokens;
-    match (part.kind, kind) {
+fn as_kind(one: &Emitted, kind: Kind, ty: &Ident) -> TokenStream {
+    let tokens = &one.tokens;
+    match (one.kind, kind) {
         (Kind::Bool, Kind::Number) => quote!(of_bool::<#ty>(#tokens)),
         (Kind::Number, Kind::Bool) => quote!((#tokens != 0.0)),
         _ => quote!(#tokens),

@@ -117,7 +117,7 @@ class Choice:
     def measure(self, sides: Sides, device: torch.device) -> None:
         """Time both sides in turn; the least time of each counts.
 
-        On a GPU it is the time of several calls, one behind the other, the host's part included.
+        On a GPU it is the time of several calls, one after another, the host's part included.
         """
         best, start = [math.inf, math.inf], time.perf_counter()
         calls = 1 if device.type == "cpu" else GPU_CALLS

@@ -104,7 +104,7 @@ pub enum State {
     /// It has the name of an entry but is invalid; the reason.
     Bad(String),
     /// A temporary file of a writer that is running or was killed.
-    Part,
+    Partial,
     /// Not a cache file.
     Foreign,
 }
@@ -195,9 +195,9 @@ impl Store {
         let mut out = Vec::new();
         for path in children(&self.folder, "") {
             let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
-            let state = match (self.key_of(&path), is_part(&path)) {
+            let state = match (self.key_of(&path), is_partial(&path)) {
                 (Some(key), _) => read(&path, &key).map_or_else(State::Bad, |_| State::Good),
-                (None, true) if meta.is_file() => State::Part,
+                (None, true) if meta.is_file() => State::Partial,
                 _ => State::Foreign,
             };
             out.push(StoredFile { path, bytes: meta.len(), written: meta.modified().ok(), state });
@@ -300,7 +300,7 @@ impl Store {
             return;
         }
         for path in children(&self.folder, "") {
-            let ours = is_part(&path) && std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_file());
+            let ours = is_partial(&path) && std::fs::symlink_metadata(&path).is_ok_and(|m| m.is_file());
             // Nothing is written through this handle: locking needs an open file.
             let open = || std::fs::OpenOptions::new().write(true).open(&path);
             if let (true, Ok(file)) = (ours, open())
@@ -329,7 +329,7 @@ impl Store {
     }
 }
 
-fn is_part(path: &Path) -> bool {
+fn is_partial(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "part")
 }
 

@@ -84,7 +84,7 @@ impl Entry {
         let state = match &self.seen.state {
             State::Good => "good",
             State::Bad(_) => "bad",
-            State::Part => "part",
+            State::Partial => "part",
             State::Foreign => "foreign",
         };
         let written = self.seen.written.and_then(|t| t.duration_since(SystemTime::UNIX_EPOCH).ok());

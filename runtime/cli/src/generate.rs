@@ -151,9 +151,8 @@ fn notes(written: &Written, kernels: bool) -> Vec<String> {
 }
 
 impl Gen {
-    /// Runs the command.
-    pub fn run(&self, global: &Global) -> Result<Exit> {
-        let say = !global.quiet;
+    /// Fails if options that speak of a model's plan stand without a model.
+    fn check_options(&self) -> Result<()> {
         if self.model.is_none()
             && (!self.sizes.dim.is_empty()
                 || self.firing.numerics.is_some()
@@ -164,6 +163,13 @@ impl Gen {
             let options = "--dim, --numerics, --disable, --costs and --memory";
             return Err(Error::Input(format!("{options} apply to a model's plan: add --model")));
         }
+        Ok(())
+    }
+
+    /// Runs the command.
+    pub fn run(&self, global: &Global) -> Result<Exit> {
+        let say = !global.quiet;
+        self.check_options()?;
         let program = library::load(&self.files)?;
         let scope = match self.files.is_empty() {
             true => Scope::All,
@@ -267,7 +273,7 @@ impl Gen {
         // A run optimises the model on its sizes, and so does the plan below.
         let open = match symbols.is_empty() {
             true => Vec::new(),
-            false => pipeline::optimize(&graph, &options)?.report.open,
+            false => pipeline::optimize(&graph, &options)?.report.undecided,
         };
         let choices = open.into_iter().map(|o| ChoiceEntry { node: o.node, kernels: o.kernels }).collect();
         let sizes: Symbols = symbols.into_iter().map(|s| (s, 8)).collect();

@@ -122,7 +122,7 @@ impl Opt {
             return format!("{:#}\n", json!({ "graph": graph.to_json(), "report": report }));
         }
         match self.format {
-            Format::Text => graph.to_text() + &graph.parts_to_text(),
+            Format::Text => graph.to_text() + &graph.bodies_to_text(),
             Format::Dot => graph.to_dot(),
         }
     }

@@ -17,7 +17,7 @@ use super::copies::{self, StridedCopy};
 use super::cumsum;
 use super::depthwise::DepthwiseCode;
 use super::gemm::GemmCode;
-use super::gemm::guard::{Fault, Mismatch, Watch};
+use super::gemm::guard::{Checks, Fault, Mismatch};
 use super::im2col::Geometry;
 use super::interp::Code;
 use super::memory::{Bytes, Outside, SplitArena, empty, split_arena};
@@ -43,7 +43,7 @@ enum PreparedStep {
     Copies(Vec<StridedCopy>),
     Reduce(Reduce),
     /// The nested steps of a composite step.
-    Parts(Vec<PreparedStep>),
+    Fallback(Vec<PreparedStep>),
     Nothing,
 }
 
@@ -74,8 +74,8 @@ pub struct Executor {
     shared: bool,
     idle: Mutex<Vec<Instance>>,
     poison: bool,
-    /// What is watched in STRICT mode.
-    watch: Option<Watch>,
+    /// The checks of strict runs.
+    checks: Option<Checks>,
 }
 
 impl Executor {
@@ -96,7 +96,7 @@ impl Executor {
             shared,
             idle: Mutex::new(Vec::new()),
             poison: false,
-            watch: None,
+            checks: None,
         })
     }
 
@@ -109,22 +109,22 @@ impl Executor {
 
     /// Checks the accumulators of each product by checksums, and computes again what is wrong.
     pub fn strict(mut self) -> Executor {
-        self.watch = Some(Watch::default());
+        self.checks = Some(Checks::default());
         self
     }
 
     /// Disturbs the runs of a strict executor as a test wants it, from now on.
     #[doc(hidden)]
     pub fn disturb(&self, faults: Vec<Fault>) {
-        if let Some(watch) = &self.watch {
-            *watch.faults.write().unwrap_or_else(PoisonError::into_inner) = faults;
+        if let Some(checks) = &self.checks {
+            *checks.faults.write().unwrap_or_else(PoisonError::into_inner) = faults;
         }
     }
 
     /// What checksums have found since this was last called, in a strict executor.
     pub fn mismatches(&self) -> Vec<Mismatch> {
         let found =
-            self.watch.iter().map(|w| std::mem::take(&mut *w.found.lock().unwrap_or_else(PoisonError::into_inner)));
+            self.checks.iter().map(|w| std::mem::take(&mut *w.found.lock().unwrap_or_else(PoisonError::into_inner)));
         found.flatten().collect()
     }
 
@@ -321,7 +321,7 @@ impl Executor {
         if step.writes.iter().all(View::is_empty) {
             return Ok(());
         }
-        if let (Action::Call(e), PreparedStep::Parts(parts)) = (&step.action, ready) {
+        if let (Action::Call(e), PreparedStep::Fallback(parts)) = (&step.action, ready) {
             let mut steps = e.fallback.iter().zip(parts);
             return steps.try_for_each(|part| self.step(index, part, instance, inputs, outputs, record));
         }
@@ -350,11 +350,12 @@ impl Executor {
             reads.push(if in_place { &[] } else { self.bytes(v, &arena, &outside, inputs)? });
         }
         let pool = self.pool.as_deref().filter(|_| self.shared);
-        let watch = self.watch.as_ref().map(|watch| (index, watch));
-        perform((step, ready), &Workers { pool, locals: &instance.locals }, &reads, &mut outs, watch)?;
-        if let (Some(watch), Some(out), false) = (&self.watch, outs.first_mut(), matches!(ready, PreparedStep::Gemm(_)))
+        let checks = self.checks.as_ref().map(|checks| (index, checks));
+        perform((step, ready), &Workers { pool, locals: &instance.locals }, &reads, &mut outs, checks)?;
+        if let (Some(checks), Some(out), false) =
+            (&self.checks, outs.first_mut(), matches!(ready, PreparedStep::Gemm(_)))
         {
-            watch.disturb_result(index, step.writes[0].dtype, out);
+            checks.disturb_result(index, step.writes[0].dtype, out);
         }
         if let Record::Digests(digests) = record
             && let Some(digest) = digests.get_mut(index)
@@ -373,19 +374,19 @@ fn perform(
     workers: &Workers<'_>,
     reads: &[&[u8]],
     outs: &mut [&mut [u8]],
-    watch: Option<(usize, &Watch)>,
+    checks: Option<(usize, &Checks)>,
 ) -> Result<()> {
     let source = |i: usize| Operand { bytes: reads[i], view: &step.reads[i] };
     match (&step.action, ready) {
         (Action::Gemm(_), PreparedStep::Gemm(g)) => {
-            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0], watch)?;
+            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0], checks)?;
         }
         (Action::Conv(c), PreparedStep::Gemm(g)) if c.channels_last => {
-            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0], watch)?;
+            g.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0], checks)?;
         }
         // The filters are the left operand.
         (Action::Conv(_), PreparedStep::Gemm(g)) => {
-            g.run(workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0], watch)?;
+            g.run(workers, [reads[1], reads[0]], &step.reads[2..], &reads[2..], outs[0], checks)?;
         }
         (_, PreparedStep::Depthwise(c)) => c.run(workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
         (_, PreparedStep::Direct(c)) => c.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
@@ -473,7 +474,7 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<PreparedStep> {
             PreparedStep::Reduce(Reduce::new(&step.reads[0], *kind, axes, plan.allowed.is_exact()))
         }
         Action::Call(e) => {
-            PreparedStep::Parts(e.fallback.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
+            PreparedStep::Fallback(e.fallback.iter().map(|s| prepare(plan, s, threads)).collect::<Result<Vec<_>>>()?)
         }
         _ => PreparedStep::Nothing,
     })
@@ -490,7 +491,7 @@ fn is_shared(step: &Step, ready: &PreparedStep) -> bool {
         (Action::Rowwise(r), PreparedStep::Rowwise(code)) => code.is_shared(r.rows),
         (_, PreparedStep::Copies(copies)) => copies.iter().any(StridedCopy::is_shared),
         (_, PreparedStep::Reduce(r)) => r.is_shared(),
-        (Action::Call(e), PreparedStep::Parts(parts)) => {
+        (Action::Call(e), PreparedStep::Fallback(parts)) => {
             e.fallback.iter().zip(parts).any(|(s, ready)| is_shared(s, ready))
         }
         _ => len > 1 << 15,

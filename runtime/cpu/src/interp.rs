@@ -726,7 +726,7 @@ pub fn repeat(dst: Dst<'_>, period: usize) {
 }
 
 /// A part of a register.
-pub fn part<'a>(dst: &'a mut Dst<'_>, from: usize, to: usize) -> Dst<'a> {
+pub fn slice_of<'a>(dst: &'a mut Dst<'_>, from: usize, to: usize) -> Dst<'a> {
     match dst {
         Dst::F32(d) => Dst::F32(&mut d[from..to]),
         Dst::F64(d) => Dst::F64(&mut d[from..to]),

@@ -7,7 +7,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
-use super::interp::{BLOCK, Code, Dst, Loader, part, read, repeat};
+use super::interp::{BLOCK, Code, Dst, Loader, read, repeat, slice_of};
 use super::threads::Workers;
 
 /// An operand that is read along an index space.
@@ -112,9 +112,9 @@ pub fn gather(input: &Input<'_>, shape: &[usize], start: usize, mut dst: Dst<'_>
                 at += (rest % size) as isize * stride;
                 rest /= size;
             }
-            read(input.bytes, input.dtype, at + column as isize * step, *step, part(&mut dst, done, done + count));
-            read(input.bytes, input.dtype, at, *step, part(&mut dst, done + count, done + inner));
-            repeat(part(&mut dst, done, done + again), *inner);
+            read(input.bytes, input.dtype, at + column as isize * step, *step, slice_of(&mut dst, done, done + count));
+            read(input.bytes, input.dtype, at, *step, slice_of(&mut dst, done + count, done + inner));
+            repeat(slice_of(&mut dst, done, done + again), *inner);
             done += again;
             (row, column) = ((column + again + row * inner) / inner, (column + again) % inner);
             continue;
@@ -125,7 +125,7 @@ pub fn gather(input: &Input<'_>, shape: &[usize], start: usize, mut dst: Dst<'_>
             at += (rest % size) as isize * stride;
             rest /= size;
         }
-        read(input.bytes, input.dtype, at, *step, part(&mut dst, done, done + count));
+        read(input.bytes, input.dtype, at, *step, slice_of(&mut dst, done, done + count));
         done += count;
         (row, column) = (row + 1, 0);
     }

@@ -11,7 +11,7 @@ use hypatia_dsl::kernel::{GatheredRows, Reduction, RowAccess, RowLayout};
 use hypatia_dsl::scalar::typed::{Source, inlined};
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::interp::{BLOCK, Code, Dst, Loader, Registers, part, read};
+use super::interp::{BLOCK, Code, Dst, Loader, Registers, read, slice_of};
 use super::math;
 use super::simd::dispatch;
 use super::threads::Workers;
@@ -160,7 +160,7 @@ impl RowCode {
         self.n.checked_div(self.extents[reduction]).unwrap_or(1)
     }
 
-    /// The number of results of all reductions of so many rows.
+    /// The number of results of all reductions of this many rows.
     fn results_of(&self, rows: usize) -> usize {
         (0..self.reductions.len()).map(|i| self.each(i) * rows).sum()
     }
@@ -555,7 +555,7 @@ impl Loader for RowLoader<'_> {
             RowAccess::Splat => read(bytes, *dtype, 0, 0, dst),
             _ => {
                 for row in 0..self.rows {
-                    let dst = part(&mut dst, row * width, (row + 1) * width);
+                    let dst = slice_of(&mut dst, row * width, (row + 1) * width);
                     let at = self.first + row;
                     match access {
                         RowAccess::PerColumn => read(bytes, *dtype, self.column as isize, 1, dst),
@@ -586,7 +586,7 @@ impl RowLoader<'_> {
                 let count = (extent - column % extent).min(width - done);
                 let v = self.results.get(at + row * each + column / extent).copied().unwrap_or(f64::NAN);
                 let from = row * width + done;
-                match part(&mut dst, from, from + count) {
+                match slice_of(&mut dst, from, from + count) {
                     Dst::F32(d) => d.fill(v as f32),
                     Dst::F64(d) => d.fill(v),
                     Dst::Int(d) if is_int => d.fill(v.to_bits() as i64),
@@ -613,7 +613,7 @@ impl RowLoader<'_> {
         let base = layout.row(input, row);
         let count = dst.len();
         runs(layout, input, self.column, count, |from, to, at, stride| {
-            read(bytes, dtype, base + at, stride, part(&mut dst, from, to));
+            read(bytes, dtype, base + at, stride, slice_of(&mut dst, from, to));
         });
     }
 }

@@ -1,5 +1,5 @@
 //! Row-wise kernels of ops of all kinds, run on the CPU, against the f64 reference: ragged sizes, 0
-//! and 1, NaN and infinities, operands behind views.
+//! and 1, NaN and infinities, operands after views.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! A thread pool that shares the work of a step.
 //!
-//! In: a number of parts and a function. Out: the function, called once for each part, by whichever
+//! In: a number of tasks and a function. Out: the function, called once for each task, by whichever
 //! thread is free. Invariant: the caller never waits for a sleeping thread, since it can do every
-//! part itself; during a run idle threads spin, because a wake-up costs more than most steps; if
+//! task itself; during a run idle threads spin, because a wake-up costs more than most steps; if
 //! the pool is busy with another run, the caller works alone.
 
 use std::collections::HashMap;
@@ -135,7 +135,7 @@ impl Drop for Pool {
     }
 }
 
-/// Shuts the gate on drop, even if the caller's own part panics.
+/// Shuts the gate on drop, even if the caller's own task panics.
 struct Closing<'a>(&'a Shared);
 
 impl Drop for Closing<'_> {
@@ -236,17 +236,17 @@ impl Workers<'_> {
         self.pool.map_or(1, |p| p.threads)
     }
 
-    /// Calls `f` once for each part.
-    pub fn parts(&self, count: usize, f: impl Fn(usize, &mut Local) + Sync) {
+    /// Calls `f` once for each task.
+    pub fn tasks(&self, count: usize, f: impl Fn(usize, &mut Local) + Sync) {
         let next = AtomicUsize::new(0);
         let all = |thread: usize| {
             let mut local = self.locals[thread].lock().unwrap_or_else(PoisonError::into_inner);
             loop {
-                let part = next.fetch_add(1, Ordering::Relaxed);
-                if part >= count {
+                let task = next.fetch_add(1, Ordering::Relaxed);
+                if task >= count {
                     return;
                 }
-                f(part, &mut local);
+                f(task, &mut local);
             }
         };
         match self.pool {
@@ -278,14 +278,14 @@ impl Workers<'_> {
         }
         let bases: SmallVec<[(Address, usize); 4]> =
             outs.iter_mut().zip(sizes).map(|(o, size)| (Address(o.as_mut_ptr()), *size)).collect();
-        self.parts(units.div_ceil(chunk), |part, local| {
-            let first = part * chunk;
+        self.tasks(units.div_ceil(chunk), |task, local| {
+            let first = task * chunk;
             let count = chunk.min(units - first);
             let mut mine: SmallVec<[&mut [u8]; 4]> = SmallVec::new();
             for (base, size) in &bases {
                 // SAFETY: `first + count <= units`, and `fits` holds, so the bytes lie in the
-                // output, which is borrowed mutably until `parts` has returned. `parts` gives each
-                // part to one thread once, and different parts have different units: no two slices
+                // output, which is borrowed mutably until `tasks` has returned. `tasks` gives each
+                // task to one thread once, and different tasks have different units: no two slices
                 // overlap.
                 mine.push(unsafe { std::slice::from_raw_parts_mut(base.0.add(first * size), count * size) });
             }
@@ -304,13 +304,13 @@ mod tests {
     }
 
     #[test]
-    fn every_part_is_done_once() {
+    fn every_task_is_done_once() {
         let (pool, locals) = (Pool::of(3).unwrap(), locals(3));
         let workers = Workers { pool: Some(&pool), locals: &locals };
         for count in [0, 1, 2, 7, 1000] {
             let done: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
             let _awake = pool.awake();
-            workers.parts(count, |i, _| {
+            workers.tasks(count, |i, _| {
                 done[i].fetch_add(1, Ordering::Relaxed);
             });
             assert!(done.iter().all(|d| d.load(Ordering::Relaxed) == 1), "{count}");
@@ -345,7 +345,7 @@ mod tests {
                     for round in 0..200 {
                         let sum = AtomicUsize::new(0);
                         let _awake = (round % 3 == 0).then(|| pool.awake());
-                        workers.parts(10, |i, _| {
+                        workers.tasks(10, |i, _| {
                             sum.fetch_add(i, Ordering::Relaxed);
                         });
                         assert_eq!(sum.into_inner(), 45);
@@ -362,10 +362,10 @@ mod tests {
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let (pool, locals) = (Pool::of(2).unwrap(), locals(2));
         let workers = Workers { pool: Some(&pool), locals: &locals };
-        let panics = || workers.parts(100, |i, _| assert!(i != 57, "part 57"));
+        let panics = || workers.tasks(100, |i, _| assert!(i != 57, "task 57"));
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
         let sum = AtomicUsize::new(0);
-        workers.parts(4, |i, _| {
+        workers.tasks(4, |i, _| {
             sum.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 6);

@@ -107,7 +107,7 @@ impl Graph {
         Graph { _kept: memory, ..self }
     }
 
-    /// Replays the graph on that stream of the same context, behind its earlier replays.
+    /// Replays the graph on that stream of the same context, after its earlier replays.
     pub fn launch_on(&self, stream: &CudaStream) -> Result<()> {
         let Some(graph) = &self.graph else { return Ok(()) };
         bind(stream)?;

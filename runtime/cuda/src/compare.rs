@@ -1,7 +1,7 @@
 //! When comparisons of products with their checksums run.
 //!
-//! In: the launches of a plan in order, each comparison behind its product. Out: the same launches,
-//! with the comparisons behind the steps that the plan names ([`Plan::compared_behind`]), several
+//! In: the launches of a plan in order, each comparison after its product. Out: the same launches,
+//! with the comparisons after the steps that the plan names ([`Plan::compared_behind`]), several
 //! in one launch, and the bytes that products and comparisons exchange. Invariant: until a
 //! comparison has run, no other product writes what it exchanges with its own product.
 
@@ -22,7 +22,7 @@ struct Waiting {
     most: usize,
 }
 
-/// Moves comparisons behind the steps where several run at once.
+/// Moves comparisons after the steps where several run at once.
 pub(super) fn gather(plan: &Plan, launches: Vec<(usize, Launch)>) -> (Vec<(usize, Launch)>, usize) {
     let behind = plan.compared_behind();
     let last = |step: usize| behind.get(step).copied().unwrap_or(step);
@@ -33,7 +33,7 @@ pub(super) fn gather(plan: &Plan, launches: Vec<(usize, Launch)>) -> (Vec<(usize
         if let Some(launch) = waiting.add(step, launch) {
             out.push((step, launch));
         }
-        // What is due behind a step that launches nothing is due behind the one before it.
+        // What is due after a step that launches nothing is due after the one before it.
         let next = launches.peek().map_or(plan.steps.len(), |(next, _)| *next);
         if next != step {
             let due = waiting.take(|step| last(step) < next);

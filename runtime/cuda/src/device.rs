@@ -292,7 +292,7 @@ impl Gpu {
         };
         let memory = DeviceMemory::new(&self.stream, tensor.bytes().len())?;
         let addresses = [given.address(), memory.address()];
-        // SAFETY: both are as large as the tensor, and are freed on this stream, behind this
+        // SAFETY: both are as large as the tensor, and are freed on this stream, after this
         // work.
         unsafe { transpose(&self.lt, &self.stream, tensor.dtype(), [rows, columns], addresses)? };
         Ok(memory)

@@ -64,7 +64,7 @@ pub(super) fn faster(
 pub(crate) struct Scratch {
     stream: Arc<CudaStream>,
     bases: Bases,
-    // Keeps the memory behind `bases` alive.
+    // Keeps the memory at `bases` alive.
     _memory: Vec<DeviceMemory>,
 }
 

@@ -26,11 +26,11 @@ pub enum Argument {
     Address(Location),
     /// A pointer to memory of the launch's own.
     Own(Arc<DeviceMemory>),
-    /// A pointer into the workspace, so many bytes from its start.
+    /// A pointer into the workspace, this many bytes from its start.
     Workspace(usize),
-    /// A pointer into what products and comparisons exchange, so many bytes from its start.
+    /// A pointer into what products and comparisons exchange, this many bytes from its start.
     Sums(usize),
-    /// A pointer into the memory of reports, so many bytes from its start.
+    /// A pointer into the memory of reports, this many bytes from its start.
     Report(usize),
     /// A 64-bit integer.
     Size(i64),

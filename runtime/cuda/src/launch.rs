@@ -68,7 +68,7 @@ impl Launch {
         }
     }
 
-    /// The steps that it is part of, if it is launched behind that one.
+    /// The steps that it is part of, if it is launched after that one.
     pub fn steps(&self, behind: usize) -> Vec<usize> {
         match self {
             Launch::Checks(checks) => checks.steps.clone(),
@@ -84,7 +84,7 @@ pub struct Comparisons {
     pub steps: Vec<usize>,
     /// Sums of right factors that are no constants. They run at once.
     pub sums: Vec<KernelLaunch>,
-    /// What compares. They run at once, behind the sums.
+    /// What compares. They run at once, after the sums.
     pub kernels: Vec<KernelLaunch>,
 }
 

@@ -8,7 +8,7 @@
 //! bias with one element per column of ours runs along its rows, as its epilogue requires. Source:
 //! cuBLAS documentation, cublasLtMatmul.
 
-mod parts;
+mod split_sum;
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ use cudarc::driver::CudaStream;
 use hypatia_dsl::dtype::DType;
 use hypatia_target::cublaslt::Epilogue;
 
-use self::parts::Parts;
+use self::split_sum::SplitSum;
 use super::memory::bind;
 use hypatia_tensor::error::{Error, Result};
 
@@ -279,14 +279,14 @@ pub struct Algorithm {
     raw: sys::cublasLtMatmulAlgo_t,
     /// Bytes of workspace that it requires.
     pub workspace: usize,
-    /// True if it runs the parts of a long sum, one launch after another.
-    in_parts: bool,
+    /// True if it runs a long sum in slices, one launch after another.
+    is_split: bool,
 }
 
 impl Algorithm {
     /// The algorithm's configuration as numbers that fit in a file: algorithm id, tile, split-K,
     /// reduction scheme, tile order, custom option, stages, and the instruction and cluster shapes
-    /// packed with the flag for launches in parts. The numbers are valid only for the same version
+    /// packed with the flag for launches in split. The numbers are valid only for the same version
     /// of the library. (The library's structure also holds other bits, which vary from call to
     /// call.)
     pub fn to_words(self) -> [u64; 8] {
@@ -303,12 +303,12 @@ impl Algorithm {
             CUBLASLT_ALGO_CONFIG_STAGES_ID,
         ]
         .map(|a| self.config(a, 4));
-        [id, tile, split, reduction, order, variant, stages, u64::from(self.in_parts) << 32 | inner << 16 | cluster]
+        [id, tile, split, reduction, order, variant, stages, u64::from(self.is_split) << 32 | inner << 16 | cluster]
     }
 
-    /// True if it runs on parts of the sum, one launch after another.
+    /// True if it runs the sum in slices, one launch after another.
     pub fn is_split(&self) -> bool {
-        self.in_parts
+        self.is_split
     }
 
     /// Number of accumulators that share the terms of a sum (split-K).
@@ -345,8 +345,8 @@ pub struct Matmul {
     /// The library's B: our A.
     b: Matrix,
     d: Matrix,
-    /// The same product over parts of the terms.
-    parts: Option<Parts>,
+    /// The same product over slices of the terms.
+    split: Option<SplitSum>,
 }
 
 // SAFETY: descriptors are plain memory of the library; they are only changed by `launch`, which
@@ -379,7 +379,7 @@ impl Matmul {
             b: Matrix::new(&p, p.dtype, [p.k, p.m], &p.a)?,
             d: Matrix::new(&p, p.out, [p.n, p.m], &p.d)?,
             description: Description::new(&p)?,
-            parts: Parts::of(&p)?,
+            split: SplitSum::of(&p)?,
             product: p,
             scale: 1.0,
         })
@@ -400,7 +400,7 @@ impl Matmul {
     /// algorithms crowd out better ones, which the library lists if it may use no workspace; these
     /// are appended. (H200, 1024x784x2048: 70 us instead of 72. In bf16 none of them won.) For a
     /// long f32 sum, algorithms that add all terms sequentially are replaced by the same algorithms
-    /// over parts of the sum.
+    /// over slices of the sum.
     pub fn algorithms(&self, lt: &Lt, at_most: usize) -> Result<Vec<Algorithm>> {
         let p = &self.product;
         if let Some(known) = lt.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&(*p, at_most)) {
@@ -410,16 +410,16 @@ impl Matmul {
         if p.workspace > 0 && p.dtype == DType::F32 && !p.tf32 && !all.is_empty() {
             add_new(&mut all, self.within(lt, at_most, (0, None))?);
         }
-        if let Some(parts) = &self.parts {
-            // Algorithms for the whole product run its parts too, and the library does not list all
-            // of them for a part.
+        if let Some(split) = &self.split {
+            // Algorithms for the whole product run its slices too, and the library does not list
+            // all of them for a slice.
             let mut short: Vec<Algorithm> = Vec::new();
             for workspace in [p.workspace, 0] {
-                add_new(&mut short, self.within(lt, at_most, (workspace, Some(parts)))?);
+                add_new(&mut short, self.within(lt, at_most, (workspace, Some(split)))?);
             }
-            add_new(&mut short, all.iter().map(|a| Algorithm { in_parts: true, ..*a }).collect());
-            short.retain(|a| parts.accept(lt, a, [&self.description, &parts.plain], &self.d));
-            short.extend(all.iter().filter(|a| parts::short_enough(p, a)));
+            add_new(&mut short, all.iter().map(|a| Algorithm { is_split: true, ..*a }).collect());
+            short.retain(|a| split.accept(lt, a, [&self.description, &split.plain], &self.d));
+            short.extend(all.iter().filter(|a| split_sum::short_enough(p, a)));
             if !short.is_empty() {
                 all = short;
             }
@@ -428,10 +428,16 @@ impl Matmul {
         Ok(all)
     }
 
-    /// The library's algorithms, for the whole or for its parts, within a workspace limit in bytes.
-    fn within(&self, lt: &Lt, at_most: usize, (workspace, parts): (usize, Option<&Parts>)) -> Result<Vec<Algorithm>> {
+    /// The library's algorithms, for the whole or for its slices, within a workspace limit in
+    /// bytes.
+    fn within(
+        &self,
+        lt: &Lt,
+        at_most: usize,
+        (workspace, split): (usize, Option<&SplitSum>),
+    ) -> Result<Vec<Algorithm>> {
         let preference = Preference::new(&self.product, workspace)?;
-        let (a, b) = parts.map_or((&self.a, &self.b), |parts| (&parts.a[1], &parts.b[1]));
+        let (a, b) = split.map_or((&self.a, &self.b), |split| (&split.a[1], &split.b[1]));
         // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
         let empty: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
         let mut found = vec![empty; at_most.max(1)];
@@ -464,7 +470,7 @@ impl Matmul {
         let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| Algorithm {
             raw: f.algo,
             workspace: f.workspaceSize,
-            in_parts: parts.is_some(),
+            is_split: split.is_some(),
         };
         Ok(usable.map(algorithm).collect())
     }
@@ -486,17 +492,17 @@ impl Matmul {
             self.description.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.aux)?;
         }
         let whole = Call { description: &self.description, a: &self.a, b: &self.b, adds: false };
-        let Some(parts) = self.parts.as_ref().filter(|_| algorithm.in_parts) else {
+        let Some(split) = self.split.as_ref().filter(|_| algorithm.is_split) else {
             // SAFETY: the caller guarantees the addresses.
             return unsafe { self.call(lt, stream, algorithm, at, whole) };
         };
-        (0..parts.count).try_for_each(|part| {
-            let last = usize::from(part + 1 == parts.count);
-            let description = if last == 1 { &self.description } else { &parts.plain };
-            let call = Call { description, a: &parts.a[last], b: &parts.b[last], adds: part > 0 };
-            let [a, b] = parts.offsets(&self.product, part);
+        (0..split.count).try_for_each(|slice| {
+            let last = usize::from(slice + 1 == split.count);
+            let description = if last == 1 { &self.description } else { &split.plain };
+            let call = Call { description, a: &split.a[last], b: &split.b[last], adds: slice > 0 };
+            let [a, b] = split.offsets(&self.product, slice);
             let at = Pointers { a: at.a + a, b: at.b + b, ..*at };
-            // SAFETY: the parts lie within the operands, for which the caller answers.
+            // SAFETY: the slices lie within the operands, for which the caller answers.
             unsafe { self.call(lt, stream, algorithm, &at, call) }
         })
     }

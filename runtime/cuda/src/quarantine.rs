@@ -87,7 +87,7 @@ impl Trials {
         self.passed.contains(launch) || stored()
     }
 
-    /// Keeps that a launch passed its trial.
+    /// Records that a launch passed its trial.
     pub(crate) fn pass(&mut self, launch: Key) {
         if let Some(store) = &self.store {
             store.put(&launch, PASSED);
@@ -95,7 +95,7 @@ impl Trials {
         self.passed.push(launch);
     }
 
-    /// Keeps why kernels cannot be tried on this machine.
+    /// Records why kernels cannot be tried on this machine.
     pub(crate) fn disable(&mut self, reason: String) {
         self.disabled.get_or_insert(reason);
     }

@@ -66,7 +66,7 @@ pub(super) fn expand<R: Number>(x: &RefTensor<R>, shape: &[usize]) -> Result<Ref
     })
 }
 
-/// Sizes before, at and behind an axis, multiplied.
+/// Sizes before, at and after an axis, multiplied.
 pub(super) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (shape[..axis].iter().product(), shape[axis], shape[axis + 1..].iter().product())
 }

@@ -11,7 +11,7 @@ use super::value::{Data, RefTensor};
 use hypatia_graph::prim::{Window, elements};
 use hypatia_tensor::error::{Error, Result};
 
-/// The indices behind position `i` of a shape.
+/// The indices after position `i` of a shape.
 fn indices(shape: &[usize], mut i: usize) -> Vec<usize> {
     let mut out = vec![0; shape.len()];
     for (at, size) in out.iter_mut().zip(shape).rev() {

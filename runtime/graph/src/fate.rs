@@ -89,7 +89,7 @@ impl Candidate {
         let backend = before.kernel().map(|k| &program.kernels[k.index()].backend);
         match (backend, &before.strategy) {
             (Some(Backend::Template(_)), _) => self.kernel() != before.kernel(),
-            (_, Strategy::Call) => matches!(self.strategy, Strategy::Parts(_)),
+            (_, Strategy::Call) => matches!(self.strategy, Strategy::Composed(_)),
             _ => !self.needs_fallback(program),
         }
     }

@@ -42,7 +42,7 @@ impl Graph {
                 let _ = write!(out, "  // {}", node.name.replace(['\n', '\r'], " "));
             }
             out.push('\n');
-            if node.kernels.is_open() {
+            if node.kernels.is_undecided() {
                 let _ = writeln!(out, "    kernels: {}", self.describe_kernels(node).join("; "));
             }
         }
@@ -65,11 +65,11 @@ impl Graph {
 
     /// The optimised bodies in the lists of kernels, each once, with the nodes that it may compute.
     /// Empty if there are none.
-    pub fn parts_to_text(&self) -> String {
+    pub fn bodies_to_text(&self) -> String {
         let mut bodies: Vec<(&Arc<Graph>, Vec<String>)> = Vec::new();
         for (i, node) in self.nodes.iter().enumerate() {
             let mut parts = node.kernels.list.iter().filter_map(|c| match &c.strategy {
-                Strategy::Parts(parts) => Some(parts),
+                Strategy::Composed(parts) => Some(parts),
                 _ => None,
             });
             // All candidates of a node that run its body run the same one.
@@ -169,7 +169,7 @@ impl Graph {
                     "operands": node.operands.iter().map(|v| v.as_ref().map(reference)).collect::<Vec<_>>(),
                     "types": node.results.iter().map(TensorType::to_string).collect::<Vec<_>>(),
                 });
-                if node.kernels.is_open() {
+                if node.kernels.is_undecided() {
                     o["kernels"] = self.describe_kernels(node).into();
                 }
                 if let NodeKind::Op { op, attrs, term } = &node.kind {

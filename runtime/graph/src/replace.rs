@@ -16,7 +16,7 @@ pub enum Replacement {
     /// The body of its op.
     Body,
     /// This graph; its inputs are the node's operands, in order.
-    Parts(Arc<Graph>),
+    Graph(Arc<Graph>),
 }
 
 impl Graph {
@@ -29,7 +29,7 @@ impl Graph {
                 node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
             let start = out.nodes.len();
             let results = match (instead(i, node), &node.kind) {
-                (Replacement::Parts(part), _) => splice(&mut out, &part, &operands)?,
+                (Replacement::Graph(part), _) => splice(&mut out, &part, &operands)?,
                 (Replacement::Body, NodeKind::Op { op, attrs, term }) => {
                     Instantiator::inlining(&mut out).op(*op, &operands, attrs, term.clone())?
                 }

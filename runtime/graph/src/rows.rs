@@ -1,4 +1,4 @@
-//! Row-wise regions: reductions along one axis, and the work between, before and behind them, that
+//! Row-wise regions: reductions along one axis, and the work between, before and after them, that
 //! become one launch.
 //!
 //! In: pointwise regions, and which nodes are computed row by row. Out: larger regions, each with
@@ -71,7 +71,7 @@ pub struct RowwiseRegion {
 pub enum RowsOperand {
     /// A value of the graph.
     Value(Value),
-    /// 0, 1, 2 and so on: so many, in that type.
+    /// 0, 1, 2 and so on: this many, in that type.
     Positions(DType, usize),
 }
 
@@ -306,7 +306,7 @@ impl Grower<'_, '_> {
     }
 }
 
-/// Whether a kernel that adds up so many rows is faster than sums of their own.
+/// Whether a kernel that adds up this many rows is faster than sums of their own.
 fn sums_are_worth_it(kernel: &RowwiseKernel, rows: Option<i64>, n: Option<i64>) -> bool {
     let (Some(rows), Some(n)) = (rows, n) else { return false };
     let split = usize::try_from(rows).ok().zip(usize::try_from(n).ok()).and_then(|(rows, n)| SumSplit::of(rows, n));

@@ -27,7 +27,7 @@ pub(super) struct Scores<'a> {
     graph: &'a Graph,
     /// Nodes whose results are not stored.
     region: Vec<NodeId>,
-    /// The factors of the products, of which there are at most so many; terms call the first one
+    /// The factors of the products, of which there are at most this many; terms call the first one
     /// `acc`, the other one the second accumulator.
     pub products: Vec<[Value; 2]>,
     most: usize,
@@ -41,7 +41,7 @@ pub(super) struct Scores<'a> {
 }
 
 impl<'a> Scores<'a> {
-    /// Scores of so many products.
+    /// Scores of this many products.
     pub fn new(graph: &'a Graph, most: usize) -> Scores<'a> {
         Scores {
             graph,

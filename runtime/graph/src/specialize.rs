@@ -162,11 +162,11 @@ fn substitute_attr(attr: &AttrValue, lookup: &dyn Fn(&str) -> Option<Dim>) -> Re
 }
 
 impl Kernels {
-    /// The list for these sizes. Open guards stay open and are evaluated at plan time.
+    /// The list for these sizes. Undecided guards stay so and are evaluated at plan time.
     fn specialized(&self, symbols: &Symbols, lookup: &dyn Fn(&str) -> Option<Dim>) -> Result<Kernels> {
         let mut kernels = self.clone();
         for candidate in &mut kernels.list {
-            if let Strategy::Parts(part) = &mut candidate.strategy {
+            if let Strategy::Composed(part) = &mut candidate.strategy {
                 *part = Arc::new(part.specialize(symbols)?);
             }
             if let Some(matched) = &mut candidate.matched {

@@ -19,7 +19,7 @@ use hypatia_tensor::error::Result;
 const DEEPEST: usize = 6;
 /// The most copies of a value.
 const MOST: usize = 8;
-/// An operand is small if it has at most one of so many elements of the result.
+/// An operand is small if it has at most one element for this many of the result.
 const SMALL: i64 = 8;
 
 /// The graph with wide values that have one reader each.

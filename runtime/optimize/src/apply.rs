@@ -40,7 +40,7 @@ pub enum Reject {
     NotConstant,
     /// A constant or a number that it computes would lose its meaning in its element type.
     Lost(String),
-    /// A limit of the stage.
+    /// A budget of the ruleset is spent.
     Budget,
 }
 
@@ -126,7 +126,7 @@ fn rounded_inside(egraph: &EGraph, m: &Match) -> Option<DType> {
 /// `limit` nodes.
 pub fn build_sums(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<(), Reject> {
     for virtual_sum in std::mem::take(&mut m.virtual_sums) {
-        let sum = chain(egraph, virtual_sum.head, &virtual_sum.parts, None, limit)?;
+        let sum = chain(egraph, virtual_sum.head, &virtual_sum.operands, None, limit)?;
         match virtual_sum.target {
             Target::Variable(v) => {
                 if let Some(binding) = m.bindings.get_mut(v.index()) {
@@ -153,15 +153,15 @@ pub fn build_sums(egraph: &mut EGraph, m: &mut Match, limit: usize) -> Result<()
 }
 
 /// The sum of these classes, associated to the left.
-fn chain(egraph: &mut EGraph, head: ScalarId, parts: &[Id], first: Option<Id>, limit: usize) -> Result<Id, Reject> {
+fn chain(egraph: &mut EGraph, head: ScalarId, operands: &[Id], first: Option<Id>, limit: usize) -> Result<Id, Reject> {
     let mut sum = first;
-    for part in parts {
-        let part = egraph.find(*part);
+    for operand in operands {
+        let operand = egraph.find(*operand);
         sum = Some(match sum {
-            None => part,
+            None => operand,
             Some(sum) => {
                 let sum = egraph.find(sum);
-                add_checked(egraph, Node::new(Payload::Scalar(head), [sum, part]), limit)?
+                add_checked(egraph, Node::new(Payload::Scalar(head), [sum, operand]), limit)?
             }
         });
     }

@@ -106,7 +106,7 @@ impl Judge<'_> {
         match self.graph.chosen_kernel(site.node, device).map(|c| &c.strategy) {
             Some(Strategy::Split(split)) => self.term(site).is_some_and(|t| contains(&split.head, &t)),
             // What the rule built may be one launch among those of another op.
-            Some(Strategy::Parts(parts)) => site.ops.iter().any(|op| is_launch_of(parts, *op, device)),
+            Some(Strategy::Composed(parts)) => site.ops.iter().any(|op| is_launch_of(parts, *op, device)),
             Some(Strategy::Body) => false,
             Some(Strategy::Whole | Strategy::Call | Strategy::Rowwise) => true,
             None => !self.graph.needs_kernel(site.node),
@@ -135,7 +135,7 @@ impl Judge<'_> {
         let head = self.graph.head_name(node);
         match self.graph.chosen_kernel(node, device) {
             Some(c) => match &c.strategy {
-                Strategy::Parts(_) => format!("`{head}` runs as the parts of its body"),
+                Strategy::Composed(_) => format!("`{head}` runs as the parts of its body"),
                 Strategy::Body => format!("`{head}` runs as its body"),
                 _ => format!("`{head}` runs as {}", self.graph.describe_kernel(self.graph.node(node), c)),
             },
@@ -146,8 +146,8 @@ impl Judge<'_> {
     fn missing(&self, clause: &Clause, wanted: usize, at: Option<&str>) -> Result<Unmet> {
         let program = &self.given.program;
         let why = nearest(self.given, self.options, self.means, &|r| clause.names(program, r), at)?;
-        let stages = self.optimized.report.stages.iter().filter(|s| s.stop.cut_short());
-        let mut cut_short: Vec<String> = stages.map(|s| format!("ruleset {} was {}", s.ruleset, s.stop)).collect();
+        let short = self.optimized.report.runs.iter().filter(|s| s.stop.cut_short());
+        let mut cut_short: Vec<String> = short.map(|s| format!("ruleset {} was {}", s.ruleset, s.stop)).collect();
         cut_short.dedup();
         Ok(Unmet::Missing { wanted, why: Box::new(why), cut_short })
     }

@@ -52,7 +52,7 @@ const IMPOSSIBLE: Cost = u64::MAX / 2;
 /// Maximum number of steps to match a kernel's pattern.
 const KERNEL_STEPS: usize = 20_000;
 
-/// The time of a kernel of ours above the library's: one part in so many, and half a launch.
+/// The time of a kernel of ours above the library's: one part in this many, and half a launch.
 const TIMED_SHARE: Cost = 32;
 
 /// Whether a kernel computes every application of its op.

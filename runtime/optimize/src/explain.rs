@@ -23,9 +23,9 @@ use super::analysis::{Sort, class_type};
 use super::apply::{Reject, apply, build_sums, check};
 use super::language::Payload;
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
+use super::optimizer::Optimizer;
 use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, compile};
-use super::session::Session;
 pub use super::why_not::{Verdict, WhyNot};
 use hypatia_graph::{ConstantFolder, Graph, NodeKind, show_number};
 use hypatia_tensor::error::{Error, Result};
@@ -66,15 +66,16 @@ pub(super) fn nearest(
                       where it fired";
         return Ok(answer(first, None, Verdict::NotTried { reason: reason.into() }));
     }
-    let mut session = Session::start(graph, options, folder)?;
-    session.run();
-    let only = node.map(|n| find_node(&session, n)).transpose()?;
+    let mut optimizer = Optimizer::start(graph, options, folder)?;
+    optimizer.run();
+    let only = node.map(|n| find_node(&optimizer, n)).transpose()?;
     let rules: Vec<CompiledRule> = compile(&program, None, &allowed)
         .into_iter()
         .filter(|r| among(r.rule()))
         .filter(|r| only.is_none() || !r.terms)
         .collect();
-    let mut explainer = Explainer { names: session.names(), session: &mut session, numerics: options.numerics, count };
+    let mut explainer =
+        Explainer { names: optimizer.names(), optimizer: &mut optimizer, numerics: options.numerics, count };
     if let Some(w) = explainer.fired(among, only) {
         return Ok(w);
     }
@@ -82,7 +83,7 @@ pub(super) fn nearest(
     match best {
         Some((_, w)) => Ok(w),
         None => {
-            let absent = absent_heads(explainer.session.egraph(), first);
+            let absent = absent_heads(explainer.optimizer.egraph(), first);
             let reason = match absent.as_slice() {
                 [] => format!("no value of the graph is of the form {}", show_lhs(first, &program)),
                 heads => {
@@ -185,8 +186,8 @@ fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
 }
 
 /// The class of the node with that name or number (`%12`).
-fn find_node(session: &Session<'_>, node: &str) -> Result<Id> {
-    let graph = &session.graph;
+fn find_node(optimizer: &Optimizer<'_>, node: &str) -> Result<Id> {
+    let graph = &optimizer.graph;
     let by_number = node.strip_prefix('%').and_then(|n| n.parse::<usize>().ok());
     let index = match by_number {
         Some(i) if i < graph.nodes.len() => Some(i),
@@ -196,14 +197,14 @@ fn find_node(session: &Session<'_>, node: &str) -> Result<Id> {
             .iter()
             .rposition(|n| n.name == node || matches!(&n.kind, NodeKind::Input { name } if name == node)),
     };
-    let Some(id) = index.and_then(|i| session.inserted.values[i].first()) else {
+    let Some(id) = index.and_then(|i| optimizer.inserted.values[i].first()) else {
         let mut near: Vec<&str> =
             graph.nodes.iter().map(|n| n.name.as_str()).filter(|n| !n.is_empty() && n.contains(node)).collect();
         near.truncate(8);
         let hint = if near.is_empty() { String::new() } else { format!("; there are {}", near.join(", ")) };
         return Err(Error::Input(format!("the graph has no node `{node}`{hint}; `hypatia opt` prints their names")));
     };
-    Ok(session.egraph().find(*id))
+    Ok(optimizer.egraph().find(*id))
 }
 
 /// How near an answer is: smaller is nearer.
@@ -216,7 +217,7 @@ const MAX_COSTED: usize = 8;
 
 struct Explainer<'s, 'o> {
     count: &'s dyn Fn(&Graph) -> Option<usize>,
-    session: &'s mut Session<'o>,
+    optimizer: &'s mut Optimizer<'o>,
     names: FxHashMap<Id, String>,
     numerics: Numerics,
 }
@@ -224,15 +225,15 @@ struct Explainer<'s, 'o> {
 impl Explainer<'_, '_> {
     /// The answer if the rule fired after all.
     fn fired(&self, among: &dyn Fn(&Rule) -> bool, only: Option<Id>) -> Option<WhyNot> {
-        let program = &self.session.graph.program;
-        let egraph = self.session.egraph();
+        let program = &self.optimizer.graph.program;
+        let egraph = self.optimizer.egraph();
         let mut places = Vec::new();
         let mut which = None;
-        for (t, kept) in self.session.traces.iter().zip(self.session.kept()) {
+        for (t, kept) in self.optimizer.traces.iter().zip(self.optimizer.kept()) {
             let r = &program.rules[t.rule.index()];
             let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
             if kept && here && among(r) {
-                let names = self.session.fired_at(&self.names, t);
+                let names = self.optimizer.fired_at(&self.names, t);
                 let place = if names.is_empty() { WRITTEN.to_string() } else { format!("`{}`", names.join("`, `")) };
                 if !places.contains(&place) {
                     places.push(place);
@@ -247,11 +248,11 @@ impl Explainer<'_, '_> {
 
     /// Other rules that built the node chosen for a class, in the order in which they fired.
     fn fired_at(&self, class: Id, but: &Rule) -> Vec<String> {
-        let egraph = self.session.egraph();
+        let egraph = self.optimizer.egraph();
         let class = egraph.find(class);
         let mut rules: Vec<String> = Vec::new();
-        for (t, kept) in self.session.traces.iter().zip(self.session.kept()) {
-            let name = &self.session.graph.program.rules[t.rule.index()].name;
+        for (t, kept) in self.optimizer.traces.iter().zip(self.optimizer.kept()) {
+            let name = &self.optimizer.graph.program.rules[t.rule.index()].name;
             let here = kept && t.roots.iter().any(|c| egraph.find(*c) == class);
             if here && *name != but.name && !rules.contains(name) {
                 rules.push(name.clone());
@@ -266,7 +267,7 @@ impl Explainer<'_, '_> {
         let what = compiled.searchable();
         let mut probe = Probe { only, best: None };
         let found =
-            search(&self.session.view(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, None, Some(&mut probe));
+            search(&self.optimizer.view(), &what, &FxHashSet::default(), 0, SEARCH_LIMITS, None, Some(&mut probe));
         let mut best: Option<(Rank, WhyNot)> = None;
         let mut costed = 0;
         for m in found.matches {
@@ -275,20 +276,20 @@ impl Explainer<'_, '_> {
             if costed >= MAX_COSTED {
                 break;
             }
-            let at = self.names.get(&self.session.egraph().find(m.roots[0])).cloned();
+            let at = self.names.get(&self.optimizer.egraph().find(m.roots[0])).cloned();
             let (rank, verdict) = self.judge(compiled, m, costed == 0);
             costed += usize::from(rank == COST_LOST);
             if best.as_ref().is_none_or(|(r, _)| rank < *r) {
-                let text = show_rule_lines(&self.session.graph.program, rule);
+                let text = show_rule_lines(&self.optimizer.graph.program, rule);
                 best = Some((rank, WhyNot { rule: rule.name.clone(), text, at, verdict }));
             }
         }
         best.or_else(|| {
             let miss = probe.best?;
-            let egraph = self.session.egraph();
+            let egraph = self.optimizer.egraph();
             let at = self.names.get(&egraph.find(miss.root)).cloned();
             let verdict = Verdict::NoMatch { reason: self.miss(rule, &miss) };
-            let text = show_rule_lines(&self.session.graph.program, rule);
+            let text = show_rule_lines(&self.optimizer.graph.program, rule);
             Some(((9, -(miss.progress as i64)), WhyNot { rule: rule.name.clone(), text, at, verdict }))
         })
     }
@@ -297,38 +298,40 @@ impl Explainer<'_, '_> {
     fn judge(&mut self, compiled: &CompiledRule, mut m: Match, counts: bool) -> (Rank, Verdict) {
         let rule = compiled.rule();
         if !m.virtual_sums.is_empty() {
-            let egraph = &mut self.session.inserted.egraph;
+            let egraph = &mut self.optimizer.inserted.egraph;
             let built = build_sums(egraph, &mut m, usize::MAX);
             egraph.rebuild();
             if let Err(reject) = built {
                 return self.rejected(rule, &m, &reject);
             }
         }
-        if let Err(reject) = check(self.session.egraph(), &self.session.search.candidate, rule, &mut m, self.numerics) {
+        if let Err(reject) =
+            check(self.optimizer.egraph(), &self.optimizer.search.candidate, rule, &mut m, self.numerics)
+        {
             return self.rejected(rule, &m, &reject);
         }
         let root = m.roots[0];
-        let before = self.session.cost_with(root, None);
+        let before = self.optimizer.cost_with(root, None);
         let instead = self.fired_at(root, rule);
         let applied = {
-            let egraph = &mut self.session.inserted.egraph;
+            let egraph = &mut self.optimizer.inserted.egraph;
             let applied = apply(egraph, rule, compiled.terms, &m, usize::MAX);
             egraph.rebuild();
             applied
         };
-        self.names = self.session.names();
+        self.names = self.optimizer.names();
         match applied {
             Err(reject) => self.rejected(rule, &m, &reject),
             Ok(applied) => {
-                self.session.state(applied.saving(compiled.id, &m).as_ref());
-                let with = self.session.cost_with(root, applied.built.first());
+                self.optimizer.state(applied.saving(compiled.id, &m).as_ref());
+                let with = self.optimizer.cost_with(root, applied.built.first());
                 match with.zip(before) {
                     Some((with, without)) => {
-                        let plans = |with: &Session<'_>| {
+                        let plans = |with: &Optimizer<'_>| {
                             let forced = with.graph_with(root, applied.built.first())?;
                             Some([(self.count)(&forced)?, (self.count)(&with.graph_with(root, None)?)?])
                         };
-                        let launches = if counts { plans(self.session) } else { None };
+                        let launches = if counts { plans(self.optimizer) } else { None };
                         (COST_LOST, Verdict::CostLost { with, without, instead, launches })
                     }
                     None => {
@@ -342,8 +345,8 @@ impl Explainer<'_, '_> {
 
     /// Facts about the bindings of a match.
     fn facts<'m>(&'m self, m: &'m Match) -> MatchFacts<'m> {
-        let candidate = &self.session.search.candidate;
-        MatchFacts { egraph: self.session.egraph(), bindings: &m.bindings, device: None, candidate }
+        let candidate = &self.optimizer.search.candidate;
+        MatchFacts { egraph: self.optimizer.egraph(), bindings: &m.bindings, device: None, candidate }
     }
 
     fn rejected(&self, rule: &Rule, m: &Match, reject: &Reject) -> (Rank, Verdict) {
@@ -421,13 +424,13 @@ impl Explainer<'_, '_> {
 
     /// A description of a class: kind of value, name, type.
     fn describe(&self, id: Id) -> String {
-        describe(self.session.egraph(), &self.names, &self.session.graph, id)
+        describe(self.optimizer.egraph(), &self.names, &self.optimizer.graph, id)
     }
 
     /// What the pattern expected where it failed, and what it found.
     fn miss(&self, rule: &Rule, miss: &Miss) -> String {
-        let program = &self.session.graph.program;
-        let egraph = self.session.egraph();
+        let program = &self.optimizer.graph.program;
+        let egraph = self.optimizer.egraph();
         let there = self.describe(miss.class);
         let attr_name = |head: Head, i: usize| match head {
             Head::Op(op) => program.op(op).attrs().nth(i).map_or("?".to_string(), |(_, p)| p.name.clone()),

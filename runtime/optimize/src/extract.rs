@@ -52,7 +52,7 @@ pub fn extract(problem: &Problem, start: Option<&Choice>) -> Option<Choice> {
     best.map(|(_, c)| c)
 }
 
-/// Improves a good choice by exact moves only: enough between the stages of a run. `None` if the
+/// Improves a good choice by exact moves only: enough between two rulesets. `None` if the
 /// given choice is invalid.
 pub fn refine(problem: &Problem, start: &Choice) -> Option<Choice> {
     let users = Users::of_problem(problem);
@@ -74,7 +74,7 @@ fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice
     order.iter().for_each(|c| choice[*c as usize] = start[*c as usize]);
     let needed = order.len();
     let (choice, order) = settle(problem, users, choice, order);
-    // A class that is not needed is placed right behind the last class that it needs: close to its
+    // A class that is not needed is placed right after the last class that it needs: close to its
     // possible users.
     let mut place: Vec<u32> = vec![0; problem.len()];
     order[..needed].iter().zip(0..).for_each(|(class, i)| place[*class as usize] = i);
@@ -85,7 +85,7 @@ fn completed(problem: &Problem, users: &Users, start: &Choice) -> Option<(Choice
         place[*class as usize] = last;
         behind[last as usize] += 1;
     }
-    // Sorted by place: each needed class, followed by the classes placed behind it in the order in
+    // Sorted by place: each needed class, followed by the classes placed after it in the order in
     // which they were settled.
     let mut next: Vec<u32> = Vec::with_capacity(needed + 1);
     let mut at = 0;
@@ -327,7 +327,7 @@ impl<'p> Search<'p> {
         let positions = children.iter().map(|c| self.position[*c as usize]);
         let Some(last) = positions.filter(|p| *p > at).max() else { return true };
         self.epoch += 1;
-        // All dependencies of the late children that are behind the class.
+        // All dependencies of the late children that are after the class.
         let mut needed: Vec<u32> = Vec::new();
         let mut work: Vec<u32> = children.iter().copied().filter(|c| self.position[*c as usize] > at).collect();
         while let Some(c) = work.pop() {
@@ -386,7 +386,7 @@ impl<'p> Search<'p> {
                 let nodes = self.problem.class(class);
                 let value = |s: &Search<'_>, node: &Candidate| {
                     s.problem.children(node).iter().fold(node.cost as f64, |sum, c| {
-                        // A class behind this one has no flow yet: it is not used in this pass.
+                        // A class after this one has no flow yet: it is not used in this pass.
                         let late = s.position[*c as usize] >= at as u32;
                         if late { f64::INFINITY } else { sum + flow[*c as usize] / estimate[*c as usize] }
                     })
@@ -491,7 +491,7 @@ impl<'p> Search<'p> {
                 improved = true;
                 present = self.worth(class, limit);
             } else if let Some(from) = before {
-                // The old node is still legal: its dependencies were not moved behind the class.
+                // The old node is still legal: its dependencies were not moved after the class.
                 self.make_room(class, from);
                 self.switch(class, from);
             }

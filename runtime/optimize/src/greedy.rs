@@ -10,8 +10,8 @@ use std::collections::HashSet;
 
 use hypatia_dsl::ir::RuleSetId;
 
+use super::optimizer::Optimizer;
 use super::rewrites::SEARCH_LIMITS;
-use super::session::Session;
 use super::{Optimized, Options};
 use hypatia_graph::{ConstantFolder, Graph};
 use hypatia_tensor::error::Result;
@@ -23,18 +23,18 @@ const EQUAL: f64 = 1e-9;
 
 /// Rewrites a graph with the rules of its program.
 pub(super) fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
-    let first = Session::start(graph, options, folder)?;
+    let first = Optimizer::start(graph, options, folder)?;
     let before = first.before().clone();
     let mut rewriting = Rewriting {
         seen: HashSet::from([first.graph.to_text()]),
         left: REWRITES_A_NODE * first.graph.nodes.len().max(1),
         graph: first.graph.clone(),
-        session: Some(first),
+        optimizer: Some(first),
         options,
         folder,
     };
     while rewriting.round()? {}
-    let mut optimized = Session::resume(rewriting.graph, options, folder)?.finish()?;
+    let mut optimized = Optimizer::resume(rewriting.graph, options, folder)?.finish()?;
     optimized.report.before = before;
     Ok(optimized)
 }
@@ -47,7 +47,7 @@ struct Rewriting<'a> {
     /// How many rewrites may still be made.
     left: usize,
     /// The graph in an e-graph to which no rule has been applied.
-    session: Option<Session<'a>>,
+    optimizer: Option<Optimizer<'a>>,
     options: &'a Options,
     folder: &'static dyn ConstantFolder,
 }
@@ -72,20 +72,20 @@ impl Rewriting<'_> {
     fn apply(&mut self, rule: usize) -> Result<bool> {
         let mut tried = 0;
         loop {
-            let mut session = match self.session.take() {
-                Some(session) => session,
-                None => Session::resume(self.graph.clone(), self.options, self.folder)?,
+            let mut optimizer = match self.optimizer.take() {
+                Some(optimizer) => optimizer,
+                None => Optimizer::resume(self.graph.clone(), self.options, self.folder)?,
             };
-            match session.rewrite(rule, tried, SEARCH_LIMITS) {
+            match optimizer.rewrite(rule, tried, SEARCH_LIMITS) {
                 Some(Some((graph, cost))) => {
-                    if cost <= session.cost() + EQUAL && self.seen.insert(graph.to_text()) {
+                    if cost <= optimizer.cost() + EQUAL && self.seen.insert(graph.to_text()) {
                         (self.graph, self.left) = (graph, self.left - 1);
                         return Ok(true);
                     }
                 }
                 Some(None) => {}
                 None => {
-                    self.session = Some(session);
+                    self.optimizer = Some(optimizer);
                     return Ok(false);
                 }
             }

@@ -30,7 +30,7 @@ use super::apply::implements;
 use super::matcher::applied::Applied;
 use super::matcher::prepare::Prepared;
 use super::matcher::{Match, Searchable, application, match_at};
-use super::report::{Choice, Considered, Open};
+use super::report::{Choice, Considered, UndecidedKernel};
 use super::{Options, optimize};
 use hypatia_graph::fate::Fate;
 use hypatia_graph::{
@@ -50,7 +50,7 @@ pub(super) struct KernelPattern {
 }
 
 impl KernelPattern {
-    /// Prepares the pattern of a kernel. Its guards are not part of it: they may stay open.
+    /// Prepares the pattern of a kernel. Its guards are not part of it: they may stay undecided.
     pub(super) fn of(program: &Program, kernel: &Kernel) -> KernelPattern {
         let rule = Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone());
         KernelPattern { prepared: Prepared::of(program, &rule, false), rule }
@@ -171,13 +171,13 @@ pub fn attach(
 }
 
 /// The nodes whose kernel depends on sizes that are not known yet.
-pub(super) fn open(graph: &Graph) -> Vec<Open> {
-    let nodes = graph.nodes.iter().enumerate().filter(|(_, n)| n.kernels.is_open());
+pub(super) fn undecided(graph: &Graph) -> Vec<UndecidedKernel> {
+    let nodes = graph.nodes.iter().enumerate().filter(|(_, n)| n.kernels.is_undecided());
     let named = |i: usize, n: &Node| match n.name.is_empty() {
         true => graph.value_name(Value { node: NodeId(i as u32), output: 0 }),
         false => n.name.clone(),
     };
-    nodes.map(|(i, n)| Open { node: named(i, n), kernels: graph.describe_kernels(n) }).collect()
+    nodes.map(|(i, n)| UndecidedKernel { node: named(i, n), kernels: graph.describe_kernels(n) }).collect()
 }
 
 /// The kernels of the Program that could compute a node in one launch, and what keeps each from it.
@@ -271,7 +271,7 @@ fn key(graph: &Graph, node: &Node) -> Option<Key> {
 }
 
 /// Optimises the body of a node's op.
-type Parts<'a> = &'a mut dyn FnMut(&Node) -> Result<Arc<Graph>>;
+type OptimizeBody<'a> = &'a mut dyn FnMut(&Node) -> Result<Arc<Graph>>;
 
 /// Finds the kernels of a node.
 struct Chooser<'a> {
@@ -296,7 +296,7 @@ impl Chooser<'_> {
     }
 
     /// The kernels of a node of a defined op.
-    fn defined(&self, (op, attrs): (OpId, &[AttrValue]), parts: Parts<'_>) -> Result<Vec<Candidate>> {
+    fn defined(&self, (op, attrs): (OpId, &[AttrValue]), optimize_body: OptimizeBody<'_>) -> Result<Vec<Candidate>> {
         let program = &self.graph.program;
         let application = Application::of_node(self, op, attrs);
         let dtype = self.node.results.first().map(|t| t.dtype);
@@ -315,13 +315,13 @@ impl Chooser<'_> {
             if !self.device.is_host() {
                 list.extend(listed(Strategy::Call, &|b| matches!(b, Backend::Cublaslt(_))));
             }
-            list.push(Candidate { strategy: Strategy::Parts(parts(self.node)?), matched: None });
+            list.push(Candidate { strategy: Strategy::Composed(optimize_body(self.node)?), matched: None });
             return Ok(list);
         }
         let tiled = listed(Strategy::Call, &|b| *b == Backend::Tiled);
         let is_composed = of_op(program, op, |b| *b == Backend::Composed).into_iter().any(|k| declared(k).is_some());
         if is_composed || !tiled.is_empty() {
-            let parts = parts(self.node)?;
+            let parts = optimize_body(self.node)?;
             let fits = |factors: &[Value], turned, most| fits(&parts, factors, turned, most);
             let attention = || Attention::of(&parts).is_some_and(|a| fits(&a.factors, a.factors[1], MAX_HEAD));
             let gradients = || AttentionGrad::of(&parts).is_some_and(|a| fits(&a.factors, a.factors[2], MAX_GRAD_HEAD));
@@ -329,14 +329,14 @@ impl Chooser<'_> {
                 list.extend(tiled);
             }
             match is_composed {
-                true => list.extend(listed(Strategy::Parts(parts), &|b| *b == Backend::Composed)),
-                false => list.push(Candidate { strategy: Strategy::Parts(parts), matched: None }),
+                true => list.extend(listed(Strategy::Composed(parts), &|b| *b == Backend::Composed)),
+                false => list.push(Candidate { strategy: Strategy::Composed(parts), matched: None }),
             }
         }
         let is_timed = !list.is_empty();
         list.extend(listed(Strategy::Rowwise, &|b| *b == Backend::Rowwise));
         // What a template's kernel is timed beside is as fast as we can make it.
-        let last = if is_timed { Strategy::Parts(parts(self.node)?) } else { Strategy::Body };
+        let last = if is_timed { Strategy::Composed(optimize_body(self.node)?) } else { Strategy::Body };
         list.push(Candidate { strategy: last, matched: None });
         Ok(list)
     }
@@ -349,7 +349,7 @@ impl Chooser<'_> {
         let kernels = kernels.filter(|_| !self.exact && !self.device.is_host());
         let mut list: Vec<Candidate> =
             kernels.filter_map(|k| application.matched(k, dtype).map(|m| self.candidate(Strategy::Call, m))).collect();
-        list.push(Candidate { strategy: Strategy::Parts(parts), matched: None });
+        list.push(Candidate { strategy: Strategy::Composed(parts), matched: None });
         list
     }
 
@@ -365,7 +365,7 @@ impl Chooser<'_> {
 }
 
 /// Whether no size that is known keeps a tiled kernel from computing attention, or its gradients,
-/// of these factors, whose heads have at most so many elements; `turned` has them along the axis
+/// of these factors, whose heads have at most this many elements; `turned` has them along the axis
 /// before the last one.
 fn fits(graph: &Graph, factors: &[Value], turned: Value, most: usize) -> bool {
     let types = || factors.iter().map(|v| (*v, graph.ty(*v)));
@@ -445,7 +445,7 @@ impl Products<'_> {
             // Of factors that are not matrices yet, nothing is known.
             let prefers = self.matrices && !kernel.prefer.is_empty();
             let preferred = if prefers { application.preferred(id, from) } else { None };
-            if !preferred.as_ref().is_some_and(|m| m.open.is_empty()) {
+            if !preferred.as_ref().is_some_and(|m| m.undecided.is_empty()) {
                 found.extend(application.matched(id, from));
             }
             found.extend(preferred);
@@ -570,7 +570,7 @@ impl<'a> Application<'a> {
         let operands = vars.filter_map(|v| Some((v, at(v)?))).collect();
         let reads = reads(&self.of.graph.program, kernel);
         let reads = reads.into_iter().filter_map(|(v, view)| Some((at(v)?, view))).collect();
-        let mut matched = Matched { kernel: id, operands, bindings: m.values, reads, preferred, open: Vec::new() };
+        let mut matched = Matched { kernel: id, operands, bindings: m.values, reads, preferred, undecided: Vec::new() };
         let known = |i: usize| self.of.known(i).filter(|_| i >= self.unknown);
         matched.ask(kernel, &known, self.of.device).then_some(matched)
     }

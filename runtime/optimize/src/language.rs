@@ -101,7 +101,7 @@ pub enum Discriminant {
 }
 
 impl Discriminant {
-    /// Its index in a table of all discriminants of programs with so many ops and scalars.
+    /// Its index in a table of all discriminants of programs with this many ops and scalars.
     pub fn index(self, ops: usize, scalars: usize) -> usize {
         use Discriminant::*;
         match self {

@@ -28,7 +28,7 @@ use hypatia_graph::{ConstantFolder, Graph, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::Result;
 use rustc_hash::{FxHashMap, FxHasher};
 
-use super::session::Session;
+use super::optimizer::Optimizer;
 use super::{Doubt, Optimized, Options};
 use leaves::Leaves;
 
@@ -92,10 +92,10 @@ pub(super) fn optimize(graph: &Graph, options: &Options, folder: &'static dyn Co
         return Ok(Layered::All { count, because: Doubt::ReadFromOutside });
     };
     let stated = layers.leaves.facts().filter_map(|(leaf, facts)| Some((small.node(leaf)?, facts))).collect();
-    let mut session = Session::of(small.graph.clone(), options, folder, &stated, Instant::now())?;
-    let before = report::cost_of_layer(&session, &layers, &small);
-    session.run();
-    Ok(match unroll::unroll(graph, &layers, &small, session, before) {
+    let mut optimizer = Optimizer::of(small.graph.clone(), options, folder, &stated, Instant::now())?;
+    let before = report::cost_of_layer(&optimizer, &layers, &small);
+    optimizer.run();
+    Ok(match unroll::unroll(graph, &layers, &small, optimizer, before) {
         Ok(optimized) => Layered::Few(Box::new(optimized)),
         Err(because) => Layered::All { count, because },
     })

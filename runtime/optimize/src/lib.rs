@@ -29,6 +29,7 @@ mod layers;
 pub mod lower;
 pub mod matcher;
 pub mod numbers;
+mod optimizer;
 pub mod outcome;
 pub mod problem;
 pub mod range_loss;
@@ -36,7 +37,6 @@ pub mod report;
 pub mod rewrites;
 pub mod saturate;
 pub mod savings;
-mod session;
 #[cfg(test)]
 mod tests;
 pub mod why_not;
@@ -45,7 +45,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
 pub use outcome::{Outcome, Unmet};
-pub use report::{Choice, Considered, Doubt, EqualLayers, Firing, Launches, Open, Report, Site, Stage, Stop, Summary};
+pub use report::{
+    Choice, Considered, Doubt, EqualLayers, Firing, Launches, Report, RulesetRun, Site, Stop, Summary, UndecidedKernel,
+};
 pub use rewrites::{CompiledRule, rewrites};
 
 use layers::Layered;
@@ -112,7 +114,7 @@ impl Options {
         // They decide which model is computed, not how.
         let numerics = Numerics::default();
         let mut options = Options { no_rules: false, numerics, contract: Vec::new(), ..self.clone() };
-        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || session::builds_terms(program, r));
+        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || optimizer::builds_terms(program, r));
         options.disabled.extend(program.rules.iter().filter(grows).map(|r| r.name.clone()));
         options
     }
@@ -151,7 +153,7 @@ pub struct Optimized {
 /// the whole.
 fn saturated(graph: &Graph, options: &Options, folder: &'static dyn ConstantFolder) -> Result<Optimized> {
     let started = Instant::now();
-    let graph = session::inlined(graph, options, folder)?;
+    let graph = optimizer::inlined(graph, options, folder)?;
     let mut equal = None;
     if !options.every_layer && !options.no_rules {
         match layers::optimize(&graph, options, folder)? {
@@ -163,9 +165,9 @@ fn saturated(graph: &Graph, options: &Options, folder: &'static dyn ConstantFold
             Layered::None => {}
         }
     }
-    let mut session = session::Session::of(graph, options, folder, &StatedFacts::default(), started)?;
-    session.run();
-    let mut optimized = session.finish()?;
+    let mut optimizer = optimizer::Optimizer::of(graph, options, folder, &StatedFacts::default(), started)?;
+    optimizer.run();
+    let mut optimized = optimizer.finish()?;
     optimized.report.layers = equal;
     Ok(optimized)
 }
@@ -178,6 +180,6 @@ pub fn optimize(graph: &Graph, options: &Options, folder: &'static dyn ConstantF
         false => saturated(graph, options, folder)?,
     };
     kernels::attach(&mut optimized.graph, &options.device, &options.allowed(), folder)?;
-    optimized.report.open = kernels::open(&optimized.graph);
+    optimized.report.undecided = kernels::undecided(&optimized.graph);
     Ok(optimized)
 }

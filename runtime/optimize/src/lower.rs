@@ -103,7 +103,7 @@ fn value(values: &[Vec<Id>], v: Value) -> Result<Id> {
         .get(v.node.index())
         .and_then(|outs| outs.get(v.output as usize))
         .copied()
-        .ok_or_else(|| internal("an operand stands behind its user"))
+        .ok_or_else(|| internal("an operand stands after its user"))
 }
 
 fn leaf(egraph: &mut EGraph, leaf: Leaf) -> Id {

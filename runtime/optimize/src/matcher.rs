@@ -21,6 +21,7 @@ pub mod prepare;
 pub mod regions;
 mod roots;
 pub mod sums;
+mod symmetry;
 
 use std::ops::ControlFlow;
 use std::rc::Rc;

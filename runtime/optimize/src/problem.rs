@@ -1,7 +1,7 @@
 //! The extraction problem: classes, their nodes with costs, and the roots.
 //!
 //! In: nodes, class by class. Out: numbers in flat tables, since an optimisation builds one after
-//! every stage. Independent of e-graphs, so that tests can compare extraction with brute force on
+//! every ruleset. Independent of e-graphs, so that tests can compare extraction with brute force on
 //! small random problems. Invariant: the children of a node are classes, without duplicates.
 
 use std::cell::Cell;
@@ -42,7 +42,7 @@ impl Default for Problem {
 }
 
 impl Problem {
-    /// An empty problem, with capacity for so many classes and nodes.
+    /// An empty problem, with capacity for this many classes and nodes.
     pub fn with_capacity(classes: usize, nodes: usize) -> Problem {
         let mut first = Vec::with_capacity(classes + 1);
         first.push(0);

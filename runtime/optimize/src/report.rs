@@ -1,7 +1,7 @@
 //! Reports what an optimisation did, as data and as text.
 //!
-//! In: the record of a session. Out: a [`Report`]. Invariant: launches are counted on plans; a
-//! report has them only if they were counted.
+//! In: the record of an optimisation. Out: a [`Report`]. Invariant: launches are counted on plans;
+//! a report has them only if they were counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +20,7 @@ use hypatia_graph::{Graph, NodeId, NodeKind};
 /// Nodes of one choice that are named.
 const SHOWN_NODES: usize = 3;
 
-/// Why a stage ended.
+/// Why a run of a ruleset ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stop {
@@ -42,7 +42,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// Whether the stage may have missed matches.
+    /// Whether the run may have missed matches.
     pub fn cut_short(self) -> bool {
         !matches!(self, Stop::Saturated | Stop::Iterations)
     }
@@ -62,12 +62,12 @@ impl fmt::Display for Stop {
     }
 }
 
-/// One stage: one run of a ruleset.
+/// One run of a ruleset.
 #[derive(Clone, Debug, Serialize)]
-pub struct Stage {
+pub struct RulesetRun {
     /// The ruleset.
     pub ruleset: String,
-    /// The round, from 1: stages rerun after uses were recounted.
+    /// The round, from 1: rulesets run again after uses were recounted.
     pub round: usize,
     /// Iterations.
     pub iterations: usize,
@@ -91,7 +91,7 @@ pub struct Stage {
 
 /// A node whose kernel depends on sizes that are not known yet.
 #[derive(Clone, Debug, Serialize)]
-pub struct Open {
+pub struct UndecidedKernel {
     /// The name of the node or of its value.
     pub node: String,
     /// The kernels that may compute it, best first. A run uses the first whose guards hold for its
@@ -273,15 +273,15 @@ pub struct Report {
     pub fusions: Option<Vec<Fusion>>,
     /// Nodes of the optimised graph whose kernel depends on sizes that are not known yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub open: Vec<Open>,
+    pub undecided: Vec<UndecidedKernel>,
     /// The ways to compute nodes that have a choice, for those who ask.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<Choice>,
     /// How equal layers were optimised, if there are many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<EqualLayers>,
-    /// Every stage.
-    pub stages: Vec<Stage>,
+    /// Every run of a ruleset, in order.
+    pub runs: Vec<RulesetRun>,
     /// Every firing, those that the result depends on first.
     pub firings: Vec<Firing>,
     /// Every match whose result was there already.
@@ -314,9 +314,9 @@ impl Report {
         self.firings.iter().chain(&self.repeats).filter(move |f| f.rule == rule || f.base == rule)
     }
 
-    /// True if no stage was cut short.
+    /// True if no ruleset was cut short.
     pub fn complete(&self) -> bool {
-        !self.stages.iter().any(|s| s.stop.cut_short())
+        !self.runs.iter().any(|s| s.stop.cut_short())
     }
 }
 
@@ -335,9 +335,9 @@ impl fmt::Display for Report {
         self.show_rules(f)?;
         self.show_savings(f)?;
         self.show_counts(f)?;
-        self.show_open(f)?;
+        self.show_undecided(f)?;
         self.show_choices(f)?;
-        self.show_stages(f)?;
+        self.show_runs(f)?;
         for w in &self.warnings {
             writeln!(f, "\nwarning: {w}")?;
         }
@@ -459,13 +459,13 @@ impl Report {
     }
 
     /// Kernels that are chosen once sizes are known.
-    fn show_open(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.open.is_empty() {
+    fn show_undecided(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.undecided.is_empty() {
             return Ok(());
         }
         writeln!(f, "\nsizes that are not known yet decide these kernels; the first that holds is run")?;
-        for open in &self.open {
-            writeln!(f, "  {}: {}", open.node, open.kernels.join("; "))?;
+        for node in &self.undecided {
+            writeln!(f, "  {}: {}", node.node, node.kernels.join("; "))?;
         }
         Ok(())
     }
@@ -489,19 +489,19 @@ impl Report {
         Ok(())
     }
 
-    fn show_stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn show_runs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.layers {
             Some(EqualLayers::Few { count, optimised }) => {
-                writeln!(f, "\nthe stages ran on {optimised} of {count} equal layers, which stand for all")?;
+                writeln!(f, "\nthe rules ran on {optimised} of {count} equal layers, which stand for all")?;
             }
             Some(EqualLayers::All { count, because }) => {
-                writeln!(f, "\nthe stages ran on all of {count} equal layers: {because}")?;
+                writeln!(f, "\nthe rules ran on all of {count} equal layers: {because}")?;
             }
             None => {}
         }
-        let width = self.stages.iter().map(|s| s.ruleset.len()).max().unwrap_or(0).max(7);
-        writeln!(f, "\n{:<width$}  round  iterations  firings    nodes  classes        ms  ended", "stage")?;
-        for s in &self.stages {
+        let width = self.runs.iter().map(|s| s.ruleset.len()).max().unwrap_or(0).max(7);
+        writeln!(f, "\n{:<width$}  round  iterations  firings    nodes  classes        ms  ended", "ruleset")?;
+        for s in &self.runs {
             writeln!(
                 f,
                 "{:<width$}  {:>5}  {:>10}  {:>7}  {:>7}  {:>7}  {:>8.1}  {}",

@@ -1,9 +1,9 @@
-//! Equality saturation: runs rules to a fixpoint, stage by stage, within budgets.
+//! Equality saturation: runs rules to a fixpoint, ruleset by ruleset, within budgets.
 //!
-//! In: an e-graph, compiled rules, limits. Out: a larger e-graph, the reason why each stage ended,
-//! and a trace of what fired. Invariant: the limits are checked before every node that is added, so
-//! that one application cannot exceed them. A stage that was cut short never claims to be
-//! saturated. Limits count work, so that the same model and rules give the same e-graph on any
+//! In: an e-graph, compiled rules, limits. Out: a larger e-graph, the reason why each ruleset
+//! ended, and a trace of what fired. Invariant: the limits are checked before every node that is
+//! added, so that one application cannot exceed them. A ruleset that was cut short never claims to
+//! be saturated. Limits count work, so that the same model and rules give the same e-graph on any
 //! machine, unless the wall-clock backstop fires, which is then reported as the reason.
 
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ use super::savings::Saving;
 /// Estimated bytes of an e-node, with its class, its table entries, and the memory of matches.
 const BYTES_PER_NODE: usize = 600;
 
-/// Budgets of one stage.
+/// Budgets of one run of a ruleset.
 #[derive(Clone, Debug)]
 pub struct Budget {
     /// Maximum number of iterations.
@@ -34,7 +34,7 @@ pub struct Budget {
     pub nodes: usize,
     /// Maximum number of bytes.
     pub memory: usize,
-    /// Maximum number of nodes visited in all iterations of a stage.
+    /// Maximum number of nodes visited in all iterations of a ruleset.
     pub looked_through: usize,
     /// Maximum number of steps of work: of matching, plus [`STEPS_OF_APPLICATION`] for each match
     /// that is applied.
@@ -48,12 +48,12 @@ pub struct Budget {
 /// The cost of applying a match, in steps of matching that take as long.
 pub const STEPS_OF_APPLICATION: usize = 50;
 
-/// Maximum steps of work of a run: a constant plus a number for each node of the graph. With the
-/// whole library, a BERT encoder of 12 layers takes 400 steps a node and a Llama of 80 layers takes
-/// 330; sound rules take about as many on any graph.
+/// Maximum steps of work of an optimisation: a constant plus a number for each node of the graph.
+/// With the whole library, a BERT encoder of 12 layers takes 400 steps a node and a Llama of 80
+/// layers takes 330; sound rules take about as many on any graph.
 const STEPS: (usize, usize) = (20_000_000, 8_000);
-/// Maximum number of nodes visited in a stage, in the same form: those models take 27 and 22 a
-/// node.
+/// Maximum number of nodes visited in one run of a ruleset, in the same form: those models take 27
+/// and 22 a node.
 const LOOKED_THROUGH: (usize, usize) = (500_000, 500);
 /// Maximum number of matches of one search for each node of the graph, where that exceeds
 /// [`SEARCH_LIMITS`]. Each search visits the whole e-graph, so if the number of searches grew with
@@ -66,8 +66,9 @@ const SEARCH_STEPS_OF_NODE: usize = 500;
 const LONGEST: Duration = Duration::from_secs(1 << 30);
 
 impl Budget {
-    /// The limits of a run on a graph with that many nodes, far above what sound rules need.
-    pub fn of_run(nodes: usize, options: &Options, started: Instant) -> Budget {
+    /// The limits of an optimisation of a graph with that many nodes, far above what sound rules
+    /// need.
+    pub fn of_optimisation(nodes: usize, options: &Options, started: Instant) -> Budget {
         let scaled = |(fixed, per_node): (usize, usize)| per_node.saturating_mul(nodes).saturating_add(fixed);
         Budget {
             iterations: None,
@@ -83,9 +84,9 @@ impl Budget {
         }
     }
 
-    /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole run. The
-    /// e-graph has `present` nodes, of which earlier stages of that ruleset added `added`. Nodes
-    /// that other rulesets added are not counted.
+    /// A ruleset's own budget for a graph of `nodes` nodes, within the limits of the whole
+    /// optimisation. The e-graph has `present` nodes, of which earlier runs of that ruleset added
+    /// `added`. Nodes that other rulesets added are not counted.
     pub fn of(ruleset: &RuleSetDef, nodes: usize, present: usize, added: usize, all: &Budget) -> Budget {
         let scaled = |(fixed, per_node): (u64, u64)| per_node.saturating_mul(nodes as u64).saturating_add(fixed);
         let own = scaled(ruleset.nodes);
@@ -123,9 +124,9 @@ pub struct Trace {
 /// Maximum number of traces kept.
 pub(super) const MAX_TRACES: usize = 200_000;
 
-/// The result of a stage.
+/// The result of one run of a ruleset.
 #[derive(Debug)]
-pub struct StageResult {
+pub struct RulesetOutcome {
     /// Iterations.
     pub iterations: usize,
     /// Number of rule applications that changed something.
@@ -167,8 +168,8 @@ impl Rejections {
     }
 }
 
-/// Number of consecutive searches that are cut short without finding anything new before a stage
-/// gives up.
+/// Number of consecutive searches that are cut short without finding anything new before a
+/// ruleset gives up.
 const MAX_IDLE_SEARCHES: usize = 20;
 
 /// Runs the rules until nothing changes or a budget is spent. Rules on arbitrary pointwise work
@@ -181,8 +182,8 @@ pub fn run(
     seen: &mut SearchProgress,
     traces: &mut Vec<Trace>,
     rejections: &mut Rejections,
-) -> StageResult {
-    let mut ran = StageResult { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0, looked_through: 0 };
+) -> RulesetOutcome {
+    let mut ran = RulesetOutcome { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0, looked_through: 0 };
     let mut idle = 0;
     let (steps, whole): (Vec<&CompiledRule>, Vec<&CompiledRule>) = rules.iter().partition(|r| !r.prepared().any_work);
     let mut of_work = steps.is_empty();
@@ -286,7 +287,7 @@ fn apply_all(
     changed
 }
 
-fn over(egraph: &EGraph, budget: &Budget, ran: &StageResult) -> Option<Stop> {
+fn over(egraph: &EGraph, budget: &Budget, ran: &RulesetOutcome) -> Option<Stop> {
     if budget.iterations.is_some_and(|n| ran.iterations >= n as usize) {
         return Some(Stop::Iterations);
     }
@@ -330,7 +331,7 @@ const CLASSES_FOR_THREADS: usize = 500;
 /// Minimum number of rules per thread.
 const RULES_A_THREAD: usize = 8;
 
-/// Searches every rule on the present e-graph, after so many steps of matching. All cores search;
+/// Searches every rule on the present e-graph, after this many steps of matching. All cores search;
 /// the result is the same as on one.
 fn search_all<'r>(
     egraph: &EGraph,

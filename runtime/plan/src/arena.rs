@@ -52,7 +52,7 @@ impl Arena {
     }
 }
 
-/// The last step that reads or writes each buffer, or behind which a comparison reads it;
+/// The last step that reads or writes each buffer, or after which a comparison reads it;
 /// `steps.len()` for outputs.
 pub(super) fn last_uses(plan: &Plan) -> Vec<usize> {
     let mut last = vec![0; plan.buffers.len()];

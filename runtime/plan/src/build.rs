@@ -6,7 +6,7 @@
 
 use super::options::Options;
 use super::plan::Plan;
-use super::{arena, chain, copies, lower, parts, prepare, short};
+use super::{arena, chain, concat, copies, lower, prepare, short};
 use hypatia_graph::{Constants, Graph};
 use hypatia_tensor::error::Result;
 
@@ -28,7 +28,7 @@ impl Plan {
         let mut plan = lower::lower(prepared, options)?;
         if !plan.device.is_host() {
             copies::remove(&mut plan);
-            parts::store(&mut plan);
+            concat::omit(&mut plan);
             copies::join(&mut plan);
             if options.cluster {
                 chain::cluster(&mut plan);

@@ -1,6 +1,6 @@
 //! When the products of a plan are held against checksums.
 //!
-//! In: a plan on a GPU that is checked. Out: the step behind which each step's products are
+//! In: a plan on a GPU that is checked. Out: the step after which each step's products are
 //! compared. Invariant: what a comparison reads is kept until then, since [`super::arena`] counts
 //! it as used there.
 //!
@@ -19,7 +19,7 @@ const AT_ONCE: usize = 8;
 const KEPT: usize = 64 << 20;
 
 impl Plan {
-    /// For each step, the step behind which its products are compared: itself or a later one.
+    /// For each step, the step after which its products are compared: itself or a later one.
     pub fn compared_behind(&self) -> Vec<usize> {
         let mut behind: Vec<usize> = (0..self.steps.len()).collect();
         if self.checks == Checks::Off {

@@ -3,9 +3,9 @@
 //! In: a plan whose buffers are not placed yet. Out: the same plan with fewer steps. A product
 //! stores its result where a copy would move it, if that is measured to be faster; one copy
 //! transposes the queries, keys and values of one product into heads. Invariant: a result is stored
-//! elsewhere only if nothing but the copy reads it. (`parts` does so for concatenations.) Parts are
-//! merged if they are at equal distances and have one shape and strides. Each part is aligned in
-//! the merged copy as in a buffer of its own. Outputs of the plan keep their buffers.
+//! elsewhere only if nothing but the copy reads it. (`concat` does so for concatenations.) Parts
+//! are merged if they are at equal distances and have one shape and strides. Each part is aligned
+//! in the merged copy as in a buffer of its own. Outputs of the plan keep their buffers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

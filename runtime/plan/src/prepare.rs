@@ -52,7 +52,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     // inlined with the rest.
     let graph = graph.pruned();
     let parts = graph.replaced(&|_, node| match chosen(&graph, node, device).map(|c| &c.strategy) {
-        Some(Strategy::Parts(parts)) => Replacement::Parts(parts.clone()),
+        Some(Strategy::Composed(parts)) => Replacement::Graph(parts.clone()),
         _ => Replacement::Itself,
     })?;
     // Where results must be the bits of the plan without rules, constants round as they do there.
@@ -73,7 +73,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
             }
             Some(Candidate { strategy: Strategy::Call, matched: Some(matched) }) => {
                 let fallback = match running.get(1..) {
-                    Some([Candidate { strategy: Strategy::Parts(parts), .. }]) => prepare(parts, options, known)?,
+                    Some([Candidate { strategy: Strategy::Composed(parts), .. }]) => prepare(parts, options, known)?,
                     Some(behind @ [_, ..]) => prepare(&with(&graph, node, behind)?, options, known)?,
                     _ => return Err(Error::Internal("a call without a fallback".into())),
                 };
@@ -124,7 +124,7 @@ fn inlined(graph: &Graph, device: &Device) -> Result<Graph> {
             OpBody::Defined(_) if constant[i] || !whole() => Replacement::Body,
             OpBody::Defined(_) => Replacement::Itself,
             OpBody::Builtin(_) => match pairs.get(&i) {
-                Some(parts) if constant[i] || !whole() => Replacement::Parts(parts.clone()),
+                Some(parts) if constant[i] || !whole() => Replacement::Graph(parts.clone()),
                 _ => Replacement::Itself,
             },
         }

@@ -155,7 +155,7 @@ impl View {
     }
 }
 
-/// Whether an axis, of so many elements with that distance, is part of another one of the same
+/// Whether an axis, of this many elements with that distance, is part of another one of the same
 /// elements.
 pub fn is_within((size, stride): (usize, isize), (of, step): (usize, isize)) -> bool {
     let last = isize::try_from(size).ok().and_then(|n| n.checked_mul(stride));

@@ -54,7 +54,7 @@ enum Fault {
 }
 
 impl Evidence<'_> {
-    /// Who is to blame for what a plan without these rules does not have, and the folder where a
+    /// Who is to blame for a difference that goes away without these rules, and the folder where a
     /// small graph was saved, if the settings ask for one.
     pub fn shown(&self, refusal: &Refusal) -> (Culprit, Option<PathBuf>) {
         let small = self.of(&refusal.without);
@@ -70,8 +70,8 @@ impl Evidence<'_> {
         (culprit, saved)
     }
 
-    /// The smallest graph that is found, if there is one, for the firings of these rules, or of
-    /// all.
+    /// The smallest such graph that is found, if there is one, for the firings of these rules, or
+    /// of all.
     fn of(&self, rules: &[String]) -> Option<Small> {
         let graph = &self.compiled.unfused.graph;
         let fired = |f: &&Firing| f.kept && (rules.is_empty() || rules.contains(&f.rule));

@@ -17,7 +17,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
 use super::compiled::{Compiled, Planner, Refusal};
-use super::{Options, part};
+use super::{Options, delta_debugging};
 use crate::executor::Executor;
 
 /// Plans that are tried without some rules where the first one differs.
@@ -63,13 +63,13 @@ impl Judge {
         let fired: BTreeSet<&String> = compiled.report.firings.iter().map(|f| &f.rule).collect();
         let fired: Vec<String> = fired.into_iter().cloned().collect();
         let tries = if gpu.is_some() { TRIES_ON_A_GPU } else { TRIES };
-        let part = part::without(&fired, tries, |out| {
+        let found = delta_debugging::without(&fired, tries, |out| {
             // What cannot be planned or run is no better.
             let Ok((executor, report)) = self.plan_without(graph, planner, out) else { return Ok(None) };
             let Ok(got) = executor.run(inputs) else { return Ok(None) };
             Ok(self.difference(&got, want, precise)?.is_none().then_some((executor, report)))
         })?;
-        Ok(match part {
+        Ok(match found {
             Some((without, (executor, report))) => {
                 let refusal = Refusal { reason: describe_part(why, &without), without, saved: None };
                 Mended { executor, report: Some(report), refusal }

@@ -23,7 +23,7 @@ use crate::verdict::{Verdict, VerdictEntry};
 
 /// Incidents that are kept; later ones are dropped.
 const MOST: usize = 100;
-/// On a GPU, comparisons take at most one part in so many of the time.
+/// On a GPU, comparisons take at most one part in this many of the time.
 const SHARE_ON_A_GPU: u32 = 50;
 
 /// A run in a framework's memory that is to be compared, and what its checksums suspect.
@@ -190,16 +190,30 @@ impl Strict {
             return Ok(got);
         };
         let suspected = suspicions.first().map(|s| executor.plan().step_name(s.step));
+        self.mend(compiled, (executor, suspected), inputs, (&why, want), &mut precise)
+    }
+
+    /// The right results of a run that differs, as `why` says, from what is wanted. Finds out what
+    /// was wrong, reports it, and lets another executor run from now on if it was not a transient
+    /// fault.
+    fn mend(
+        &self,
+        compiled: &Compiled,
+        (executor, suspected): (&Executor, Option<String>),
+        inputs: &[Tensor],
+        (why, want): (&Apart, Vec<Tensor>),
+        precise: &mut impl FnMut() -> Result<Option<Vec<Tensor>>>,
+    ) -> Result<Vec<Tensor>> {
         let _mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have mended the plan meanwhile.
         if let Some(newer) = self.instead().filter(|newer| !std::ptr::eq(newer.as_ref(), executor)) {
             let got = newer.run(inputs)?;
             self.note(&newer);
-            return Ok(if self.judge.difference(&got, &want, &mut precise)?.is_none() { got } else { want });
+            return Ok(if self.judge.difference(&got, &want, precise)?.is_none() { got } else { want });
         }
         let again = executor.run(inputs)?;
-        if self.judge.difference(&again, &want, &mut precise)?.is_none() {
-            self.report(Incident::at_output(Culprit::Transient, &why));
+        if self.judge.difference(&again, &want, precise)?.is_none() {
+            self.report(Incident::at_output(Culprit::Transient, why));
             return Ok(again);
         }
         // A new executor has new memory for constants and code.
@@ -207,18 +221,18 @@ impl Strict {
         let fresh = planner.executor(executor.shared_plan(), planner.gpu.as_ref())?;
         let right = fresh.run(inputs)?;
         self.note(&fresh);
-        if self.judge.difference(&right, &want, &mut precise)?.is_none() {
+        if self.judge.difference(&right, &want, precise)?.is_none() {
             let step = executor.first_difference(&fresh, inputs)?.or(suspected);
             let step = step.unwrap_or_else(|| why.output().to_string());
-            self.report(Incident::at_output(Culprit::Kernel(step), &why));
+            self.report(Incident::at_output(Culprit::Kernel(step), why));
             self.replace(fresh);
             return Ok(right);
         }
-        let mended = self.judge.mended(compiled, planner, &why, inputs, (&want, &mut precise))?;
+        let mended = self.judge.mended(compiled, planner, why, inputs, (&want, precise))?;
         let (culprit, saved) = Evidence { judge: &self.judge, compiled, inputs }.shown(&mended.refusal);
         // Accumulators that are wrong are no rule's fault.
         let culprit = suspected.map_or(culprit, Culprit::Kernel);
-        self.report(Incident { saved, ..Incident::at_output(culprit, &why) });
+        self.report(Incident { saved, ..Incident::at_output(culprit, why) });
         let Refusal { reason, without, .. } = &mended.refusal;
         self.memory.iter().for_each(|m| m.keep(&Verdict::Differ(reason.clone(), without.clone())));
         if let Err(Error::Contract(why)) = self.judge.keeps_contract(Some(&mended.refusal)) {

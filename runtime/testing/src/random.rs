@@ -315,7 +315,7 @@ impl Random {
         .map(|node| t.add(node));
         let biased = t.add(TermNode::Call { scalar: add, args: vec![acc, bias] });
         let gate = t.add(TermNode::Call { scalar: function, args: vec![biased] });
-        // The same bias behind the second product.
+        // The same bias after the second product.
         let up = t.over_second(biased);
         let both = t.add(TermNode::Call { scalar: mul, args: vec![gate, up] });
         let root = t.add(TermNode::Call { scalar: add, args: vec![both, other] });

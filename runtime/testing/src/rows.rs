@@ -170,7 +170,7 @@ pub fn row_cases(dtype: DType) -> Vec<RowCase> {
     all.into_iter().flatten().collect()
 }
 
-/// Pointwise work before, between and behind the reductions.
+/// Pointwise work before, between and after the reductions.
 fn before_and_behind(dtype: DType) -> Vec<RowCase> {
     let norm_of_exp = {
         let mut r = Rows::new(dtype);
@@ -272,7 +272,7 @@ pub fn quantised_groups(dtype: DType, [rows, groups, size]: [usize; 3]) -> RowCa
     r.case(&format!("norm and quantise {groups} groups of {size}"), &[q, scale, s], 1)
 }
 
-/// Reductions over groups of a row, behind those over the row.
+/// Reductions over groups of a row, after those over the row.
 fn in_groups(dtype: DType) -> Vec<RowCase> {
     let mut out = Vec::new();
     for sizes in [[7, 3, 128], [9, 5, 32], [5, 4, 12], [3, 16, 128], [33, 2, 2], [4, 3, 7], [2, 2, 1024]] {

@@ -36,6 +36,20 @@ use hypatia_tensor::tensor::Tensor;
 /// Attempts for each case.
 const TRIES_PER_CASE: usize = 100;
 
+/// What a search for a counterexample to an op has seen.
+struct Searched {
+    status: Status,
+    /// Operands that were compared, those of them that hold elements, and elements of gradients.
+    cases: usize,
+    full: usize,
+    compared: usize,
+    skips: Skips,
+    /// The first operands for which the body has no meaning, and why.
+    meaningless: Option<(Instance, String)>,
+    /// Why the last operands were not compared.
+    last: String,
+}
+
 /// Checks op number `index`; returns nothing for builtin ops, and for those that take a term.
 pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options) -> Vec<Entry> {
     let id = OpId(index as u32);
@@ -44,60 +58,7 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
     if matches!(def.body, OpBody::Builtin(_)) || has_term {
         return Vec::new();
     }
-    let rule = alone(program, id);
-    let hints = Hints::of(program, &rule);
-    let generated =
-        |k: &&Kernel| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id));
-    let kernel = program.kernels.iter().find(generated);
-    let seed = seed_of(options, &def.name);
-    let (mut cases, mut tries, mut status, mut last) = (0, 0, Status::Verified, String::new());
-    let (mut skips, mut meaningless) = (Skips::default(), None);
-    let (mut full, mut compared) = (0, 0);
-    while full < options.cases
-        && cases < 2 * options.cases
-        && tries < options.cases * TRIES_PER_CASE
-        && !skips.hopeless()
-    {
-        tries += 1;
-        let mut source = Source::random(seed.wrapping_add(tries as u64));
-        let made = match instance(program, &rule, &hints, &mut source, Focus::default(), &|_, _| None) {
-            Ok(i) => i,
-            Err(Reject(why)) => {
-                last = why;
-                continue;
-            }
-        };
-        let dtype = made.left.first().map(|v| made.graph.ty(*v).dtype);
-        match check(&made, kernel) {
-            Verdict::Right if def.grad.is_some() => match gradients(&made, seed.wrapping_add(tries as u64)) {
-                Ok(elements) => compared += elements,
-                Err(message) => {
-                    cases += 1;
-                    status = Status::False(Box::new(Counterexample { message, kind: "gradient", test: String::new() }));
-                    break;
-                }
-            },
-            Verdict::Right => {}
-            Verdict::NoMeaning(message) => {
-                skips.skip(dtype, &message);
-                last.clone_from(&message);
-                meaningless.get_or_insert((made, message));
-                continue;
-            }
-            Verdict::Outside(message) => {
-                last = message;
-                continue;
-            }
-            Verdict::Wrong(kind, message) => {
-                cases += 1;
-                status = wrong(&def.name, &made, kind, &message);
-                break;
-            }
-        }
-        cases += 1;
-        full += usize::from(made.left.iter().any(|v| elements(made.graph.ty(*v)) > 0));
-        skips.compare(dtype);
-    }
+    let Searched { mut status, cases, full, compared, skips, meaningless, last } = search(program, id, options);
     if cases == 0 {
         status = match meaningless {
             // The body is undefined for everything that the declaration accepts.
@@ -127,6 +88,67 @@ pub(super) fn verify_op(program: &Arc<Program>, index: usize, options: &Options)
         proved: None,
         derived: false,
     }]
+}
+
+/// Looks for operands for which an op differs from its body, or a written gradient from the body's.
+fn search(program: &Arc<Program>, id: OpId, options: &Options) -> Searched {
+    let def = program.op(id);
+    let rule = alone(program, id);
+    let hints = Hints::of(program, &rule);
+    let generated =
+        |k: &&Kernel| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id));
+    let kernel = program.kernels.iter().find(generated);
+    let seed = seed_of(options, &def.name);
+    let (status, skips, last) = (Status::Verified, Skips::default(), String::new());
+    let mut seen = Searched { status, cases: 0, full: 0, compared: 0, skips, meaningless: None, last };
+    let mut tries = 0;
+    while seen.full < options.cases
+        && seen.cases < 2 * options.cases
+        && tries < options.cases * TRIES_PER_CASE
+        && !seen.skips.hopeless()
+    {
+        tries += 1;
+        let mut source = Source::random(seed.wrapping_add(tries as u64));
+        let made = match instance(program, &rule, &hints, &mut source, Focus::default(), &|_, _| None) {
+            Ok(i) => i,
+            Err(Reject(why)) => {
+                seen.last = why;
+                continue;
+            }
+        };
+        let dtype = made.left.first().map(|v| made.graph.ty(*v).dtype);
+        match check(&made, kernel) {
+            Verdict::Right if def.grad.is_some() => match gradients(&made, seed.wrapping_add(tries as u64)) {
+                Ok(elements) => seen.compared += elements,
+                Err(message) => {
+                    seen.cases += 1;
+                    let counterexample = Counterexample { message, kind: "gradient", test: String::new() };
+                    seen.status = Status::False(Box::new(counterexample));
+                    break;
+                }
+            },
+            Verdict::Right => {}
+            Verdict::NoMeaning(message) => {
+                seen.skips.skip(dtype, &message);
+                seen.last.clone_from(&message);
+                seen.meaningless.get_or_insert((made, message));
+                continue;
+            }
+            Verdict::Outside(message) => {
+                seen.last = message;
+                continue;
+            }
+            Verdict::Wrong(kind, message) => {
+                seen.cases += 1;
+                seen.status = wrong(&def.name, &made, kind, &message);
+                break;
+            }
+        }
+        seen.cases += 1;
+        seen.full += usize::from(made.left.iter().any(|v| elements(made.graph.ty(*v)) > 0));
+        seen.skips.compare(dtype);
+    }
+    seen
 }
 
 /// Compares the written gradients, unless the numbers are extreme. Returns the number of elements.

@@ -38,8 +38,8 @@ use hypatia_graph::{GraphFacts, NodeKind, Value};
 
 /// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
-/// The work limit of a rule for so many cases, in elements of all values of all instances, and the
-/// number of instances that run regardless of their cost.
+/// The work limit of a rule for this many cases, in elements of all values of all instances, and
+/// the number of instances that run regardless of their cost.
 const WORK: usize = 1 << 20;
 const CASES: usize = 100;
 const FEWEST: usize = 16;

@@ -116,12 +116,12 @@ impl Shrinker<'_> {
     /// Lowers single choices: to 0, to a half, by one.
     fn lower(&mut self, structure: bool) {
         let mut at = 0;
-        while at < part(&self.best, structure).len() {
-            let now = part(&self.best, structure)[at];
+        while at < half(&self.best, structure).len() {
+            let now = half(&self.best, structure)[at];
             let lower = |this: &mut Self, v: u32| {
                 let mut choices = this.best.clone();
-                let part = if structure { &mut choices.structure } else { &mut choices.values };
-                part[at] = v;
+                let half = if structure { &mut choices.structure } else { &mut choices.values };
+                half[at] = v;
                 if structure { this.attempt_structure(choices) } else { this.attempt(choices) }
             };
             if now > 0 && !lower(self, 0) {
@@ -138,7 +138,7 @@ impl Shrinker<'_> {
     }
 }
 
-fn part(choices: &ChoiceSequence, structure: bool) -> &[u32] {
+fn half(choices: &ChoiceSequence, structure: bool) -> &[u32] {
     if structure { &choices.structure } else { &choices.values }
 }
 

@@ -122,7 +122,7 @@ pub struct Demand {
     /// The range of the elements if the distribution is [`Distribution::Far`].
     pub far: Magnitude,
     /// Which of the ensemble's alternatives the tensor has.
-    pub part: usize,
+    pub alternative: usize,
 }
 
 /// Magnitudes of elements: powers of the smallest or the largest normal number of their type.
@@ -171,25 +171,25 @@ impl Magnitude {
 /// The number of codes of an ensemble's elements.
 const MANY: u32 = 1 << 20;
 /// The number of alternatives that a tensor of an ensemble has.
-pub(super) const PARTS: usize = 4;
+pub(super) const ALTERNATIVES: usize = 4;
 
 impl Ensemble {
-    /// An element of a tensor that has alternative `part`. Code 0 is the centre.
-    fn element(self, source: &mut Source, part: usize, dtype: DType, special: &SpecialValues) -> f64 {
+    /// An element of a tensor that has this alternative. Code 0 is the centre.
+    fn element(self, source: &mut Source, alternative: usize, dtype: DType, special: &SpecialValues) -> f64 {
         let code = source.element(MANY, |r| r.random_range(0..MANY));
         let noise = if code == 0 { 0.0 } else { normal(code) };
         let share = f64::from(code.wrapping_mul(40_503) % MANY) / f64::from(MANY);
-        let v = match (self, part) {
+        let v = match (self, alternative) {
             (Ensemble::Offset, 0 | 1) => noise + 1.4 / dtype.epsilon().sqrt(),
             (Ensemble::Offset, 2) => noise - 1.4 / dtype.epsilon().sqrt(),
-            (Ensemble::Upper, 0..=2) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95][part]).exp2(),
-            (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][part]).exp2(),
+            (Ensemble::Upper, 0..=2) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95][alternative]).exp2(),
+            (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][alternative]).exp2(),
             (Ensemble::Hostile, _) => match code % 16 {
                 0 => 0.0,
                 1 => HALVES[(code / 16) as usize % HALVES.len()],
                 2 if !special.elements.is_empty() => special.elements[(code / 16) as usize % special.elements.len()],
                 3 | 4 => noise * (24.0 * share - 12.0).exp2(),
-                _ => noise * [1.0, 30.0, 300.0, 1e-3][part % PARTS],
+                _ => noise * [1.0, 30.0, 300.0, 1e-3][alternative % ALTERNATIVES],
             },
             _ => noise,
         };
@@ -384,7 +384,7 @@ fn element(
     } else if distribution == Distribution::Far {
         demand.far.element(source, dtype)
     } else if let Distribution::Ensemble(kind) = distribution {
-        kind.element(source, demand.part, dtype, special)
+        kind.element(source, demand.alternative, dtype, special)
     } else {
         float(source, distribution, dtype, elements, special)
     };

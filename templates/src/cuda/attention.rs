@@ -182,7 +182,7 @@ fn factored(program: &Program, term: &Term) -> (f64, Term) {
     (factor, prune(&Term { nodes: term.nodes.clone(), roots: vec![root] }))
 }
 
-/// The operands of the scores, which come behind so many factors, as the template sees them.
+/// The operands of the scores, which come after the factors, as the template sees them.
 pub(super) fn inputs(operands: &[Operand], along: &[[Along; AXES]], factors: usize) -> Value {
     operands.iter().zip(along).enumerate().map(|(i, (o, along))| input(i + factors, o, along)).collect()
 }
@@ -304,7 +304,7 @@ pub(super) fn lse(of: &AttentionProblem) -> Vec<Arg> {
     both.into_iter().filter(|_| of.lse).collect()
 }
 
-/// The keys that queries attend to, for tiles of so many queries and keys.
+/// The keys that queries attend to, for tiles of this many queries and keys.
 pub(super) fn masked(intervals: bool, rows: usize, keys: usize) -> Vec<Arg> {
     if !intervals {
         return Vec::new();

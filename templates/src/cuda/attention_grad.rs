@@ -33,7 +33,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionGradKernel) -> Result<Cu
     let with_weight = [of.inputs.as_slice(), &[Operand { dtype: DType::F32, access: Access::Splat }]].concat();
     let weight = OnTiles { term: &of.weight, pair: false, inputs: &of.inputs, factors: FACTORS };
     let slope = OnTiles { term: &of.slope, pair: true, inputs: &with_weight, ..weight };
-    let copies = (kernel.parts() * t.columns / 2) as u64;
+    let copies = (kernel.row_tiles() * t.columns / 2) as u64;
     let about_weight = match of.exponential {
         true => "The logarithm of the weight of a query and a key, from their product.",
         false => "The weight of a query and a key, from their product.",

@@ -17,7 +17,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpAttention) -> Result<CudaSour
         return Err(malformed(of, "its tiles do not fit into shared memory or registers"));
     }
     // The score is called for tiles that hide keys, and for those that hide none.
-    let mut scores = Scores::of(program, of, kernel.parts() * t.keys)?;
+    let mut scores = Scores::of(program, of, kernel.row_tiles() * t.keys)?;
     scores.functions.need("axes");
     let tiles = Tiles {
         name: &of.name,

@@ -79,7 +79,7 @@ impl<'k> Printed<'k> {
             rows.push((l, i, at));
             at += match kernel.tiling {
                 ChainTiling::Groups { .. } => padded(kernel.layers[l].columns) * 4,
-                ChainTiling::Warps { cluster, .. } => kernel.part(l, cluster),
+                ChainTiling::Warps { cluster, .. } => kernel.columns_of_block(l, cluster),
             };
         }
         Printed { kernel, weights, rows }
@@ -153,7 +153,7 @@ impl<'k> Printed<'k> {
         loaded(self.kernel.layers[l].inputs[i].dtype, &format!("in{at}[{column}]"))
     }
 
-    /// What an epilogue is called with behind its accumulator.
+    /// What an epilogue is called with after its accumulator.
     fn inputs(&self, l: usize, row: &dyn Fn(usize) -> String) -> Vec<String> {
         let mut of_row = 0;
         let mut value = |(i, o): (usize, &hypatia_dsl::kernel::Operand)| match o.access {
@@ -218,13 +218,13 @@ impl<'k> Printed<'k> {
     fn warps(&self, [rows, cluster]: [usize; 2]) -> Value {
         let k = self.kernel;
         let layer = |(l, layer): (usize, &ChainLayer)| {
-            let part = k.part(l, cluster);
-            let access = if layer.by_k { 8 } else { (part / 8).min(8) };
+            let own_columns = k.columns_of_block(l, cluster);
+            let access = if layer.by_k { 8 } else { (own_columns / 8).min(8) };
             // Rows of whole accesses, so that each is inside or outside.
             let whole = if layer.by_k { k.depth(l) } else { layer.columns }.is_multiple_of(access);
             let offsets = self.offsets(l);
             context! {
-                part,
+                own_columns,
                 depth => k.depth(l),
                 columns => layer.columns,
                 by_k => layer.by_k,
@@ -235,8 +235,8 @@ impl<'k> Printed<'k> {
             }
         };
         let row = |(l, i, at): &(usize, usize, usize)| {
-            let (part, columns) = (k.part(*l, cluster), k.layers[*l].columns);
-            context! { part, columns, offset => at, element => self.element((*l, *i), "column") }
+            let (own_columns, columns) = (k.columns_of_block(*l, cluster), k.layers[*l].columns);
+            context! { own_columns, columns, offset => at, element => self.element((*l, *i), "column") }
         };
         let [left, sums] = k.row_steps(cluster);
         context! {

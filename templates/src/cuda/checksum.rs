@@ -10,7 +10,9 @@ use super::term::{Functions, widen};
 use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{BlockSumsKernel, ChecksumKernel, DisturbKernel, Watch, Watched, sum_type, sums_in_memory};
+use hypatia_dsl::kernel::{
+    BlockSumsKernel, ChecksumKernel, Compared, DisturbKernel, RowSums, sum_type, sums_in_memory,
+};
 
 /// Threads per block.
 const BLOCK: u32 = 256;
@@ -19,7 +21,7 @@ const FLAT: Geometry = Geometry::Flat { block: BLOCK, vector: 1 };
 /// Rows that a block of threads compares at a time, and blocks of columns; and by matrix units.
 const COMPARED: [usize; 2] = [8, 4];
 const COMPARED_BY_UNITS: [usize; 2] = [16, 4];
-/// Comparisons of a launch, at most: the arguments of so many are less than 4 KiB.
+/// Comparisons of a launch, at most: the arguments of this many are less than 4 KiB.
 const AT_ONCE: usize = 8;
 /// Elements of k and blocks of columns that a block of threads adds up at a time.
 pub const SLICE: usize = 32;
@@ -34,22 +36,22 @@ pub fn compared_at_a_time(kernel: &ChecksumKernel) -> ([usize; 2], u32) {
     (if kernel.by_units { COMPARED_BY_UNITS } else { COMPARED }, BLOCK)
 }
 
-/// How the templates of products know a [`Watch`].
-pub(super) fn word(watch: Watch) -> Option<&'static str> {
-    match watch {
-        Watch::Off => None,
-        Watch::Sums => Some("sums"),
-        Watch::Disturbed => Some("disturbed"),
+/// How the templates of products know a [`RowSums`].
+pub(super) fn word(row_sums: RowSums) -> Option<&'static str> {
+    match row_sums {
+        RowSums::Off => None,
+        RowSums::Stored => Some("stored"),
+        RowSums::Disturbed => Some("disturbed"),
     }
 }
 
-/// The arguments of a product whose accumulators are watched.
-pub(super) fn watch_arguments(watch: Watch) -> Vec<Arg> {
-    let sums = || Arg::named("watched", ArgKind::Output(DType::F32), "sums of accumulators: parts x products x rows");
-    match watch {
-        Watch::Off => Vec::new(),
-        Watch::Sums => vec![sums()],
-        Watch::Disturbed => vec![sums(), fault()],
+/// The arguments of a product that stores sums of its accumulators.
+pub(super) fn row_sums_arguments(row_sums: RowSums) -> Vec<Arg> {
+    let sums = || Arg::named("row_sums", ArgKind::Output(DType::F32), "sums of accumulators: parts x products x rows");
+    match row_sums {
+        RowSums::Off => Vec::new(),
+        RowSums::Stored => vec![sums()],
+        RowSums::Disturbed => vec![sums(), fault()],
     }
 }
 
@@ -85,7 +87,7 @@ pub(super) fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<
         ("width", "columns of a block"),
     ]));
     let formula = "sums = the sums of in1 over blocks of columns".to_string();
-    let parts = Parts {
+    let description = Description {
         name: &kernel.name,
         kind: "sums of a factor, for checksums",
         doc: &kernel.doc,
@@ -94,11 +96,11 @@ pub(super) fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<
         args,
     };
     let own = context! { type => storage(sum), load => load(kernel.factor), factors, parts => kernel.by_units };
-    parts.render(program, "block_sums.cu.j2", [kernel.factor, stored], own)
+    description.render(program, "block_sums.cu.j2", [kernel.factor, stored], own)
 }
 
-/// Prints a comparison of accumulators with their checksums.
-pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource, EmitError> {
+/// The arguments of a comparison.
+fn arguments(kernel: &ChecksumKernel) -> Vec<Arg> {
     let sum = sum_type(kernel.factor);
     let mut args = vec![
         Arg::read(0, kernel.factor, "products x rows x depth"),
@@ -110,17 +112,13 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         ),
         strides("sums", "outer and inner products", 2),
     ];
-    let (result, scale, width) = match kernel.watched {
-        Watched::Accumulators => (None, 1.0, 0),
-        Watched::Result { dtype, scale, width } => (Some(dtype), scale, width),
-    };
-    match result {
-        None => {
-            args.push(Arg::named("watched", ArgKind::Input(sum), "sums of accumulators: parts x products x rows"));
+    match kernel.compared {
+        Compared::Accumulators => {
+            args.push(Arg::named("row_sums", ArgKind::Input(sum), "sums of accumulators: parts x products x rows"));
             let of_parts = [("parts", "parts of a row"), ("parts_of_block", "parts of a row in a block of columns")];
             args.extend(sizes(&of_parts));
         }
-        Some(dtype) => {
+        Compared::Result { dtype, .. } => {
             args.push(Arg { kind: ArgKind::Input(dtype), ..Arg::written(0, dtype, "products x rows x columns") });
             args.push(strides("out0", "outer and inner products, rows and columns", 4));
             args.push(Arg::named("columns", ArgKind::Size, "columns of the product"));
@@ -135,11 +133,27 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         ("blocks", "blocks of columns"),
         ("width", "columns of a block"),
     ]));
+    args
+}
+
+/// Prints a comparison of accumulators with their checksums.
+pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource, EmitError> {
+    let sum = sum_type(kernel.factor);
+    let (result, scale, width) = match kernel.compared {
+        Compared::Accumulators => (None, 1.0, 0),
+        Compared::Result { dtype, scale, width } => (Some(dtype), scale, width),
+    };
     let formula = "a report where a sum of the product's accumulators is not in0 times sums".to_string();
     let ([rows, blocks], threads) = compared_at_a_time(kernel);
     let geometry = Geometry::Problems { block: threads, at_once: AT_ONCE };
-    let parts =
-        Parts { name: &kernel.name, kind: "the checksums of products", doc: &kernel.doc, geometry, formula, args };
+    let description = Description {
+        name: &kernel.name,
+        kind: "the checksums of products",
+        doc: &kernel.doc,
+        geometry,
+        formula,
+        args: arguments(kernel),
+    };
     let stored = result.unwrap_or(sum);
     let own = context! {
         type => storage(sum),
@@ -166,7 +180,7 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
         smallest => format!("{:?}", if stored == DType::F16 { 6e-8 } else { 0.0 }),
         largest => format!("{:?}", largest(stored)),
     };
-    parts.render(program, "checksum.cu.j2", [kernel.factor, stored, sum], own)
+    description.render(program, "checksum.cu.j2", [kernel.factor, stored, sum], own)
 }
 
 /// Prints a kernel that changes elements.
@@ -183,18 +197,18 @@ pub(super) fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaS
         ("inner", "inner products of each outer one"),
     ]));
     let formula = "out0, but for what a test changes".to_string();
-    let parts =
-        Parts { name: &kernel.name, kind: "a fault, for tests", doc: &kernel.doc, geometry: FLAT, formula, args };
+    let description =
+        Description { name: &kernel.name, kind: "a fault, for tests", doc: &kernel.doc, geometry: FLAT, formula, args };
     let bits = match kernel.dtype.size() {
         2 => "unsigned short",
         4 => "unsigned",
         _ => "unsigned long long",
     };
-    parts.render(program, "disturb_result.cu.j2", [kernel.dtype; 2], context! { bits })
+    description.render(program, "disturb_result.cu.j2", [kernel.dtype; 2], context! { bits })
 }
 
 /// What all of these kernels have in common.
-struct Parts<'a> {
+struct Description<'a> {
     name: &'a str,
     kind: &'static str,
     doc: &'a str,
@@ -203,7 +217,7 @@ struct Parts<'a> {
     args: Vec<Arg>,
 }
 
-impl Parts<'_> {
+impl Description<'_> {
     fn render<const N: usize>(
         self,
         program: &Program,

@@ -15,8 +15,8 @@ use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
 
 /// The name of the epilogue's function, and its comment.
 pub(super) const EPILOGUE: (&str, &str) = ("epilogue", "What becomes of an element of the product.");
-/// Rows or columns of a part of an operand or result that the copy engine moves at a time.
-const PART: usize = 64;
+/// Rows or columns of an operand or result that the copy engine moves at a time: a side of its box.
+const BOX: usize = 64;
 
 pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
@@ -74,7 +74,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         b_by_k => b,
         fetched => kernel.fetched().iter().map(|i| i + kernel.factors()).collect::<Value>(),
         rows => kernel.staged_rows().iter().map(|i| row(kernel, *i)).collect::<Value>(),
-        watch => super::checksum::word(kernel.watch),
+        row_sums => super::checksum::word(kernel.row_sums),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
@@ -129,7 +129,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let t = &kernel.tiling;
     let [m, n] = t.cluster;
     let factor = |i: usize, dense: bool, part: usize, about: &str| {
-        let lead = if dense { [TILE_K, part] } else { [PART, TILE_K] };
+        let lead = if dense { [TILE_K, part] } else { [BOX, TILE_K] };
         Arg::map(format!("in{i}_map"), super::ArgRole::Read(i), kernel.factor, lead, about)
     };
     let [a, b] = kernel.dense_k;
@@ -139,7 +139,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let left = if a { "batches x rows x depth" } else { "batches x depth x rows" };
     let mut out = vec![factor(0, a, t.block_rows() / n, left)];
     out.extend((1..kernel.factors()).map(|i| factor(i, b, part, right)));
-    let result = [kernel.chunk(), PART];
+    let result = [kernel.chunk(), BOX];
     let shape = "batches x rows x columns";
     out.push(Arg::map("out0_map".into(), super::ArgRole::Written(0), kernel.output, result, shape));
     let fetched = kernel.fetched();
@@ -162,6 +162,6 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         ("batches", "products"),
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
-    out.extend(super::checksum::watch_arguments(kernel.watch));
+    out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }

@@ -70,7 +70,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         split => t.split,
         stages => t.stages,
         group => t.group,
-        watch => super::checksum::word(kernel.watch),
+        row_sums => super::checksum::word(kernel.row_sums),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + FACTORS, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
@@ -134,6 +134,6 @@ fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
         ("inner", "inner products of each outer one"),
     ];
     out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
-    out.extend(super::checksum::watch_arguments(kernel.watch));
+    out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }

@@ -28,7 +28,7 @@ const MAX_RANK: usize = 16;
 /// Suffix, threads that share a tile, elements of the tile, and the longest line.
 const TEAMS: [(&str, u32, usize, Option<u64>); 2] = [("_warp", 32, 256, Some(256)), ("_block", BLOCK, SORT_TILE, None)];
 
-/// The parts of a source that describe it.
+/// What describes a source.
 struct About<'a> {
     name: &'a str,
     doc: &'a str,
@@ -119,10 +119,10 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
 fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
     let dtype = kernel.dtype;
     let mut args = vec![Arg::read(0, dtype, "outer x size x inner, row-major")];
-    if kernel.part != Running::Sums {
+    if kernel.role != Running::Sums {
         args.push(Arg::written(0, dtype, "outer x size x inner, row-major"));
     }
-    match kernel.part {
+    match kernel.role {
         Running::Whole => {}
         Running::Sums => {
             args.push(Arg::named("sums", ArgKind::Output(sums), "a sum for each chunk but the last, and line"))
@@ -136,7 +136,7 @@ fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
     {
         args.push(Arg::named(name, ArgKind::Size, meaning));
     }
-    if kernel.part != Running::Whole {
+    if kernel.role != Running::Whole {
         args.push(Arg::named("chunks", ArgKind::Size, "chunks of a line"));
         args.push(Arg::named("length", ArgKind::Size, "elements of a chunk"));
     }
@@ -147,7 +147,7 @@ fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
 fn cumsum_formula(kernel: &CumsumKernel) -> String {
     let which = if kernel.reverse { "from" } else { "up to" };
     let own = if kernel.exclusive { ", without itself" } else { "" };
-    match kernel.part {
+    match kernel.role {
         Running::Sums => "sums = the sum over each chunk of a line of in0".into(),
         _ => format!("out0 = the sum of the elements of in0 {which} each{own}"),
     }
@@ -162,14 +162,14 @@ pub(super) fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSou
     let about = About {
         name: &kernel.name,
         doc: &kernel.doc,
-        kind: if kernel.part == Running::Sums { "sums of chunks, for running sums" } else { "running sums" },
+        kind: if kernel.role == Running::Sums { "sums of chunks, for running sums" } else { "running sums" },
         formula: cumsum_formula(kernel),
         args: cumsum_args(kernel, sums),
         entries: entry(&kernel.name, if kernel.columns { Geometry::Columns { block: BLOCK } } else { PIECES }),
     };
     let mut functions = Functions::new(program);
     functions.need("quotient");
-    let part = match kernel.part {
+    let role = match kernel.role {
         Running::Whole => "whole",
         Running::Sums => "sums",
         Running::Chunks => "chunks",
@@ -186,7 +186,7 @@ pub(super) fn cumsum(program: &Program, kernel: &CumsumKernel) -> Result<CudaSou
         exclusive => kernel.exclusive,
         reverse => kernel.reverse,
         columns => kernel.columns,
-        part => part,
+        role => role,
         each => EACH,
         ..about.base(&functions, &[dtype])?
     };
@@ -216,7 +216,7 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
     if kernel.indices {
         args.push(Arg::named("size", ArgKind::Size, "size of the axis that in0 indexes"));
     }
-    if kernel.part == Sorting::Merge {
+    if kernel.role == Sorting::Merge {
         args.push(Arg::named("run", ArgKind::Size, "elements of a sorted run"));
     }
     args
@@ -224,7 +224,7 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
 
 /// One thread per element, or one team of threads per tile.
 fn sort_entries(kernel: &SortKernel) -> Vec<Entry> {
-    match kernel.part {
+    match kernel.role {
         Sorting::Merge => entry(&kernel.name, ELEMENTS),
         Sorting::Tiles => TEAMS
             .iter()
@@ -241,7 +241,7 @@ pub(super) fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource,
     if kernel.outer + 1 > MAX_RANK || (kernel.indices && !dtype.is_int()) || dtype == DType::Bool {
         return Err(malformed(&kernel.name, "more than 16 axes, indices that are no integers, or truth values"));
     }
-    let merges = kernel.part == Sorting::Merge;
+    let merges = kernel.role == Sorting::Merge;
     let operands: &[&str] = if merges { &["in0", "from", "to"] } else { &["in0", "to"] };
     let order = if kernel.descending { "descending" } else { "ascending" };
     let about = About {
@@ -276,7 +276,7 @@ pub(super) fn sort(program: &Program, kernel: &SortKernel) -> Result<CudaSource,
         indices => kernel.indices,
         descending => kernel.descending,
         outer => kernel.outer,
-        part => if merges { "merge" } else { "tiles" },
+        role => if merges { "merge" } else { "tiles" },
         operands => operands.iter().copied().collect::<Value>(),
         strides => operands.iter().map(|o| format!(", {o}_strides")).collect::<String>(),
         size_argument => if kernel.indices { ", size" } else { "" },

@@ -25,6 +25,22 @@ struct Pointer {
     access: &'static str,
 }
 
+/// The operands of a kernel: the accumulator, if there is one, then the inputs.
+fn pointers(kernel: &PointwiseKernel) -> Vec<Pointer> {
+    let acc = kernel.acc.map(|dtype| Pointer { name: "acc".into(), role: ArgRole::Accumulator, dtype, access: "full" });
+    let inputs = kernel.inputs.iter().enumerate().map(|(i, o)| {
+        let access = match o.access {
+            Access::Full => "full",
+            Access::Splat => "splat",
+            Access::Row => "row",
+            Access::Col => "col",
+            Access::Strided => "strided",
+        };
+        Pointer { name: format!("in{i}"), role: ArgRole::Read(i), dtype: o.dtype, access }
+    });
+    acc.into_iter().chain(inputs).collect()
+}
+
 /// `shared` are the inputs that an output may alias; the accumulator counts as the input after the
 /// last. Such pointers must not be `__restrict__`.
 pub(super) fn emit(
@@ -34,21 +50,7 @@ pub(super) fn emit(
     target: Option<PointTarget>,
 ) -> Result<CudaSource, EmitError> {
     check(kernel)?;
-    let mut operands: Vec<Pointer> = kernel
-        .acc
-        .iter()
-        .map(|&dtype| Pointer { name: "acc".into(), role: ArgRole::Accumulator, dtype, access: "full" })
-        .collect();
-    for (i, o) in kernel.inputs.iter().enumerate() {
-        let access = match o.access {
-            Access::Full => "full",
-            Access::Splat => "splat",
-            Access::Row => "row",
-            Access::Col => "col",
-            Access::Strided => "strided",
-        };
-        operands.push(Pointer { name: format!("in{i}"), role: ArgRole::Read(i), dtype: o.dtype, access });
-    }
+    let operands = pointers(kernel);
     let outputs: Vec<(String, DType)> =
         kernel.outputs.iter().enumerate().map(|(i, d)| (format!("out{i}"), *d)).collect();
     let strided = operands.iter().any(|o| o.access == "strided");
@@ -78,7 +80,7 @@ pub(super) fn emit(
         .map(|(r, (name, _))| format!("{name} = {}", super::term::formula(program, &kernel.term, *r, &|_| None)))
         .collect();
     let entries = vec![entry];
-    let kind = if kernel.acc.is_some() { "the pass behind a matrix product" } else { "a pointwise region" };
+    let kind = if kernel.acc.is_some() { "the pass after a matrix product" } else { "a pointwise region" };
     let header = Header {
         name: &kernel.name,
         kind,

@@ -151,6 +151,26 @@ pub(super) fn dtypes(kernel: &RowwiseKernel) -> impl Iterator<Item = DType> + Cl
     kernel.inputs.iter().map(|i| i.0).chain(kernel.outputs.iter().map(|o| o.0)).chain(sums)
 }
 
+/// The inputs, the results of steps and the carried values that a term reads, each once, in order.
+fn read_by(kernel: &RowwiseKernel, term: &Term) -> [Vec<usize>; 3] {
+    let (n_in, first_carried) = (kernel.inputs.len(), carry::operand(kernel, 0));
+    let mut read: [Vec<usize>; 3] = Default::default();
+    for (node, live) in term.nodes.iter().zip(&reachable(term)) {
+        if let (TermNode::In { input, .. }, true) = (node, live) {
+            match *input as usize {
+                i if i < n_in => read[0].push(i),
+                i if i < first_carried => read[1].push(i - n_in),
+                i => read[2].push(i - first_carried),
+            }
+        }
+    }
+    for list in &mut read {
+        list.sort_unstable();
+        list.dedup();
+    }
+    read
+}
+
 /// Prints the function of a step or output. Its parameters have storage types; its result has the
 /// compute type (or the output's storage type).
 fn value_function(
@@ -162,25 +182,8 @@ fn value_function(
     name: &str,
     store: Option<DType>,
 ) -> Result<(Piece, String), EmitError> {
-    let n_in = kernel.inputs.len();
-    let live = reachable(term);
-    let mut inputs: Vec<usize> = Vec::new();
-    let mut steps: Vec<usize> = Vec::new();
-    let mut carried: Vec<usize> = Vec::new();
-    let first_carried = carry::operand(kernel, 0);
-    for (node, live) in term.nodes.iter().zip(&live) {
-        if let (TermNode::In { input, .. }, true) = (node, live) {
-            match *input as usize {
-                i if i < n_in => inputs.push(i),
-                i if i < first_carried => steps.push(i - n_in),
-                i => carried.push(i - first_carried),
-            }
-        }
-    }
-    for list in [&mut inputs, &mut steps, &mut carried] {
-        list.sort_unstable();
-        list.dedup();
-    }
+    let (n_in, first_carried) = (kernel.inputs.len(), carry::operand(kernel, 0));
+    let [inputs, steps, carried] = read_by(kernel, term);
     let local = |i: usize| {
         let d = kernel.inputs[i].0;
         if d == d.compute() { format!("in{i}") } else { format!("x{i}") }

@@ -285,7 +285,7 @@ fn is_along(access: RowAccess) -> bool {
     !matches!(access, RowAccess::PerRow | RowAccess::PerGroup)
 }
 
-/// Whether lanes of `threads` that share a row hold a group of so many packs, one each.
+/// Whether lanes of `threads` that share a row hold a group of this many packs, one each.
 fn holds_group(packs: usize, threads: u64) -> bool {
     packs.is_power_of_two() && packs as u64 <= threads.min(32)
 }

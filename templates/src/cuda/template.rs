@@ -31,7 +31,7 @@ const VARIABLES: &[&str] =
 /// Fields of a tensor.
 const OF_TENSOR: &[&str] = &["name", "type", "compute", "dtype", "rank"];
 /// Fields of some variables, to detect a misspelt one: `acc.typ`.
-pub(crate) const PARTS: &[(&str, &[&str])] =
+pub(crate) const FIELDS: &[(&str, &[&str])] =
     &[("a", OF_TENSOR), ("b", OF_TENSOR), ("out", OF_TENSOR), ("acc", &["type", "dtype"])];
 /// Helpers that a template may call, by what it writes.
 const HELPERS: &[(&str, &[&str])] = &[

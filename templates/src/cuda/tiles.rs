@@ -93,7 +93,7 @@ pub(super) fn about(access: &Access, whole: &'static str) -> &'static str {
     }
 }
 
-/// A term over an accumulator, or two, and operands, which come behind so many factors.
+/// A term over an accumulator, or two, and operands, which come after the factors.
 #[derive(Clone, Copy)]
 pub(super) struct OnTiles<'a> {
     pub term: &'a Term,

@@ -146,7 +146,7 @@ impl Declared<'_> {
         }
     }
 
-    /// The pass behind a product that computes the kernel's epilogue.
+    /// The pass after a product that computes the kernel's epilogue.
     fn epilogues(&self, out: &mut (Vec<Instance>, Vec<Skipped>)) {
         let Some(e) = gemm_epilogue(self.program, self.kernel) else { return };
         let (term, inputs) = match epilogue_term(e) {

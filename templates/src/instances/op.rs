@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
     AttrPat, AttrType, AttrValue, Backend, Build, BuildNode, DTypePat, DimPat, Head, Kernel, OpBody, OpDef, OpId,
-    ParamKind, Pat, Program, RestPat, TypePat, VarId, parts,
+    ParamKind, Pat, Program, RestPat, TypePat, VarId, walk_build,
 };
 use hypatia_dsl::kernel::{derive_pointwise, derive_rowwise, fits_a_kernel};
 use hypatia_dsl::shape::{Dim, Shape};
@@ -182,7 +182,7 @@ fn foreign(program: &Program, def: &OpDef, depth: usize) -> Option<String> {
     let OpBody::Defined(bodies) = &def.body else { return None };
     let mut found = None;
     for body in bodies.iter().filter(|_| depth < MAX_DEPTH) {
-        parts(
+        walk_build(
             body,
             &mut |b, _| {
                 let Build::Node(BuildNode { head: Head::Op(id), .. }) = b else { return };
@@ -211,7 +211,7 @@ fn operands(def: &OpDef, present: &[bool], dtype: DType) -> Result<Vec<Option<Te
             _ => Err(format!("operand `{}` is not a single tensor", p.name)),
         })
         .collect::<Result<_, _>>()?;
-    // What a rest stands for depends on whether anything behind it names the last axis.
+    // What a rest stands for depends on whether anything after it names the last axis.
     let mut rests: HashMap<Option<VarId>, Shape> = HashMap::new();
     for ty in patterns.iter().flatten() {
         let key = match &ty.rest {

@@ -67,16 +67,16 @@ pub enum Fault {
     },
 }
 
-/// What a run watches.
+/// What the checks of a run have found, and the faults that a test puts into the run.
 #[derive(Default)]
-pub struct Watch {
+pub struct Checks {
     /// What was found since it was last asked for.
     pub found: Mutex<Vec<Mismatch>>,
     /// What disturbs the run, in tests.
     pub faults: RwLock<Vec<Fault>>,
 }
 
-impl Watch {
+impl Checks {
     /// Lets the faults of a test act on the result of a step that is no product.
     pub fn disturb_result(&self, step: usize, dtype: DType, out: &mut [u8]) {
         if dtype == DType::F32 {
@@ -104,13 +104,13 @@ impl Watch {
     }
 }
 
-/// The watch over the product of one step.
+/// The checks of one step's product.
 #[derive(Clone, Copy)]
 pub struct Guard<'a> {
     /// The step of the plan.
     pub step: usize,
-    /// What the run watches.
-    pub watch: &'a Watch,
+    /// Those of the run.
+    pub checks: &'a Checks,
     /// True once the kernel was found to be wrong.
     pub wrong: &'a AtomicBool,
 }
@@ -128,7 +128,7 @@ impl Guard<'_> {
     fn report(&self, place: Place, (row, column): (usize, usize), [got, want]: [f64; 2], cause: Cause) {
         let element = place.first + row * place.row + column;
         let mismatch = Mismatch { step: self.step, element, got, want, cause };
-        self.watch.found.lock().unwrap_or_else(PoisonError::into_inner).push(mismatch);
+        self.checks.found.lock().unwrap_or_else(PoisonError::into_inner).push(mismatch);
     }
 }
 
@@ -152,7 +152,7 @@ pub(super) unsafe fn multiply<T: Summed>(
         for row in 0..height {
             // SAFETY: a row of the tile, which the caller promises.
             let values = unsafe { row_of::<T>(to, row, width) };
-            guard.watch.disturb(guard.step, place.first + row * place.row, values, |v| T::narrow(v.wide() * 2.0));
+            guard.checks.disturb(guard.step, place.first + row * place.row, values, |v| T::narrow(v.wide() * 2.0));
         }
     };
     // SAFETY: the caller's promise.
@@ -284,7 +284,7 @@ pub fn multiply_integers<T: Integer + PartialEq>(
 ) -> Result<()> {
     let double = |v: T| T::narrow(v.wide().wrapping_mul(2).wrapping_add(1));
     int::multiply(dtype, (first, k, n), a, b, out)?;
-    guard.watch.disturb(guard.step, place.first, out, double);
+    guard.checks.disturb(guard.step, place.first, out, double);
     if int::row_sum::<T>(dtype, (first, k, n), a, b)? == out.iter().fold(T::narrow(0), |sum, v| sum.plus(*v)) {
         return Ok(());
     }

@@ -4,7 +4,7 @@
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::guard::{Cause, Fault, Guard, Mismatch, Place, Watch};
+use super::guard::{Cause, Checks, Fault, Guard, Mismatch, Place};
 use super::pack::Matrix;
 use super::*;
 use crate::simd::{Isa, limit};
@@ -33,7 +33,7 @@ fn wide<T: Summed>(rng: &mut ChaCha8Rng, count: usize, value: impl Fn(&mut ChaCh
     (0..count).map(|i| T::narrow(value(rng, i))).collect()
 }
 
-/// Multiplies as one tile under a watch: the result, and what was found.
+/// Multiplies as one tile under checks: the result, and what was found.
 fn guarded<T: Summed>([m, k, n]: Size, a: &[T], b: &[T], faults: Vec<Fault>) -> (Vec<T>, Vec<Mismatch>) {
     let matrix = |values, row: usize| Matrix {
         bytes: bytemuck::cast_slice(values),
@@ -51,13 +51,13 @@ fn guarded<T: Summed>([m, k, n]: Size, a: &[T], b: &[T], faults: Vec<Fault>) -> 
         k,
     };
     let mut out = vec![T::NAN; m * n];
-    let (watch, wrong) = (Watch { faults: faults.into(), ..Watch::default() }, AtomicBool::new(false));
+    let (checks, wrong) = (Checks { faults: faults.into(), ..Checks::default() }, AtomicBool::new(false));
     let to = Target { base: Address(out.as_mut_ptr().cast()), row: n };
-    let guard = Guard { step: 0, watch: &watch, wrong: &wrong };
+    let guard = Guard { step: 0, checks: &checks, wrong: &wrong };
     let (mut x, mut y) = (Bytes::default(), Bytes::default());
     // SAFETY: the tile lies in `out`, which nothing else uses.
     unsafe { guard::multiply(&tile, to, [&mut x, &mut y], (guard, Place { first: 0, row: n })) }.unwrap();
-    (out, watch.found.into_inner().unwrap())
+    (out, checks.found.into_inner().unwrap())
 }
 
 fn clean_runs_report_nothing<T: Summed>() {
@@ -165,15 +165,15 @@ fn integers_are_exact() {
     let matrix =
         |values, row| Matrix { bytes: bytemuck::cast_slice(values), dtype: DType::I32, offset: 0, row, column: 1 };
     let run = |faults: Vec<Fault>| {
-        let (watch, wrong) = (Watch { faults: faults.into(), ..Watch::default() }, AtomicBool::new(false));
-        let guard = Guard { step: 0, watch: &watch, wrong: &wrong };
+        let (checks, wrong) = (Checks { faults: faults.into(), ..Checks::default() }, AtomicBool::new(false));
+        let guard = Guard { step: 0, checks: &checks, wrong: &wrong };
         let mut out = vec![0i32; m * n];
         for (row, out) in out.chunks_mut(n).enumerate() {
             let place = Place { first: row * n, row: n };
             let sides = [matrix(&a, k as isize), matrix(&b, n as isize)];
             guard::multiply_integers(DType::I32, (row, k, n), sides, out, (guard, place)).unwrap();
         }
-        (out, watch.found.into_inner().unwrap())
+        (out, checks.found.into_inner().unwrap())
     };
     let (want, found) = run(vec![]);
     assert_eq!(found, []);

@@ -107,8 +107,8 @@ trait Simd: Copy {
     unsafe fn store(p: *mut Self::E, v: Self::V);
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
-    unsafe fn load_part(p: *const Self::E, n: usize) -> Self::V;
-    unsafe fn store_part(p: *mut Self::E, v: Self::V, n: usize);
+    unsafe fn load_partial(p: *const Self::E, n: usize) -> Self::V;
+    unsafe fn store_partial(p: *mut Self::E, v: Self::V, n: usize);
 }
 
 /// `MR` rows by `W` vectors; `PER` vectors are a panel.
@@ -144,7 +144,7 @@ unsafe fn block<S: Simd, const MR: usize, const W: usize, const PER: usize>(g: &
                 if n == S::LANES {
                     S::store(at, if g.add { S::add(S::load(at), *sum) } else { *sum });
                 } else if n > 0 {
-                    S::store_part(at, if g.add { S::add(S::load_part(at, n), *sum) } else { *sum }, n);
+                    S::store_partial(at, if g.add { S::add(S::load_partial(at, n), *sum) } else { *sum }, n);
                 }
             }
         }
@@ -222,14 +222,14 @@ mod x86 {
                     unsafe { $add(a, b) }
                 }
                 #[inline(always)]
-                unsafe fn load_part($lp: *const $e, $n: usize) -> $v {
+                unsafe fn load_partial($lp: *const $e, $n: usize) -> $v {
                     unsafe {
                         let $lm = $mask;
                         $lpart
                     }
                 }
                 #[inline(always)]
-                unsafe fn store_part($sp: *mut $e, $sv: $v, $n: usize) {
+                unsafe fn store_partial($sp: *mut $e, $sv: $v, $n: usize) {
                     unsafe {
                         let $sm = $mask;
                         $spart
@@ -353,13 +353,13 @@ macro_rules! portable {
                 [a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]]
             }
             #[inline(always)]
-            unsafe fn load_part(p: *const $e, n: usize) -> [$e; 4] {
+            unsafe fn load_partial(p: *const $e, n: usize) -> [$e; 4] {
                 let mut v = [0.0; 4];
                 unsafe { std::ptr::copy_nonoverlapping(p, v.as_mut_ptr(), n.min(4)) };
                 v
             }
             #[inline(always)]
-            unsafe fn store_part(p: *mut $e, v: [$e; 4], n: usize) {
+            unsafe fn store_partial(p: *mut $e, v: [$e; 4], n: usize) {
                 unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), p, n.min(4)) };
             }
         }

@@ -11,14 +11,14 @@ use hypatia_dsl::scalar::typed::Source;
 use smallvec::SmallVec;
 
 use super::checksum::Summed;
-use super::guard::{self, Guard, Place, Watch};
+use super::guard::{self, Checks, Guard, Place};
 use super::int::{self, Integer};
 use super::kernel::{Float, Kernels};
 use super::pack::{Filters, Matrix, Packed, packed, packed_filters};
 use super::{Left, Right, Target, Tile};
 use crate::epilogue::Epilogue;
 use crate::im2col::{Geometry, Patches, Windows};
-use crate::interp::{BLOCK, Dst, Loader, part, read, repeat};
+use crate::interp::{BLOCK, Dst, Loader, read, repeat, slice_of};
 use crate::pointwise::{Input, gather};
 use crate::threads::{Address, Local, Workers};
 use hypatia_plan::{ConvStep, GemmStep, View, collapse};
@@ -29,7 +29,7 @@ use hypatia_tensor::tensor::Tensor;
 const TILE: [usize; 2] = [112, 256];
 /// Minimum multiply-adds of a separate task. Steps with more than twice as many run on several
 /// threads.
-const PART: usize = 1 << 16;
+const MIN_TASK: usize = 1 << 16;
 /// Tiles per thread if there is enough work, so that a delayed thread does not delay the others.
 const TILES_A_THREAD: usize = 3;
 
@@ -222,7 +222,7 @@ impl GemmCode {
 
     /// True if there is enough work for several threads.
     pub fn is_shared(&self) -> bool {
-        self.work() > 2 * PART
+        self.work() > 2 * MIN_TASK
     }
 
     /// Multiply-adds, plus one per result for the epilogue.
@@ -254,7 +254,7 @@ impl GemmCode {
             return tile;
         }
         let count = |tile: [usize; 2]| self.batches() * self.m.div_ceil(tile[0]) * self.n.div_ceil(tile[1]);
-        let wanted = (TILES_A_THREAD * threads).min(self.work() / PART);
+        let wanted = (TILES_A_THREAD * threads).min(self.work() / MIN_TASK);
         while count(tile) < wanted {
             let by_rows = self.patches.is_some() || (self.windows.is_none() && tile[0] >= tile[1] / 4);
             if tile[0] > rows && (by_rows || tile[1] == panel) {
@@ -269,7 +269,7 @@ impl GemmCode {
     }
 
     /// Runs the product. `operands` are whole buffers, `inputs` the whole buffers of the epilogue's
-    /// operands. With a `watch`, over the step of that index, accumulators are checked.
+    /// operands. With a `checks`, over the step of that index, accumulators are checked.
     pub fn run(
         &self,
         workers: &Workers<'_>,
@@ -277,7 +277,7 @@ impl GemmCode {
         reads: &[View],
         inputs: &[&[u8]],
         out: &mut [u8],
-        watch: Option<(usize, &Watch)>,
+        checks: Option<(usize, &Checks)>,
     ) -> Result<()> {
         if out.is_empty() {
             return Ok(());
@@ -286,7 +286,7 @@ impl GemmCode {
             return Err(Error::Internal(format!("a product of {}x{} into {} bytes", self.m, self.n, out.len())));
         }
         let inputs = self.epilogue.inputs(reads, inputs);
-        let guard = watch.map(|(step, watch)| Guard { step, watch, wrong: &self.wrong });
+        let guard = checks.map(|(step, checks)| Guard { step, checks, wrong: &self.wrong });
         let run = Run { code: self, operands, inputs, out: Address(out.as_mut_ptr()), guard };
         let per = [self.m.div_ceil(self.tile[0]), self.n.div_ceil(self.tile[1])];
         let failed = Mutex::new(None);
@@ -296,7 +296,7 @@ impl GemmCode {
             let (row, column) = (rest % per[0] * self.tile[0], rest / per[0] * self.tile[1]);
             let (rows, columns) = (row..self.m.min(row + self.tile[0]), column..self.n.min(column + self.tile[1]));
             // SAFETY: the ranges of different tiles do not overlap and lie in `out`, which `run`
-            // borrows mutably; `parts` gives each tile to one thread once.
+            // borrows mutably; `tasks` gives each tile to one thread once.
             if let Err(e) = unsafe { run.tile(batch, rows, columns, local) }
                 && let Ok(mut failed) = failed.lock()
             {
@@ -305,9 +305,9 @@ impl GemmCode {
         };
         let count = self.batches() * per[0] * per[1];
         if self.is_shared() {
-            workers.parts(count, one);
+            workers.tasks(count, one);
         } else {
-            Workers { pool: None, locals: workers.locals }.parts(count, one);
+            Workers { pool: None, locals: workers.locals }.tasks(count, one);
         }
         failed.into_inner().ok().flatten().map_or(Ok(()), Err)
     }
@@ -423,72 +423,77 @@ impl Run<'_> {
         guard: Option<(Guard<'_>, Place)>,
     ) -> Result<()> {
         let g = self.code;
-        /// # Safety
-        /// As `product`.
-        unsafe fn float<T: Summed>(
-            g: &GemmCode,
-            [a, b]: [Matrix<'_>; 2],
-            (rows, columns): (Range<usize>, Range<usize>),
-            to: Target,
-            memory: [&mut super::Bytes; 2],
-            guard: Option<(Guard<'_>, Place)>,
-        ) -> Result<()> {
-            let a = match &g.patches {
-                Some(patches) => Left::Patches(patches, (a.bytes, a.dtype, a.offset as usize)),
-                None => Left::Plain(a),
-            };
-            let b = match (&g.packed, &g.windows) {
-                (Some(packed), _) => Right::Packed(packed.values::<T>()),
-                (_, Some(windows)) => Right::Windows(windows, (b.bytes, b.dtype, b.offset as usize)),
-                _ => Right::Plain(b),
-            };
-            let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k };
-            // SAFETY: the caller's promise.
-            unsafe {
-                match guard {
-                    Some(guard) => guard::multiply(&tile, to, memory, guard),
-                    None => tile.multiply(to, memory, None),
-                }
-            }
-        }
-        /// # Safety
-        /// As `product`.
-        unsafe fn integer<T: Integer + PartialEq>(
-            g: &GemmCode,
-            [a, b]: [Matrix<'_>; 2],
-            (rows, columns): (Range<usize>, Range<usize>),
-            to: Target,
-            guard: Option<(Guard<'_>, Place)>,
-        ) -> Result<()> {
-            let b = Matrix { offset: b.offset + columns.start as isize * b.column, ..b };
-            for (i, row) in rows.enumerate() {
-                // SAFETY: a row of the tile, which the caller promises.
-                let out =
-                    unsafe { std::slice::from_raw_parts_mut(to.base.0.cast::<T>().add(i * to.row), columns.len()) };
-                let (acc, size) = (g.epilogue.acc, (row, g.k, columns.len()));
-                match guard {
-                    Some((guard, place)) => {
-                        let place = Place { first: place.first + i * place.row, ..place };
-                        guard::multiply_integers(acc, size, [a, b], out, (guard, place))?;
-                    }
-                    None => int::multiply(acc, size, a, b, out)?,
-                }
-            }
-            Ok(())
-        }
         // SAFETY: the caller's promise.
         unsafe {
             match g.epilogue.acc {
-                DType::F64 => float::<f64>(g, [a, b], (rows, columns), to, memory, guard),
-                d if d.is_float() => float::<f32>(g, [a, b], (rows, columns), to, memory, guard),
-                DType::I64 => integer::<i64>(g, [a, b], (rows, columns), to, guard),
-                DType::I32 => integer::<i32>(g, [a, b], (rows, columns), to, guard),
-                DType::I8 => integer::<i8>(g, [a, b], (rows, columns), to, guard),
-                DType::U8 => integer::<u8>(g, [a, b], (rows, columns), to, guard),
+                DType::F64 => float_product::<f64>(g, [a, b], (rows, columns), to, memory, guard),
+                d if d.is_float() => float_product::<f32>(g, [a, b], (rows, columns), to, memory, guard),
+                DType::I64 => integer_product::<i64>(g, [a, b], (rows, columns), to, guard),
+                DType::I32 => integer_product::<i32>(g, [a, b], (rows, columns), to, guard),
+                DType::I8 => integer_product::<i8>(g, [a, b], (rows, columns), to, guard),
+                DType::U8 => integer_product::<u8>(g, [a, b], (rows, columns), to, guard),
                 d => Err(Error::Type(format!("a product of {d}").into())),
             }
         }
     }
+}
+
+/// Multiplies a tile of floats.
+///
+/// # Safety
+/// As [`Run::product`].
+unsafe fn float_product<T: Summed>(
+    g: &GemmCode,
+    [a, b]: [Matrix<'_>; 2],
+    (rows, columns): (Range<usize>, Range<usize>),
+    to: Target,
+    memory: [&mut super::Bytes; 2],
+    guard: Option<(Guard<'_>, Place)>,
+) -> Result<()> {
+    let a = match &g.patches {
+        Some(patches) => Left::Patches(patches, (a.bytes, a.dtype, a.offset as usize)),
+        None => Left::Plain(a),
+    };
+    let b = match (&g.packed, &g.windows) {
+        (Some(packed), _) => Right::Packed(packed.values::<T>()),
+        (_, Some(windows)) => Right::Windows(windows, (b.bytes, b.dtype, b.offset as usize)),
+        _ => Right::Plain(b),
+    };
+    let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k };
+    // SAFETY: the caller's promise.
+    unsafe {
+        match guard {
+            Some(guard) => guard::multiply(&tile, to, memory, guard),
+            None => tile.multiply(to, memory, None),
+        }
+    }
+}
+
+/// Multiplies a tile of integers.
+///
+/// # Safety
+/// As [`Run::product`].
+unsafe fn integer_product<T: Integer + PartialEq>(
+    g: &GemmCode,
+    [a, b]: [Matrix<'_>; 2],
+    (rows, columns): (Range<usize>, Range<usize>),
+    to: Target,
+    guard: Option<(Guard<'_>, Place)>,
+) -> Result<()> {
+    let b = Matrix { offset: b.offset + columns.start as isize * b.column, ..b };
+    for (i, row) in rows.enumerate() {
+        // SAFETY: a row of the tile, which the caller promises.
+        let out = unsafe { std::slice::from_raw_parts_mut(to.base.0.cast::<T>().add(i * to.row), columns.len()) };
+        let (acc, size) = (g.epilogue.acc, (row, g.k, columns.len()));
+        match guard {
+            Some((guard, place)) => {
+                let place = Place { first: place.first + i * place.row, ..place };
+                guard::multiply_integers(acc, size, [a, b], out, (guard, place))?;
+            }
+            None => int::multiply(acc, size, a, b, out)?,
+        }
+    }
+    Ok(())
 }
 
 impl Loader for Rows<'_, '_> {
@@ -516,7 +521,7 @@ impl Loader for Rows<'_, '_> {
             && g.epilogue.shape.last() == Some(&g.n)
         {
             let first = self.row * g.n + self.columns.start;
-            gather(&self.run.inputs[input as usize], &g.epilogue.shape, first, part(&mut dst, 0, width));
+            gather(&self.run.inputs[input as usize], &g.epilogue.shape, first, slice_of(&mut dst, 0, width));
             return repeat(dst, width);
         }
         // Consecutive contiguous rows are read at once.
@@ -526,7 +531,7 @@ impl Loader for Rows<'_, '_> {
         };
         let width = if together { len.max(1) } else { width };
         for i in 0..len / width {
-            let dst = part(&mut dst, i * width, (i + 1) * width);
+            let dst = slice_of(&mut dst, i * width, (i + 1) * width);
             match source {
                 Source::Acc => {
                     let size = g.epilogue.acc.size();

@@ -244,7 +244,7 @@ impl Executor {
             }
             guests.seen.push(guest.addresses().collect());
             let own = guests.own(self)?;
-            // SAFETY: the caller guarantees the addresses. The lists are freed behind the run.
+            // SAFETY: the caller guarantees the addresses. The lists are freed after the run.
             return unsafe { self.step_by_step(&stream, &own.sides, (guest, own.reports.address()), &stream) }
                 .map(drop);
         }

@@ -44,7 +44,7 @@ pub enum Disturbance {
         /// The bit of its accumulator, or of its result if a library computes it; from the lowest.
         bit: u32,
     },
-    /// Doubles one element in so many (a power of two), of every product, in every run.
+    /// Doubles one element in this many (a power of two), of every product, in every run.
     Double(usize),
 }
 

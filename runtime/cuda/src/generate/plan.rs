@@ -36,9 +36,9 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
     let shortener = Shortener::new(&plan.program, &plan.allowed);
     for (i, step) in plan.steps.iter().enumerate() {
         let name = plan.step_name(i);
-        for part in parts(plan, step) {
-            let (kind, body, work, runs) = match part {
-                Part::Library => {
+        for launch in launches(plan, step) {
+            let (kind, body, work, runs) = match launch {
+                Launch::Library => {
                     out.steps.push(StepEntry {
                         step: name.clone(),
                         kernel: None,
@@ -49,7 +49,7 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
                     });
                     continue;
                 }
-                Part::Kernel { kind, mut body, work, runs } => {
+                Launch::Kernel { kind, mut body, work, runs } => {
                     // In a plan for a GPU this was done already.
                     body.shorten(&shortener, plan.tf32);
                     (kind, *body, *work, runs)
@@ -83,34 +83,34 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
 }
 
 /// A launch of a step.
-enum Part {
+enum Launch {
     /// A library call, or a step without a kernel.
     Library,
     /// A kernel, with its work.
     Kernel { kind: &'static str, body: Box<Body>, work: Box<Work>, runs: &'static str },
 }
 
-fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
+fn launches(plan: &Plan, step: &Step) -> Vec<Launch> {
     match &step.action {
         Action::Gemm(g) if g.acc.is_float() && (g.scale(&plan.program).is_some() || step.kernel.is_some()) => {
-            vec![Part::Library]
+            vec![Launch::Library]
         }
-        Action::Call(call) => timed(plan, step, call).unwrap_or_else(|| vec![Part::Library]),
+        Action::Call(call) => timed(plan, step, call).unwrap_or_else(|| vec![Launch::Library]),
         Action::Gemm(g) if g.acc.is_float() => {
             let (rows, n) = (g.batch.iter().product::<usize>() * g.m, g.n);
             let work = Box::new(Work { rows, n, ..Work::default() });
             let body = Box::new(Body::Pointwise(epilogue(g, step)));
-            vec![Part::Kernel { kind: "epilogue", body, work, runs: "product and kernel" }]
+            vec![Launch::Kernel { kind: "epilogue", body, work, runs: "product and kernel" }]
         }
         _ => {
-            let part = |(body, work): (Body, Work)| Part::Kernel {
+            let launch = |(body, work): (Body, Work)| Launch::Kernel {
                 kind: kind(&body),
                 body: Box::new(body),
                 work: Box::new(work),
                 runs: "kernel",
             };
-            let parts: Vec<Part> = step_kernels(step).into_iter().map(part).collect();
-            if parts.is_empty() { vec![Part::Library] } else { parts }
+            let launches: Vec<Launch> = step_kernels(step).into_iter().map(launch).collect();
+            if launches.is_empty() { vec![Launch::Library] } else { launches }
         }
     }
 }
@@ -119,18 +119,18 @@ fn parts(plan: &Plan, step: &Step) -> Vec<Part> {
 const MULTIPROCESSORS: usize = 132;
 
 /// The kernels of a call whose kernel is timed: the launches that are predicted to be the fastest.
-fn timed(plan: &Plan, step: &Step, call: &CallStep) -> Option<Vec<Part>> {
+fn timed(plan: &Plan, step: &Step, call: &CallStep) -> Option<Vec<Launch>> {
     let kernel = kernel(plan, step)?;
     let timed = Timed::of(plan, (step, call, kernel))?;
     let first = timed.plausible(kernel, MULTIPROCESSORS).into_iter().next()?;
-    let part = |(body, work): (Body, Work)| Part::Kernel {
+    let launch = |(body, work): (Body, Work)| Launch::Kernel {
         kind: kind(&body),
         body: Box::new(body),
         work: Box::new(work),
         runs: "kernel",
     };
-    let parts: Vec<Part> = timed.launches(&first).into_iter().map(part).collect();
-    (!parts.is_empty()).then_some(parts)
+    let launches: Vec<Launch> = timed.launches(&first).into_iter().map(launch).collect();
+    (!launches.is_empty()).then_some(launches)
 }
 
 /// The purpose of a kernel: the nodes whose steps run it.

@@ -140,8 +140,8 @@ impl Attended {
         Some(Attended { sizes, problem, factors, strides: of_inputs, reads: views, intervals, lse })
     }
 
-    /// The arguments that all templates have, for blocks of so many queries and tiles of so many
-    /// keys; and the rows of all blocks.
+    /// The arguments that all templates have, for blocks of this many queries and tiles of this
+    /// many keys; and the rows of all blocks.
     pub fn work(&self, [rows, of_tile]: [usize; 2]) -> Work {
         let [b0, b1, b2, queries, keys] = self.sizes;
         let (batches, problem) = (b0 * b1 * b2, &self.problem);
@@ -240,7 +240,7 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// The views at these places, along axes of these sizes. They come behind so many factors.
+    /// The views at these places, along axes of these sizes. They come after the factors.
     pub fn of(
         all: &[&View],
         strides: &[Strides],
@@ -325,7 +325,7 @@ fn common([a, b]: Interval, [c, d]: Interval) -> Interval {
     if first < end { [first, end] } else { [0, 0] }
 }
 
-/// For each block of so many queries the tiles of so many keys that some of them attend to, and
+/// For each block of this many queries the tiles of this many keys that some of them attend to, and
 /// those that hide none.
 pub(super) fn ranges(rows: &[Interval], [of_block, of_tile]: [usize; 2], keys: usize) -> Vec<i32> {
     let (tile, last) = (of_tile as i32, keys as i32);

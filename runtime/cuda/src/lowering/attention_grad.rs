@@ -241,7 +241,7 @@ fn with_weight(program: &Program, (weight, exponential): (&Term, bool), slope: &
     Some(prune(&both))
 }
 
-/// For each block of so many keys the tiles of so many queries that attend to some of them, and
+/// For each block of this many keys the tiles of this many queries that attend to some of them, and
 /// those of which each query attends to all: `[first, end, clear, clear_end]`.
 fn met(queries: &[Interval], [of_block, of_tile]: [usize; 2], keys: usize) -> Vec<i32> {
     let tiles: Vec<&[Interval]> = queries.chunks(of_tile).collect();

@@ -138,7 +138,7 @@ impl GeneratedChain {
             }
             ChainTiling::Warps { rows, cluster } => {
                 let issue: f64 = (0..k.layers.len())
-                    .map(|l| k.part(l, cluster) as f64 * rows as f64 / 16.0 * (4.0 + sizes[l][2] / 8.0))
+                    .map(|l| k.columns_of_block(l, cluster) as f64 * rows as f64 / 16.0 * (4.0 + sizes[l][2] / 8.0))
                     .sum();
                 let exchange = if cluster == NO_CLUSTER { 250.0 } else { 900.0 };
                 let of_tile = issue + k.layers.len() as f64 * (350.0 + exchange);

@@ -9,7 +9,7 @@
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{
-    BlockSumsKernel, ChecksumKernel, DisturbKernel, Watch, Watched, bytes_of_sum, sum_type, sums_in_memory,
+    BlockSumsKernel, ChecksumKernel, Compared, DisturbKernel, RowSums, bytes_of_sum, sum_type, sums_in_memory,
 };
 use hypatia_templates::cuda::{CHECKSUM_SLICE, compared_at_a_time};
 use hypatia_templates::instances::Body;
@@ -106,21 +106,21 @@ impl Checksum {
     }
 
     /// What happens to the accumulators of a generated product.
-    pub fn watch(&self) -> Watch {
-        if self.disturbed { Watch::Disturbed } else { Watch::Sums }
+    pub fn row_sums(&self) -> RowSums {
+        if self.disturbed { RowSums::Disturbed } else { RowSums::Stored }
     }
 
     /// What a generated product that stores sums gets besides its own arguments.
-    pub fn watched(&self, mut work: Work) -> Work {
-        work.sums.push(("watched".into(), 0));
+    pub fn with_row_sums(&self, mut work: Work) -> Work {
+        work.sums.push(("row_sums".into(), 0));
         work.reports.push(("fault".into(), FAULT));
         work
     }
 
-    /// The launches behind a product; `None` if their sums are too many.
+    /// The launches after a product; `None` if their sums are too many.
     pub fn launches(&self, seen: Seen) -> Option<Vec<(Body, Work)>> {
         let [outer, inner, m, n, _] = self.sizes;
-        let (width, watched) = match seen {
+        let (width, row_sums) = match seen {
             // What 16-bit factors give is no more exact than a 16-bit result.
             Seen::Result(_) if self.types[0].size() == 2 || self.types[2].size() == 2 => (OF_HALF, 0),
             Seen::Result(_) => (OF_RESULT, 0),
@@ -130,8 +130,8 @@ impl Checksum {
             }
         };
         let of_b = self.of_right(width);
-        let room = watched.next_multiple_of(ALIGNMENT);
-        let used = if self.constant.is_some() { watched } else { room + of_b.bytes };
+        let room = row_sums.next_multiple_of(ALIGNMENT);
+        let used = if self.constant.is_some() { row_sums } else { room + of_b.bytes };
         if used > EXCHANGED {
             return None;
         }
@@ -195,20 +195,20 @@ impl Checksum {
         work = work.strides("in0_strides", &self.strides[0]);
         work = work.strides("sums_strides", &of_b.strides.map(|s| s as isize));
         work.reports.push(("report".into(), REPORTS));
-        let watched = match seen {
+        let compared = match seen {
             Seen::Sums { columns, addends } => {
-                work.sums.push(("watched".into(), 0));
+                work.sums.push(("row_sums".into(), 0));
                 let parts = n.div_ceil(columns) * addends;
                 work = named(work, [("parts", parts), ("parts_of_block", width / columns * addends)]);
-                Watched::Accumulators
+                Compared::Accumulators
             }
             Seen::Result(scale) => {
                 work = named(work, [("columns", n)]).strides("out0_strides", &self.strides[2]);
-                Watched::Result { dtype: out_type, scale, width }
+                Compared::Result { dtype: out_type, scale, width }
             }
         };
         let (name, doc, by_units, tf32) = ("checksum".into(), String::new(), self.by_units(), self.tf32);
-        let kernel = ChecksumKernel { name, doc, factor, by_units, packs: by_units && self.packs, tf32, watched };
+        let kernel = ChecksumKernel { name, doc, factor, by_units, packs: by_units && self.packs, tf32, compared };
         let ([rows, columns], threads) = compared_at_a_time(&kernel);
         (work.rows, work.n) = (1, outer * inner * m.div_ceil(rows) * blocks.div_ceil(columns) * threads as usize);
         (Body::Checksum(kernel), work)

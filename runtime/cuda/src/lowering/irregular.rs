@@ -39,17 +39,17 @@ pub(super) fn product(step: &Step, g: &GemmStep) -> Kernels {
 pub(super) fn cumsum(step: &Step, how: Cumsum) -> Kernels {
     let out = step.writes.first()?;
     let parting = ScanSplit::new(&out.shape, how.axis);
-    let part = |part: Running| {
+    let role = |role: Running| {
         let kernel = CumsumKernel {
             name: "cumsum".into(),
             doc: String::new(),
             dtype: out.dtype,
-            exclusive: how.exclusive && part != Running::Sums,
+            exclusive: how.exclusive && role != Running::Sums,
             reverse: how.reverse,
-            part,
+            role,
             columns: parting.columns,
         };
-        let chunks = match part {
+        let chunks = match role {
             Running::Whole => 1,
             Running::Sums => parting.chunks - 1,
             Running::Chunks => parting.chunks,
@@ -63,8 +63,8 @@ pub(super) fn cumsum(step: &Step, how: Cumsum) -> Kernels {
     };
     let bound = |(body, work): (Body, Work), sums: &View| (body, work.view("sums", sums));
     Some(match step.workspace().first() {
-        Some(sums) => vec![bound(part(Running::Sums), sums), bound(part(Running::Chunks), sums)],
-        None => vec![part(Running::Whole)],
+        Some(sums) => vec![bound(role(Running::Sums), sums), bound(role(Running::Chunks), sums)],
+        None => vec![role(Running::Whole)],
     })
 }
 
@@ -104,7 +104,7 @@ impl Sort<'_> {
         let other = if merges > 0 { (self.room?, of_room) } else { to };
         // The destination of pass `i`: the last pass writes the order.
         let written = |i: usize| if (merges - i).is_multiple_of(2) { to } else { other };
-        let work = |rows: usize, part: Sorting, (view, strides): (&View, &Vec<isize>)| {
+        let work = |rows: usize, role: Sorting, (view, strides): (&View, &Vec<isize>)| {
             let kernel = SortKernel {
                 name: "sort".into(),
                 doc: String::new(),
@@ -112,7 +112,7 @@ impl Sort<'_> {
                 outer,
                 descending: self.descending,
                 indices: self.indices.is_some(),
-                part,
+                role,
             };
             let work = Work::new(rows, n).view("in0", self.of).view("to", view).sizes("sizes", &sizes);
             let work = work.strides("in0_strides", of_x).strides("to_strides", strides);

@@ -224,7 +224,7 @@ fn rows_of(shape: &[usize]) -> (usize, usize) {
 
 fn concat(step: &Step, axis: usize) -> Option<(Body, Work)> {
     let out = step.writes.first()?;
-    // As few axes as possible before and behind the one along which the operands lie: the place of
+    // As few axes as possible before and after the one along which the operands lie: the place of
     // an element takes a division for each.
     let part = |axes: std::ops::Range<usize>| {
         let sides: Vec<Vec<isize>> = step.reads.iter().map(|v| v.strides[axes.clone()].to_vec()).collect();
@@ -238,7 +238,7 @@ fn concat(step: &Step, axis: usize) -> Option<(Body, Work)> {
     };
     let place = shape.len();
     let whole = step.reads.iter().zip(&steps).all(dense);
-    // What lies behind densely is part of the axis.
+    // What follows densely is part of the axis.
     let each = if whole { inner } else { 1 };
     for ((own, view), steps) in strides.iter_mut().zip(&step.reads).zip(&steps) {
         own.push(if whole { 1 } else { view.strides[axis] });

@@ -74,17 +74,17 @@ impl GeneratedProduct {
     pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
         let Some((mut body, work)) = self.tiled(words) else { return Vec::new() };
         let Some(checksum) = &self.checksum else { return vec![(body, work)] };
-        let (watch, columns, addends) = match &mut body {
-            Body::Gemm(k) => (&mut k.watch, k.tiling.columns / if k.pair { 2 } else { 1 }, 1),
+        let (row_sums, columns, addends) = match &mut body {
+            Body::Gemm(k) => (&mut k.row_sums, k.tiling.columns / if k.pair { 2 } else { 1 }, 1),
             Body::WarpGemm(k) => {
                 let columns = k.warp_columns();
-                (&mut k.watch, columns, k.tiling.split)
+                (&mut k.row_sums, columns, k.tiling.split)
             }
             _ => return Vec::new(),
         };
-        *watch = checksum.watch();
+        *row_sums = checksum.row_sums();
         let behind = checksum.launches(Seen::Sums { columns, addends });
-        behind.map(|behind| [vec![(body, checksum.watched(work))], behind].concat()).unwrap_or_default()
+        behind.map(|behind| [vec![(body, checksum.with_row_sums(work))], behind].concat()).unwrap_or_default()
     }
 
     /// Products, rows, columns and length of the sums.

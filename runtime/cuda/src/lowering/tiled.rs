@@ -4,7 +4,7 @@
 //! and its [`Work`]; none if the copy engine cannot read the operands in place. Invariant: no
 //! operand is copied.
 
-use hypatia_dsl::kernel::{Access, GemmKernel, Operand, Tiling, Watch};
+use hypatia_dsl::kernel::{Access, GemmKernel, Operand, RowSums, Tiling};
 use hypatia_dsl::scalar::Term;
 use hypatia_templates::instances::Body;
 
@@ -103,7 +103,7 @@ impl TiledProduct {
             inputs,
             output: out.dtype,
             term: step.term.clone(),
-            watch: Watch::Off,
+            row_sums: RowSums::Off,
             tiling: Tiling::named(&[])?,
         };
         kernel.refusal().is_none().then_some(TiledProduct { sizes, kernel, maps, strides: of_inputs })

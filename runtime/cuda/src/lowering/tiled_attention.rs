@@ -53,7 +53,7 @@ impl TiledAttention {
         let [b0, b1, b2, queries, keys] = self.attended.sizes;
         let rows = b0 * b1 * b2 * queries;
         let chunks = tiling.chunks(keys);
-        // The sums of the chunks, and behind them the largest scores and the sums of weights.
+        // The sums of the chunks, and after them the largest scores and the sums of weights.
         let tops = rows * chunks.unwrap_or(0) * kernel.problem.padded_value() * size_of::<f32>();
         let room = tops + rows * chunks.unwrap_or(0) * 2 * size_of::<f32>();
         if kernel.stages().is_none() || room > WORKSPACE {

@@ -6,7 +6,7 @@
 //! serves all of them, or up to two axes of a batch.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm, WarpTiling, Watch};
+use hypatia_dsl::kernel::{Access, Factor, Operand, RowSums, WarpGemm, WarpTiling};
 use hypatia_templates::instances::Body;
 
 use super::{Work, fastest_first};
@@ -77,7 +77,7 @@ impl WarpProduct {
             output: out.dtype,
             vector,
             term: step.term.clone(),
-            watch: Watch::Off,
+            row_sums: RowSums::Off,
             tiling: WarpTiling::named(&[])?,
         };
         kernel.refusal().is_none().then_some(WarpProduct { sizes, kernel, strides: of_all })
@@ -186,8 +186,8 @@ fn as_batch(step: &GemmStep, all: &[&View]) -> Option<([usize; 2], usize, Vec<St
     Some((batch, step.m, all.iter().zip(collapsed).map(of).collect()))
 }
 
-/// Bytes at which each of a view's rows begins, which these steps of so many places reach: a power
-/// of two.
+/// Bytes at which each of a view's rows begins, which these steps of this many places reach: a
+/// power of two.
 pub(super) fn unit(view: &View, steps: &[(isize, usize)]) -> usize {
     let size = view.dtype.size();
     let offsets = steps.iter().filter(|(_, count)| *count > 1).map(|(step, _)| step.unsigned_abs());
@@ -195,7 +195,7 @@ pub(super) fn unit(view: &View, steps: &[(isize, usize)]) -> usize {
     1 << bits.trailing_zeros()
 }
 
-/// Bytes of an access of so many elements; wider ones are several accesses.
+/// Bytes of an access of this many elements; wider ones are several accesses.
 fn wide(vector: usize, dtype: DType) -> usize {
     (vector * dtype.size()).min(WIDEST)
 }

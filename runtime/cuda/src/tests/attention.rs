@@ -133,7 +133,7 @@ pub(super) fn case(dtype: DType, shape: [usize; 6], apart: bool, scores: &str) -
     grouped(dtype, shape, 1, apart, scores)
 }
 
-/// The same, where so many heads share keys and values.
+/// The same, where this many heads share keys and values.
 pub(super) fn grouped(
     dtype: DType,
     [b, h, m, n, d, e]: [usize; 6],

@@ -16,7 +16,7 @@ use crate::driver::{failed, started};
 use crate::memory::{DeviceMemory, bind};
 use hypatia_tensor::error::{Error, Result};
 
-/// Bytes before and behind a buffer.
+/// Bytes before and after a buffer.
 const GUARD: usize = 1 << 16;
 /// What the guards contain.
 const GUARD_BYTE: u8 = 0xa5;

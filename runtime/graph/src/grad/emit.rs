@@ -173,7 +173,7 @@ impl<'g> Emit<'g> {
         self.pad(v, before, after)
     }
 
-    /// `step - 1` zeros behind each element of an axis.
+    /// `step - 1` zeros after each element of an axis.
     pub fn spread(&mut self, v: Value, axis: usize, step: i64) -> Result<Value> {
         if step == 1 {
             return Ok(v);

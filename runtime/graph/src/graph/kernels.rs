@@ -51,7 +51,7 @@ pub enum Strategy {
     /// One row-wise kernel.
     Rowwise,
     /// The op's body, optimised on its own. Its inputs are the op's operands, in order.
-    Parts(Arc<Graph>),
+    Composed(Arc<Graph>),
     /// The op's body as declared.
     Body,
 }
@@ -81,7 +81,7 @@ pub struct Matched {
     /// Whether it is a candidate only where the kernel's preferences hold too.
     pub preferred: bool,
     /// Guards of the kernel that were neither proved nor refuted.
-    pub open: Vec<usize>,
+    pub undecided: Vec<usize>,
 }
 
 /// What a guard may ask about an operand.
@@ -129,33 +129,33 @@ pub fn device_fact(device: &Device, fact: DeviceFact) -> Option<AttrValue> {
 
 impl Matched {
     /// Evaluates all guards of the kernel; returns false if one is refuted. Guards that are not
-    /// proved stay open.
+    /// proved stay undecided.
     pub fn ask(&mut self, kernel: &Kernel, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
         let asked = CandidateFacts { operands: &self.operands, known, device };
         let verdicts = self.guards(kernel).map(|g| eval_guard(g, &self.bindings, &asked));
         let verdicts: Vec<Option<bool>> = verdicts.collect();
-        self.open = (0..verdicts.len()).filter(|i| verdicts[*i] != Some(true)).collect();
+        self.undecided = (0..verdicts.len()).filter(|i| verdicts[*i] != Some(true)).collect();
         !verdicts.contains(&Some(false))
     }
 
-    /// Whether the open guards hold for these operands.
+    /// Whether the undecided guards hold for these operands.
     pub fn holds(&self, program: &Program, known: &dyn Fn(usize) -> Option<Known>, device: &Device) -> bool {
         let asked = CandidateFacts { operands: &self.operands, known, device };
         let kernel = &program.kernels[self.kernel.index()];
-        let mut guards = self.open_guards(kernel);
+        let mut guards = self.undecided_guards(kernel);
         guards.all(|g| eval_guard(g, &self.bindings, &asked) == Some(true))
     }
 
-    /// The guards of the kernel that `open` counts: those of the kernel, then its preferences.
+    /// The guards of the kernel that `undecided` counts: those of the kernel, then its preferences.
     fn guards<'k>(&self, kernel: &'k Kernel) -> impl Iterator<Item = &'k Guard> + use<'k> {
         let preferences = if self.preferred { kernel.prefer.as_slice() } else { &[] };
         kernel.requires.iter().chain(preferences)
     }
 
     /// The guards of the kernel that were neither proved nor refuted.
-    pub fn open_guards<'k>(&self, kernel: &'k Kernel) -> impl Iterator<Item = &'k Guard> {
-        let open = &self.open;
-        self.guards(kernel).enumerate().filter(move |(i, _)| open.contains(i)).map(|(_, g)| g)
+    pub fn undecided_guards<'k>(&self, kernel: &'k Kernel) -> impl Iterator<Item = &'k Guard> {
+        let undecided = &self.undecided;
+        self.guards(kernel).enumerate().filter(move |(i, _)| undecided.contains(i)).map(|(_, g)| g)
     }
 }
 
@@ -195,10 +195,10 @@ impl Candidate {
         let mut text = match &self.strategy {
             Strategy::Whole | Strategy::Call | Strategy::Rowwise => what,
             Strategy::Split(_) => format!("{what} + pointwise"),
-            Strategy::Parts(_) => "its parts".to_string(),
+            Strategy::Composed(_) => "its parts".to_string(),
             Strategy::Body => "its body".to_string(),
         };
-        let open = kernel.into_iter().flat_map(|(k, m)| {
+        let conditions = kernel.into_iter().flat_map(|(k, m)| {
             let mut vars = k.vars.clone();
             for (var, operand) in &m.operands {
                 vars[var.index()].name = name(*operand);
@@ -207,11 +207,11 @@ impl Candidate {
                 (text, Guard::Binary(BinaryOp::Or, ..)) => format!("({text})"),
                 (text, _) => text,
             };
-            m.open_guards(k).map(shown).collect::<Vec<_>>()
+            m.undecided_guards(k).map(shown).collect::<Vec<_>>()
         });
-        let open: Vec<String> = open.collect();
-        if !open.is_empty() {
-            text.push_str(&format!(" if {}", open.join(" and ")));
+        let conditions: Vec<String> = conditions.collect();
+        if !conditions.is_empty() {
+            text.push_str(&format!(" if {}", conditions.join(" and ")));
         }
         text
     }
@@ -254,8 +254,8 @@ impl Graph {
 
 impl Kernels {
     /// True if sizes that are not known yet decide which candidate computes the node.
-    pub fn is_open(&self) -> bool {
-        self.list.iter().any(|c| c.matched.as_ref().is_some_and(|m| !m.open.is_empty()))
+    pub fn is_undecided(&self) -> bool {
+        self.list.iter().any(|c| c.matched.as_ref().is_some_and(|m| !m.undecided.is_empty()))
     }
 }
 

@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::super::language::{Node, Payload};
 use super::super::lower::Rebuilt;
-use super::super::session::Session;
+use super::super::optimizer::Optimizer;
 use super::reduce::Small;
 use super::{KEPT, Layers, Place, is_leaf};
 
@@ -38,7 +38,7 @@ pub(super) struct Cut {
 /// The values of the optimised small graph, as values of the given one.
 pub(super) struct Images<'a> {
     rebuilt: &'a Rebuilt,
-    session: &'a Session<'a>,
+    optimizer: &'a Optimizer<'a>,
     layers: &'a Layers,
     small: &'a Small,
     /// Which nodes of the run, and of which layers, have that value.
@@ -51,14 +51,19 @@ pub(super) struct Images<'a> {
 }
 
 impl<'a> Images<'a> {
-    pub(super) fn of(rebuilt: &'a Rebuilt, session: &'a Session, layers: &'a Layers, small: &'a Small) -> Images<'a> {
+    pub(super) fn of(
+        rebuilt: &'a Rebuilt,
+        optimizer: &'a Optimizer,
+        layers: &'a Layers,
+        small: &'a Small,
+    ) -> Images<'a> {
         let (origins, shared) = (FxHashMap::default(), Vec::new());
         let mut images =
-            Images { rebuilt, session, layers, small, origins, shared, sources: sources(session, rebuilt, small) };
+            Images { rebuilt, optimizer, layers, small, origins, shared, sources: sources(optimizer, rebuilt, small) };
         let entering: Vec<Option<Value>> = layers.entries.iter().map(|v| images.of_whole(*v)).collect();
         for (i, whole) in small.whole.iter().enumerate() {
             let Some(place) = layers.place(*whole) else { continue };
-            for output in 0..session.inserted.values[i].len() as u32 {
+            for output in 0..optimizer.inserted.values[i].len() as u32 {
                 let Some(v) = images.image(Value { node: NodeId(i as u32), output }) else { continue };
                 images.origins.entry(v).or_default().push((place, output));
             }
@@ -86,8 +91,8 @@ impl<'a> Images<'a> {
 
     /// The value that a value of the small graph became, if it is still computed.
     fn image(&self, v: Value) -> Option<Value> {
-        let class = self.session.inserted.values.get(v.node.index())?.get(v.output as usize)?;
-        self.rebuilt.values.get(&self.session.egraph().find(*class)).copied()
+        let class = self.optimizer.inserted.values.get(v.node.index())?.get(v.output as usize)?;
+        self.rebuilt.values.get(&self.optimizer.egraph().find(*class)).copied()
     }
 
     /// The value that a result of a node of the run became.
@@ -160,8 +165,8 @@ impl<'a> Images<'a> {
 
 /// The leaf of the whole graph that each leaf of the optimised small graph is; `None` for other
 /// nodes, and for constants that rules wrote.
-fn sources(session: &Session, rebuilt: &Rebuilt, small: &Small) -> Vec<Option<NodeId>> {
-    let egraph = session.egraph();
+fn sources(optimizer: &Optimizer, rebuilt: &Rebuilt, small: &Small) -> Vec<Option<NodeId>> {
+    let egraph = optimizer.egraph();
     let inputs: FxHashMap<NodeId, NodeId> =
         rebuilt.graph.inputs.iter().zip(&small.graph.inputs).map(|(a, b)| (*a, *b)).collect();
     let source = |i: usize| {
@@ -173,7 +178,7 @@ fn sources(session: &Session, rebuilt: &Rebuilt, small: &Small) -> Vec<Option<No
                     Payload::Leaf(l) => Some(egraph.analysis.leaf(l).node),
                     _ => None,
                 };
-                session.best.chosen.get(&rebuilt.classes[i]).and_then(leaf)?
+                optimizer.best.chosen.get(&rebuilt.classes[i]).and_then(leaf)?
             }
             _ => return None,
         };

@@ -21,36 +21,36 @@ use super::super::Doubt;
 use super::super::known;
 use super::super::language::{LeafId, Node};
 use super::super::lower::Rebuilt;
+use super::super::optimizer::Optimizer;
 use super::super::saturate::MAX_TRACES;
-use super::super::session::Session;
 use super::cut::{Cut, Part};
 use super::reduce::Small;
 use super::{KEPT, Layers, Place, is_leaf};
 
 /// Why a few layers may not stand for all, if there is a reason.
 pub(super) fn doubt(
-    session: &Session,
+    optimizer: &Optimizer,
     rebuilt: &Rebuilt,
     cut: &Cut,
     layers: &Layers,
     small: &Small,
     whole: &Graph,
 ) -> Option<Doubt> {
-    if session.traces.len() >= MAX_TRACES {
+    if optimizer.traces.len() >= MAX_TRACES {
         return Some(Doubt::TooManyFirings);
     }
-    if !facts_are_equal(session, layers, small) {
+    if !facts_are_equal(optimizer, layers, small) {
         return Some(Doubt::Facts);
     }
-    if !no_match_reaches_in_front(session, rebuilt, cut, layers, small) {
+    if !no_match_reaches_in_front(optimizer, rebuilt, cut, layers, small) {
         return Some(Doubt::InFront);
     }
-    (!folds_are_equal(session, layers, small, whole)).then_some(Doubt::Digits)
+    (!folds_are_equal(optimizer, layers, small, whole)).then_some(Doubt::Digits)
 }
 
 /// Whether each function of constants keeps its digits in every layer, or in none.
-fn folds_are_equal(session: &Session, layers: &Layers, small: &Small, whole: &Graph) -> bool {
-    let egraph = session.egraph();
+fn folds_are_equal(optimizer: &Optimizer, layers: &Layers, small: &Small, whole: &Graph) -> bool {
+    let egraph = optimizer.egraph();
     let source = |l: LeafId| small.whole.get(egraph.analysis.leaf(l).node.index()).copied();
     let further = layers.count() - KEPT;
     egraph.analysis.folds().iter().all(|(fold, kept)| {
@@ -70,28 +70,39 @@ fn folds_are_equal(session: &Session, layers: &Layers, small: &Small, whole: &Gr
 }
 
 /// The classes of the results of a node of the run.
-fn classes<'s>(session: &'s Session, layers: &Layers, small: &Small, place: Place) -> impl Iterator<Item = Id> + 's {
+fn classes<'s>(
+    optimizer: &'s Optimizer,
+    layers: &Layers,
+    small: &Small,
+    place: Place,
+) -> impl Iterator<Item = Id> + 's {
     let node = small.node(layers.node(place));
-    let values = node.and_then(|n| session.inserted.values.get(n.index()));
-    values.into_iter().flatten().map(|class| session.egraph().find(*class))
+    let values = node.and_then(|n| optimizer.inserted.values.get(n.index()));
+    values.into_iter().flatten().map(|class| optimizer.egraph().find(*class))
 }
 
-fn facts_are_equal(session: &Session, layers: &Layers, small: &Small) -> bool {
+fn facts_are_equal(optimizer: &Optimizer, layers: &Layers, small: &Small) -> bool {
     let facts = |class: Id| {
-        let data = &session.egraph()[class].data;
+        let data = &optimizer.egraph()[class].data;
         (data.facts, data.constant, data.splat)
     };
     (0..layers.period).all(|at| {
-        let of_layer = |layer| classes(session, layers, small, Place { layer, at }).map(facts).collect::<Vec<_>>();
+        let of_layer = |layer| classes(optimizer, layers, small, Place { layer, at }).map(facts).collect::<Vec<_>>();
         let first = of_layer(0);
         (1..KEPT).all(|layer| of_layer(layer) == first)
     })
 }
 
-fn no_match_reaches_in_front(session: &Session, rebuilt: &Rebuilt, cut: &Cut, layers: &Layers, small: &Small) -> bool {
-    let egraph = session.egraph();
+fn no_match_reaches_in_front(
+    optimizer: &Optimizer,
+    rebuilt: &Rebuilt,
+    cut: &Cut,
+    layers: &Layers,
+    small: &Small,
+) -> bool {
+    let egraph = optimizer.egraph();
     let entering = layers.entries.iter().filter(|v| !is_leaf_of(small, v)).filter_map(|v| {
-        let values = session.inserted.values.get(small.node(v.node)?.index())?;
+        let values = optimizer.inserted.values.get(small.node(v.node)?.index())?;
         values.get(v.output as usize).map(|class| egraph.find(*class))
     });
     let entering: FxHashSet<Id> = entering.collect();
@@ -99,7 +110,7 @@ fn no_match_reaches_in_front(session: &Session, rebuilt: &Rebuilt, cut: &Cut, la
         return true;
     }
     let of_run = (1..KEPT).flat_map(|layer| (0..layers.period).map(move |at| Place { layer, at }));
-    let mut own: FxHashSet<Id> = of_run.flat_map(|place| classes(session, layers, small, place)).collect();
+    let mut own: FxHashSet<Id> = of_run.flat_map(|place| classes(optimizer, layers, small, place)).collect();
     let between = rebuilt.classes.iter().zip(&cut.parts).filter(|(_, part)| **part == Part::Layer);
     own.extend(between.map(|(class, _)| egraph.find(*class)));
     if entering.iter().any(|class| own.contains(class)) {
@@ -109,7 +120,7 @@ fn no_match_reaches_in_front(session: &Session, rebuilt: &Rebuilt, cut: &Cut, la
     // Nodes that only a match reaching in front has built.
     let mut reaching: FxHashSet<Node> = FxHashSet::default();
     let mut others: FxHashSet<Node> = FxHashSet::default();
-    session.traces.iter().all(|t| {
+    optimizer.traces.iter().all(|t| {
         let enters = |n: &Node| egraph.lookup(n.clone()).is_some_and(|class| entering.contains(&class));
         let reaches = t.matched.iter().map(canonical).any(|n| reaching.contains(&n) || enters(&n));
         for built in t.built.iter().map(canonical) {

@@ -9,21 +9,21 @@ use hypatia_graph::{Graph, NodeId, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::super::lower::Rebuilt;
+use super::super::optimizer::{Finished, Optimizer};
 use super::super::report::{EqualLayers, Firing, Report, Site, Summary};
 use super::super::saturate::Trace;
-use super::super::session::{Finished, Session};
 use super::cut::Part;
 use super::reduce::Small;
 use super::unroll::{Names, Unrolled};
 use super::{KEPT, Layers, Place};
 
-/// The cost of one layer as it was given, in microseconds. For a session that has not run.
-pub(super) fn cost_of_layer(session: &Session, layers: &Layers, small: &Small) -> f64 {
+/// The cost of one layer as it was given, in microseconds. For a optimizer that has not run.
+pub(super) fn cost_of_layer(optimizer: &Optimizer, layers: &Layers, small: &Small) -> f64 {
     let nodes = (0..layers.period).filter_map(|at| small.node(layers.node(Place { layer: 1, at })));
-    session.cost_of(nodes.flat_map(|n| session.inserted.values[n.index()].iter().copied()))
+    optimizer.cost_of(nodes.flat_map(|n| optimizer.inserted.values[n.index()].iter().copied()))
 }
 
-/// What the report on the whole graph takes from the session.
+/// What the report on the whole graph takes from the optimizer.
 pub(super) struct Whole<'a> {
     names: &'a Names<'a>,
     count: usize,
@@ -37,12 +37,12 @@ pub(super) struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    pub(super) fn of(unrolled: &Unrolled<'a>, session: &Session, layer_before: f64) -> Whole<'a> {
+    pub(super) fn of(unrolled: &Unrolled<'a>, optimizer: &Optimizer, layer_before: f64) -> Whole<'a> {
         let Unrolled { layers, small, rebuilt, cut, .. } = *unrolled;
         let before = before_anchor(unrolled.whole, layers, cut.anchor);
-        let places = places(session, layers, small, unrolled.whole);
+        let places = places(optimizer, layers, small, unrolled.whole);
         let part = |t: &Trace| {
-            let (place, ends) = match place_of(session, &places, t) {
+            let (place, ends) = match place_of(optimizer, &places, t) {
                 Fired::Once => return Part::Front,
                 Fired::After => return Part::Back,
                 Fired::At(place) => (place, false),
@@ -57,9 +57,9 @@ impl<'a> Whole<'a> {
         Whole {
             names: unrolled.names,
             count: layers.count(),
-            parts: session.traces.iter().map(part).collect(),
+            parts: optimizer.traces.iter().map(part).collect(),
             nodes: (0..rebuilt.graph.nodes.len()).map(|i| unrolled.became(NodeId(i as u32))).collect(),
-            layer: [layer_before, session.cost_of(classes_of_layer(rebuilt, &cut.parts).into_iter())],
+            layer: [layer_before, optimizer.cost_of(classes_of_layer(rebuilt, &cut.parts).into_iter())],
         }
     }
 
@@ -180,13 +180,13 @@ enum Fired {
 
 /// The places of all classes that hold a value of the small graph. A layer's own leaf stands where
 /// it is read.
-fn places(session: &Session, layers: &Layers, small: &Small, graph: &Graph) -> FxHashMap<Id, Seen> {
+fn places(optimizer: &Optimizer, layers: &Layers, small: &Small, graph: &Graph) -> FxHashMap<Id, Seen> {
     let mut places: FxHashMap<Id, Seen> = FxHashMap::default();
     let after = behind(layers, graph);
     for (i, whole) in small.whole.iter().enumerate() {
         let here = layers.place(*whole).or_else(|| reader(layers, *whole, graph));
-        for class in &session.inserted.values[i] {
-            let seen = places.entry(session.egraph().find(*class));
+        for class in &optimizer.inserted.values[i] {
+            let seen = places.entry(optimizer.egraph().find(*class));
             let other = |p: &mut Seen| match (&*p, here) {
                 (Seen::In(a), Some(b)) if a.layer == b.layer => {}
                 _ => *p = Seen::Shared,
@@ -200,8 +200,8 @@ fn places(session: &Session, layers: &Layers, small: &Small, graph: &Graph) -> F
 
 /// Where a trace fired: at its first root that a node of the graph has; or else next to the last
 /// value that what it matched needs.
-fn place_of(session: &Session, places: &FxHashMap<Id, Seen>, t: &Trace) -> Fired {
-    let egraph = session.egraph();
+fn place_of(optimizer: &Optimizer, places: &FxHashMap<Id, Seen>, t: &Trace) -> Fired {
+    let egraph = optimizer.egraph();
     if let Some(seen) = t.roots.iter().find_map(|r| places.get(&egraph.find(*r))) {
         return match seen {
             Seen::In(place) => Fired::At(*place),

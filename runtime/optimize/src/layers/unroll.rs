@@ -1,6 +1,6 @@
 //! The optimised whole graph, from that of the small graph.
 //!
-//! In: the session of the small graph, after its run. Out: the optimised whole graph and its
+//! In: the optimizer of the small graph, after its run. Out: the optimised whole graph and its
 //! report, or why a few layers do not stand for all. The front stands once, then the layer of the
 //! [`Cut`] for each layer between the first and the last, then the back. A copy reads its own
 //! layer's leaves, and the values of the copy before.
@@ -14,7 +14,7 @@ use hypatia_graph::{Graph, NodeId, NodeKind, Value};
 use rustc_hash::FxHashMap;
 
 use super::super::lower::Rebuilt;
-use super::super::session::Session;
+use super::super::optimizer::Optimizer;
 use super::super::{Doubt, Optimized};
 use super::cut::{Cut, Images, Part};
 use super::independent::doubt;
@@ -26,13 +26,13 @@ pub(super) fn unroll(
     graph: &Graph,
     layers: &Layers,
     small: &Small,
-    session: Session,
+    optimizer: Optimizer,
     layer_before: f64,
 ) -> Result<Optimized, Doubt> {
-    let rebuilt = session.chosen_graph().map_err(|_| Doubt::NoCut)?;
-    let images = Images::of(&rebuilt, &session, layers, small);
+    let rebuilt = optimizer.chosen_graph().map_err(|_| Doubt::NoCut)?;
+    let images = Images::of(&rebuilt, &optimizer, layers, small);
     let cut = images.cut().ok_or(Doubt::NoCut)?;
-    if let Some(doubt) = doubt(&session, &rebuilt, &cut, layers, small, graph) {
+    if let Some(doubt) = doubt(&optimizer, &rebuilt, &cut, layers, small, graph) {
         return Err(doubt);
     }
     let names = Names::of(graph, layers, small);
@@ -54,9 +54,9 @@ pub(super) fn unroll(
     unrolled.graph.outputs = unrolled.outputs(&images).ok_or(Doubt::NoCut)?;
     debug_assert!(unrolled.graph.validate().is_ok());
     unrolled.graph.validate().map_err(|_| Doubt::NoCut)?;
-    let whole = report::Whole::of(&unrolled, &session, layer_before);
+    let whole = report::Whole::of(&unrolled, &optimizer, layer_before);
     let result = std::mem::replace(&mut unrolled.graph, Graph::new(graph.program.clone()));
-    let finished = session.finish_with_traces().map_err(|_| Doubt::NoCut)?;
+    let finished = optimizer.finish_with_traces().map_err(|_| Doubt::NoCut)?;
     let report = whole.report(finished, graph, &result);
     Ok(Optimized { graph: result, report })
 }

@@ -88,7 +88,7 @@ impl Match {
         }
         for p in &self.virtual_sums {
             p.head.hash(&mut h);
-            p.parts.iter().for_each(|id| egraph.find(*id).hash(&mut h));
+            p.operands.iter().for_each(|id| egraph.find(*id).hash(&mut h));
             if let Target::Root { rest, .. } = &p.target {
                 rest.iter().for_each(|id| egraph.find(*id).hash(&mut h));
             }

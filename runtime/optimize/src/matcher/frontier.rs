@@ -13,7 +13,7 @@ use std::sync::Arc;
 use super::class_patterns::ClassPatterns;
 use super::pattern_index::PatternId;
 use super::prepare::{DependsOn, associative};
-use super::sums::Parts;
+use super::sums::SumOperands;
 use super::*;
 use crate::analysis::Data;
 use crate::candidate::Candidate;
@@ -27,8 +27,8 @@ pub struct View<'e> {
     classes: Vec<Option<&'e EClass<Node, Data>>>,
     candidate: &'e Candidate,
     patterns: &'e ClassPatterns,
-    /// The parts of sums that were asked for, by the class and the discriminant of the sum.
-    sums: RefCell<FxHashMap<(Id, Discriminant), Rc<Parts>>>,
+    /// The operands of sums that were asked for, by the class and the discriminant of the sum.
+    sums: RefCell<FxHashMap<(Id, Discriminant), Rc<SumOperands>>>,
 }
 
 impl<'e> View<'e> {
@@ -47,14 +47,19 @@ impl<'e> View<'e> {
         View { egraph, classes: Vec::new(), candidate, patterns, sums: RefCell::default() }
     }
 
-    /// The parts of a class as a sum, which `find` finds the first time.
-    pub(super) fn parts_of(&self, class: Id, sum: Discriminant, find: impl FnOnce() -> Parts) -> Rc<Parts> {
-        if let Some(parts) = self.sums.borrow().get(&(class, sum)) {
-            return parts.clone();
+    /// The operands of a class as a sum, which `find` finds the first time.
+    pub(super) fn operands_of(
+        &self,
+        class: Id,
+        sum: Discriminant,
+        find: impl FnOnce() -> SumOperands,
+    ) -> Rc<SumOperands> {
+        if let Some(operands) = self.sums.borrow().get(&(class, sum)) {
+            return operands.clone();
         }
-        let parts = Rc::new(find());
-        self.sums.borrow_mut().insert((class, sum), parts.clone());
-        parts
+        let operands = Rc::new(find());
+        self.sums.borrow_mut().insert((class, sum), operands.clone());
+        operands
     }
 
     /// The candidate.
@@ -141,7 +146,7 @@ struct Frontier {
 }
 
 impl Frontiers {
-    /// The classes near the entries of the change logs behind a position, as far above them as some
+    /// The classes near the entries of the change logs after a position, as far above them as some
     /// rule of the set matches.
     pub fn since<'r>(
         egraph: &View<'_>,

@@ -13,7 +13,7 @@ use hypatia_dsl::ir::{AttrValue, NodePat, OpId, Pat, Program};
 use hypatia_dsl::typing::{Facts, TensorType};
 
 use super::pattern_index::PatternId;
-use super::sums::Parts;
+use super::sums::SumOperands;
 use super::{Binding, MatchFacts, View};
 use crate::analysis::Sort;
 use crate::candidate::Candidate;
@@ -39,9 +39,9 @@ pub trait Host {
     fn labels(&self, _value: Id) -> LabelSet {
         LabelSet::ALL
     }
-    /// The parts of a value as a sum whose nodes have that discriminant, which `find` finds. Every
-    /// rule on sums asks for them.
-    fn parts(&self, _value: Id, _sum: Discriminant, find: impl FnOnce() -> Parts) -> Rc<Parts> {
+    /// The operands of a value as a sum whose nodes have that discriminant, which `find` finds.
+    /// Every rule on sums asks for them.
+    fn sum_operands(&self, _value: Id, _sum: Discriminant, find: impl FnOnce() -> SumOperands) -> Rc<SumOperands> {
         Rc::new(find())
     }
     /// Whether the value is a term that is compared with patterns as a whole, not walked.
@@ -102,8 +102,8 @@ impl Host for View<'_> {
         self[value].data.labels
     }
 
-    fn parts(&self, value: Id, sum: Discriminant, find: impl FnOnce() -> Parts) -> Rc<Parts> {
-        self.parts_of(value, sum, find)
+    fn sum_operands(&self, value: Id, sum: Discriminant, find: impl FnOnce() -> SumOperands) -> Rc<SumOperands> {
+        self.operands_of(value, sum, find)
     }
 
     fn attrs(&self, attrs: AttrsId) -> &[AttrValue] {

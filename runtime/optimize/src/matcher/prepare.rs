@@ -7,13 +7,13 @@ use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, Class, Each, Fact, Head, NodePat, ParamKind, Pat, Program, Rest, Rule, ScalarBody, ScalarId, Sort, VarId,
+    AExpr, Class, Fact, Head, NodePat, ParamKind, Pat, Program, Rule, ScalarBody, ScalarId, Sort, VarId,
 };
 
 use smallvec::SmallVec;
 
-use super::Discriminant;
 use super::pattern_index::PatternId;
+use super::{Discriminant, symmetry};
 use crate::language::LabelSet;
 use crate::numbers::reads_numbers;
 
@@ -129,7 +129,7 @@ impl Prepared {
         let depends_on = depends_on(program, rule, &free, terms);
         let first = rule.lhs.first();
         Prepared {
-            symmetric: is_symmetric(rule),
+            symmetric: symmetry::is_symmetric(rule),
             early,
             late,
             constant,
@@ -462,77 +462,4 @@ fn asks(e: &AExpr, out: &mut Query) {
         }
         AExpr::Var(_) | AExpr::Comprehension { .. } | AExpr::Device(_) => out.other = true,
     }
-}
-
-/// True if every root is the same pattern, up to variables that occur in it alone.
-fn is_symmetric(rule: &Rule) -> bool {
-    fn vars(p: &Pat, out: &mut Vec<VarId>) {
-        match p {
-            Pat::Var(v) | Pat::Optional(v) => out.push(*v),
-            Pat::Bind(v, p) => {
-                out.push(*v);
-                vars(p, out);
-            }
-            Pat::Typed(p, _) => vars(p, out),
-            Pat::OneOf(ps) => ps.iter().for_each(|p| vars(p, out)),
-            Pat::Node(n) => {
-                n.args.iter().for_each(|a| vars(a, out));
-                if let Some(rest) = &n.rest {
-                    out.push(rest.var);
-                    rest.each.iter().for_each(|each| vars(&each.element, out));
-                }
-            }
-            Pat::Any | Pat::Lit { .. } | Pat::Absent => {}
-        }
-    }
-    // Alpha-equivalence: erase the variables and compare shapes, then compare which positions are
-    // shared.
-    fn erased(p: &Pat) -> Pat {
-        match p {
-            Pat::Var(_) => Pat::Var(VarId(0)),
-            Pat::Optional(_) => Pat::Optional(VarId(0)),
-            Pat::Bind(_, p) => erased(p),
-            Pat::Typed(p, t) => Pat::Typed(Box::new(erased(p)), t.clone()),
-            Pat::OneOf(ps) => Pat::OneOf(ps.iter().map(erased).collect()),
-            Pat::Node(n) => Pat::Node(NodePat {
-                head: n.head,
-                args: n.args.iter().map(erased).collect(),
-                rest: n.rest.as_ref().map(|rest| Rest {
-                    var: VarId(0),
-                    each: rest
-                        .each
-                        .as_ref()
-                        .map(|each| Box::new(Each { element: erased(&each.element), item: VarId(0) })),
-                }),
-                attrs: n.attrs.clone(),
-                output: n.output,
-            }),
-            other => other.clone(),
-        }
-    }
-    fn unbound(p: &Pat) -> &Pat {
-        match p {
-            Pat::Bind(_, p) => unbound(p),
-            p => p,
-        }
-    }
-    let [first, others @ ..] = rule.lhs.as_slice() else { return false };
-    if others.is_empty() {
-        return false;
-    }
-    let shape = erased(first);
-    let lists: Vec<Vec<VarId>> = rule
-        .lhs
-        .iter()
-        .map(|p| {
-            let mut v = Vec::new();
-            vars(unbound(p), &mut v);
-            v
-        })
-        .collect();
-    let same_positions = lists.iter().skip(1).all(|l| {
-        l.len() == lists[0].len()
-            && l.iter().zip(&lists[0]).all(|(a, b)| a == b || (!lists[0].contains(a) && !l.contains(b)))
-    });
-    others.iter().all(|p| erased(p) == shape) && same_positions
 }

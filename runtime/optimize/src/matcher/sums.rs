@@ -26,7 +26,7 @@ use super::*;
 use crate::language::LabelSet;
 
 /// Maximum number of classes of one sum that are searched.
-const MAX_PARTS: usize = 48;
+const MAX_OPERANDS: usize = 48;
 /// Levels of a pattern below its top that are checked against a class before matching there: a
 /// cheap check that rejects most classes.
 const FORESIGHT: usize = 2;
@@ -36,7 +36,7 @@ pub struct VirtualSum {
     /// The operator.
     pub head: ScalarId,
     /// Its operands, two or more, sorted.
-    pub parts: Vec<Id>,
+    pub operands: Vec<Id>,
     /// Its role in the match.
     pub target: Target,
 }
@@ -72,7 +72,7 @@ pub(super) struct SumPattern<'r> {
 /// What a class holds as a sum: the operands of its nodes of the operator, and of theirs, and so
 /// on.
 #[derive(Debug, Default)]
-pub struct Parts {
+pub struct SumOperands {
     /// All of them, each once.
     classes: SmallVec<[Id; 8]>,
     /// Their labels.
@@ -83,7 +83,7 @@ pub struct Parts {
     nests: bool,
     /// Some sum is an operand twice, and with it its operands.
     repeats: bool,
-    /// There are more than [`MAX_PARTS`], which are not looked at.
+    /// There are more than [`MAX_OPERANDS`], which are not looked at.
     many: bool,
 }
 
@@ -105,8 +105,8 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         if n.args.len() != 2 || !self.may_regroup(operator, class) {
             return None;
         }
-        let parts = self.parts(head, class, context);
-        if self.probe.is_none() && self.rules_out(&parts, n, context) {
+        let operands = self.sum_operands(head, class, context);
+        if self.probe.is_none() && self.rules_out(&operands, n, context) {
             return Some(ON);
         }
         let terms = terms(n);
@@ -117,11 +117,11 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         if terms.len() == 2 && partial.is_none() {
             return None;
         }
-        if self.probe.is_none() && !parts.nests {
+        if self.probe.is_none() && !operands.nests {
             // As written, or not at all.
             return if terms.len() == 2 { None } else { Some(ON) };
         }
-        let missing = self.lacking(&parts, &terms, head, context);
+        let missing = self.lacking(&operands, &terms, head, context);
         let exact = SumPattern { head, terms, context, free: None, rest: false, root: false };
         let flow = match (exact.terms.len(), missing) {
             (2, missing) => {
@@ -198,46 +198,46 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     }
 
     /// What a class holds as a sum.
-    fn parts(&self, head: ScalarId, class: Id, context: Position) -> Rc<Parts> {
-        self.host.parts(class, wanted(head, context), || self.find_parts(head, class, context))
+    fn sum_operands(&self, head: ScalarId, class: Id, context: Position) -> Rc<SumOperands> {
+        self.host.sum_operands(class, wanted(head, context), || self.find_operands(head, class, context))
     }
 
-    fn find_parts(&self, head: ScalarId, class: Id, context: Position) -> Parts {
-        let mut parts = Parts::default();
+    fn find_operands(&self, head: ScalarId, class: Id, context: Position) -> SumOperands {
+        let mut operands = SumOperands::default();
         let mut work: SmallVec<[(Id, usize); 16]> = SmallVec::new();
         work.push((class, 0));
         while let Some((at, depth)) = work.pop() {
             for child in self.operations(head, at, context).flat_map(|n| &n.children) {
                 let child = self.host.find(*child);
                 let nests = self.operations(head, child, context).next().is_some();
-                parts.constants += usize::from(self.host.is_constant(child));
-                parts.nests |= nests && depth == 0;
-                if parts.classes.contains(&child) {
-                    parts.repeats |= nests;
+                operands.constants += usize::from(self.host.is_constant(child));
+                operands.nests |= nests && depth == 0;
+                if operands.classes.contains(&child) {
+                    operands.repeats |= nests;
                     continue;
                 }
-                parts.classes.push(child);
-                parts.labels = parts.labels.with(self.host.labels(child));
+                operands.classes.push(child);
+                operands.labels = operands.labels.with(self.host.labels(child));
                 if nests && depth < MAX_DEPTH {
                     work.push((child, depth + 1));
                 }
             }
-            if parts.classes.len() > MAX_PARTS {
-                parts.many = true;
-                return parts;
+            if operands.classes.len() > MAX_OPERANDS {
+                operands.many = true;
+                return operands;
             }
         }
-        parts
+        operands
     }
 
-    /// True if these parts certainly lack what the operands of a pattern must hold.
-    fn rules_out(&self, parts: &Parts, n: &NodePat, context: Position) -> bool {
-        if parts.many || !matches!(context, Position::Tensor) {
+    /// True if these operands certainly lack what the operands of a pattern must hold.
+    fn rules_out(&self, operands: &SumOperands, n: &NodePat, context: Position) -> bool {
+        if operands.many || !matches!(context, Position::Tensor) {
             return false;
         }
         let (mut labels, mut constants) = (LabelSet::default(), 0);
         self.ask(n, &mut labels, &mut constants);
-        !parts.labels.include(labels) || (!parts.repeats && constants > parts.constants)
+        !operands.labels.include(labels) || (!operands.repeats && constants > operands.constants)
     }
 
     /// Adds the labels that the terms of a sum must hold, and the number of terms that are
@@ -256,16 +256,16 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
     /// probe also gets the reason.
     fn lacking(
         &self,
-        parts: &Parts,
+        operands: &SumOperands,
         terms: &[&'r Pat],
         head: ScalarId,
         context: Position,
     ) -> Option<Option<MissReason>> {
-        if parts.many {
+        if operands.many {
             return None;
         }
-        let (asked, parts) = (self.probe.is_some(), &parts.classes);
-        if parts.is_empty() {
+        let (asked, operands) = (self.probe.is_some(), &operands.classes);
+        if operands.is_empty() {
             if !asked {
                 return Some(None);
             }
@@ -273,14 +273,14 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
             let node = NodePat { head: Head::Scalar(head), args, rest: None, attrs: vec![], output: 0 };
             return Some(Some(MissReason::Head(node)));
         }
-        let missing = terms.iter().find(|t| !parts.iter().any(|p| self.could_be(t, *p, context)))?;
-        let why = || MissReason::Term((*missing).clone(), Head::Scalar(head), self.leaves(head, parts, context));
+        let missing = terms.iter().find(|t| !operands.iter().any(|p| self.could_be(t, *p, context)))?;
+        let why = || MissReason::Term((*missing).clone(), Head::Scalar(head), self.leaves(head, operands, context));
         Some(asked.then(why))
     }
 
-    /// The parts that are not sums themselves.
-    fn leaves(&self, head: ScalarId, parts: &[Id], context: Position) -> Vec<Id> {
-        parts.iter().copied().filter(|p| self.operations(head, *p, context).next().is_none()).collect()
+    /// The operands that are not sums themselves.
+    fn leaves(&self, head: ScalarId, operands: &[Id], context: Position) -> Vec<Id> {
+        operands.iter().copied().filter(|p| self.operations(head, *p, context).next().is_none()).collect()
     }
 
     /// Nodes of that operator in a class.
@@ -453,12 +453,12 @@ impl<'r, 'e, H: Host> Matcher<'r, 'e, '_, H> {
         let flow = match (sum.free, mine.rest.as_slice()) {
             (None, []) if !sum.rest => self.advance(next),
             (Some(v), [_, _, ..]) => {
-                let sum = VirtualSum { head: sum.head, parts: sorted(&mine.rest), target: Target::Variable(v) };
+                let sum = VirtualSum { head: sum.head, operands: sorted(&mine.rest), target: Target::Variable(v) };
                 self.with_virtual_sum(sum, next)
             }
             (None, rest @ [_, ..]) if sum.rest => {
                 let target = Target::Root { rest: sorted(rest), named: named(&self.what.rule.lhs[0]) };
-                self.with_virtual_sum(VirtualSum { head: sum.head, parts: sorted(&mine.taken), target }, next)
+                self.with_virtual_sum(VirtualSum { head: sum.head, operands: sorted(&mine.taken), target }, next)
             }
             // If nothing remains, or one class for the variable, this is the sum without a rest.
             _ => ON,

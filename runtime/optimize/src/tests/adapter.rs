@@ -77,7 +77,7 @@ fn under_our_loop(program: &Arc<Program>, egraph: &mut EGraph) -> usize {
     for set in 0..program.rulesets.len() {
         let rules = of_set(program, set);
         let rules: Vec<&CompiledRule> = rules.iter().collect();
-        let budget = Budget::of_run(100_000, &options, Instant::now());
+        let budget = Budget::of_optimisation(100_000, &options, Instant::now());
         let (search, seen) = (&mut SearchState::default(), &mut SearchProgress::default());
         let ran = run(egraph, &rules, &budget, search, seen, &mut Vec::new(), &mut Rejections::default());
         assert_eq!(ran.stop, Stop::Saturated, "{}", program.rulesets[set].name);

@@ -7,8 +7,8 @@ use super::library::library;
 use crate::Options;
 use crate::matcher::View;
 use crate::matcher::class_patterns::ClassPatterns;
+use crate::optimizer::Optimizer;
 use crate::rewrites::SEARCH_LIMITS;
-use crate::session::Session;
 use hypatia_graph::Graph;
 
 #[path = "../../../benches/support/models.rs"]
@@ -19,17 +19,17 @@ mod models;
 /// Returns how often rules fired, and how many matches were rejected.
 fn nothing_is_left(graph: &Graph) -> (usize, usize) {
     let options = Options::default();
-    let mut session = Session::start(graph, &options, &FOLDER).unwrap();
-    session.saturate();
-    let fired = session.traces.iter().filter(|t| t.changed).count();
+    let mut optimizer = Optimizer::start(graph, &options, &FOLDER).unwrap();
+    optimizer.saturate();
+    let fired = optimizer.traces.iter().filter(|t| t.changed).count();
     let mut rejected = 0;
-    for rule in &session.rules {
-        let progress = session.search.progress.remove(&rule.key()).unwrap_or_default();
-        let view = View::of(&session.inserted.egraph, &session.search.candidate, ClassPatterns::none());
+    for rule in &optimizer.rules {
+        let progress = optimizer.search.progress.remove(&rule.key()).unwrap_or_default();
+        let view = View::of(&optimizer.inserted.egraph, &optimizer.search.candidate, ClassPatterns::none());
         let found = rule.find(&view, &progress, SEARCH_LIMITS, None);
         assert!(!found.capped, "{}", rule.name());
         for m in found.matches {
-            let applied = rule.apply(&mut session.inserted.egraph, &mut session.search, &m, usize::MAX);
+            let applied = rule.apply(&mut optimizer.inserted.egraph, &mut optimizer.search, &m, usize::MAX);
             assert!(applied.is_err(), "{} was not found at {:?}", rule.name(), m.roots);
             rejected += 1;
         }

@@ -52,11 +52,11 @@ fn what_sizes_decide_is_listed_and_told() {
          tiled product if numel(%v) > 0; cublaslt DEFAULT + pointwise; product + pointwise",
     ];
     assert_eq!(lines, wanted, "{text}");
-    assert_eq!(out.report.open.len(), lines.len(), "{}", out.report);
+    assert_eq!(out.report.undecided.len(), lines.len(), "{}", out.report);
     assert!(out.report.to_string().contains("sizes that are not known yet decide these kernels"), "{}", out.report);
     // With fixed sizes no choice is open.
     let fixed = optimize(&layers(Dim::from(256)), &options(), &FOLDER).unwrap();
-    assert!(!fixed.graph.to_text().contains("kernels: ") && fixed.report.open.is_empty(), "{}", fixed.graph);
+    assert!(!fixed.graph.to_text().contains("kernels: ") && fixed.report.undecided.is_empty(), "{}", fixed.graph);
 }
 
 /// The kernel lists of a graph on symbolic sizes give the same plan as the graph on those sizes.
@@ -93,13 +93,13 @@ fn the_parts_of_an_op_are_printed_once() {
         g.output(name, y);
     }
     let out = optimize(&g, &options(), &FOLDER).unwrap().graph;
-    let text = out.parts_to_text();
+    let text = out.bodies_to_text();
     let heads: Vec<&str> = text.lines().filter(|l| !l.starts_with(' ')).collect();
     let nodes: Vec<usize> = (0..out.nodes.len()).filter(|i| !out.nodes[*i].kernels.list.is_empty()).collect();
     let [y, z] = nodes.as_slice() else { panic!("{out}") };
     assert_eq!(heads, [format!("parts of %{y} = attention, %{z} = attention:")], "{out}");
     assert!(text.matches("matmul(").count() + text.matches("gemm(").count() == 2, "{text}");
-    assert!(!out.to_text().contains("matmul(") && layers(64.into()).parts_to_text().is_empty(), "{out}");
+    assert!(!out.to_text().contains("matmul(") && layers(64.into()).bodies_to_text().is_empty(), "{out}");
 }
 
 /// The last candidate has no guard, whatever the epilogue, and a split is explicit.

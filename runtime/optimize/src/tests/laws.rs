@@ -153,7 +153,7 @@ fn repeated_squares_sums_stay_small() {
     }
     g.output("y", y);
     let out = check(&g, &Options::default());
-    let nodes = out.report.stages.iter().map(|s| s.nodes).max().unwrap();
+    let nodes = out.report.runs.iter().map(|s| s.nodes).max().unwrap();
     assert!(nodes < 60, "{nodes} nodes\n{}", out.report);
     assert_eq!(out.report.after.ops, 1, "{}", out.graph);
 }
@@ -198,7 +198,7 @@ fn residual_streams_grow_linearly() {
         let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
         let took = begun.elapsed();
         out.graph.validate().unwrap();
-        let nodes = out.report.stages.iter().map(|s| s.nodes).max().unwrap();
+        let nodes = out.report.runs.iter().map(|s| s.nodes).max().unwrap();
         println!("{layers} layers: {nodes} nodes, {took:?}, extraction {:.1} ms", out.report.extraction_millis);
         assert!(out.report.complete(), "{}", out.report);
         // Three products a layer, with bias, activation and residual inside; two means and two
@@ -235,8 +235,8 @@ fn budgets_hold_and_are_reported() {
         let out = optimize(&g, o, &FOLDER).unwrap();
         out.graph.validate().unwrap();
         assert!(!out.report.complete(), "{}", out.report);
-        let stage = out.report.stages.iter().find(|s| s.ruleset == "canon").unwrap().clone();
-        (stage.stop, stage.nodes)
+        let run = out.report.runs.iter().find(|s| s.ruleset == "canon").unwrap().clone();
+        (run.stop, run.nodes)
     };
     let (stop, nodes) = stop_of(&Options { max_nodes: 500, ..Options::default() });
     assert!(stop == Stop::Nodes && nodes <= 510, "{stop:?} at {nodes}");

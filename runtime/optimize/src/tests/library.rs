@@ -154,7 +154,7 @@ fn neutral_elements_do_not_feed_rules_for_ever() {
     }
     g.output("y", y);
     let out = check(&g, &Options::default());
-    assert!(out.report.stages.iter().all(|s| s.stop == Stop::Saturated && s.nodes < 60), "{}", out.report);
+    assert!(out.report.runs.iter().all(|s| s.stop == Stop::Saturated && s.nodes < 60), "{}", out.report);
     assert_eq!(out.report.after.ops, 2, "{}", out.graph);
 }
 
@@ -174,14 +174,14 @@ fn a_ruleset_without_end_leaves_the_others_their_budgets() {
     g.output("e", e);
     let out = optimize(&g, &Options { numerics: hypatia_dsl::numerics::Numerics::Fast, ..Options::default() }, &FOLDER)
         .unwrap();
-    let stage = |name: &str| out.report.stages.iter().find(|s| s.ruleset == name).unwrap();
-    assert_eq!(stage("grow").stop, Stop::Nodes, "{}", out.report);
-    assert!(stage("after").fired > 0, "{}", out.report);
+    let ruleset = |name: &str| out.report.runs.iter().find(|s| s.ruleset == name).unwrap();
+    assert_eq!(ruleset("grow").stop, Stop::Nodes, "{}", out.report);
+    assert!(ruleset("after").fired > 0, "{}", out.report);
 }
 
 #[test]
 fn a_long_sum_of_products_ends_by_counted_work() {
-    // Every product can absorb every partial sum behind it: the e-graph grows until the work budget
+    // Every product can absorb every partial sum after it: the e-graph grows until the work budget
     // is spent.
     let mut g = Graph::new(library());
     let mut sum = None;
@@ -194,7 +194,7 @@ fn a_long_sum_of_products_ends_by_counted_work() {
     g.output("y", sum.unwrap());
     let out = optimize(&g, &Options { max_time: Duration::from_secs(600), ..Options::default() }, &FOLDER).unwrap();
     out.graph.validate().unwrap();
-    assert!(out.report.stages.iter().any(|s| s.stop == Stop::Work), "{}", out.report);
+    assert!(out.report.runs.iter().any(|s| s.stop == Stop::Work), "{}", out.report);
     assert_eq!(out.report.after.ops, 150, "{}", out.report);
 }
 

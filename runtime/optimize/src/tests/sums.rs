@@ -283,12 +283,12 @@ fn long_sums_stay_cheap() {
     g.output("y", y);
     let out = optimize(&g, &Options::default(), &FOLDER).unwrap();
     out.graph.validate().unwrap();
-    let nodes = out.report.stages.iter().map(|s| s.nodes).max().unwrap();
+    let nodes = out.report.runs.iter().map(|s| s.nodes).max().unwrap();
     assert!(out.report.complete() && nodes < 20_000, "{nodes} nodes\n{}", out.report);
     assert!(count(&out, "both") >= 40, "{}", out.report);
 }
 
-/// Steps of work on a chain of additions, and why no stage was cut short.
+/// Steps of work on a chain of additions, and why no ruleset was cut short.
 fn steps_of_chain(program: &Arc<Program>, length: usize) -> usize {
     let mut g = Graph::new(program.clone());
     let mut y = g.input("x", ty(DType::F32, &[4]));
@@ -298,8 +298,8 @@ fn steps_of_chain(program: &Arc<Program>, length: usize) -> usize {
     }
     g.output("y", y);
     let report = optimize(&g, &Options::default(), &FOLDER).unwrap().report;
-    assert!(report.complete(), "{:?}", report.stages);
-    report.stages.iter().map(|s| s.steps + s.looked_through).sum()
+    assert!(report.complete(), "{:?}", report.runs);
+    report.runs.iter().map(|s| s.steps + s.looked_through).sum()
 }
 
 #[test]

@@ -40,9 +40,9 @@ fn chain(link: Link, n: usize) -> Graph {
     g
 }
 
-/// The work of all stages.
+/// The work of all rulesets.
 fn saturation(report: &Report) -> usize {
-    report.stages.iter().map(|s| s.steps + s.looked_through).sum()
+    report.runs.iter().map(|s| s.steps + s.looked_through).sum()
 }
 
 /// All work of an optimisation.
@@ -53,7 +53,7 @@ fn all(report: &Report) -> usize {
 fn grows_linearly(name: &str, link: Link, sizes: [usize; 3], work: fn(&Report) -> usize) {
     let done = sizes.map(|n| {
         let report = optimize(&chain(link, n), &Options::default(), &FOLDER).unwrap().report;
-        assert!(report.stages.iter().all(|s| s.stop != Stop::Time), "{name}: {report}");
+        assert!(report.runs.iter().all(|s| s.stop != Stop::Time), "{name}: {report}");
         work(&report)
     });
     println!("{name}: {sizes:?} take {done:?} steps");
@@ -84,9 +84,9 @@ fn steps_end_a_run_at_the_same_place_each_time() {
     };
     let (_, whole) = run(None);
     assert!(whole.complete(), "{whole}");
-    let half = whole.stages.iter().map(|s| s.steps).sum::<usize>() / 2;
+    let half = whole.runs.iter().map(|s| s.steps).sum::<usize>() / 2;
     let (first, report) = run(Some(half));
-    assert!(report.stages.iter().any(|s| s.stop == Stop::Work), "{report}");
+    assert!(report.runs.iter().any(|s| s.stop == Stop::Work), "{report}");
     assert!(report.warnings.iter().any(|w| w.contains("cut short: budget of work")), "{report}");
     assert_eq!(first, run(Some(half)).0);
 }
@@ -109,8 +109,8 @@ fn a_ruleset_may_bound_its_steps() {
         let report = optimize(&g, &Options { numerics: Numerics::Fast, max_nodes: 400, ..Options::default() }, &FOLDER)
             .unwrap()
             .report;
-        let stage = report.stages.iter().find(|s| s.ruleset == "own").unwrap().clone();
-        (stage.stop, stage.steps)
+        let run = report.runs.iter().find(|s| s.ruleset == "own").unwrap().clone();
+        (run.stop, run.steps)
     };
     assert_eq!(run("").0, Stop::Nodes);
     let (stop, steps) = run("steps = 300 + 10 * graph;");
@@ -123,7 +123,7 @@ fn the_backstop_is_named_where_it_fires() {
     let report = optimize(&chain(BIASES, 60), &Options { max_time: Duration::ZERO, ..Options::default() }, &FOLDER)
         .unwrap()
         .report;
-    assert!(report.stages.iter().all(|s| s.stop == Stop::Time) && !report.complete(), "{report}");
+    assert!(report.runs.iter().all(|s| s.stop == Stop::Time) && !report.complete(), "{report}");
     let told = "stopped by the wall-clock backstop (the result may differ from run to run)";
     assert!(report.warnings.iter().any(|w| w.contains(told)) && report.to_string().contains(told), "{report}");
 }

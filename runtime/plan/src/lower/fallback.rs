@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use hypatia_dsl::ir::{Backend, KernelId};
 
-use super::{Lower, Parts};
+use super::{Lower, LoweredBody};
 use crate::prepare::Call;
 use crate::view::row_major;
 use crate::{AttentionGradStep, AttentionStep, BufferId, Called, GemmStep, Step, Storage, TemplateStep, View};
@@ -36,7 +36,7 @@ impl Lower<'_> {
         for view in beside {
             reads.push(self.contiguous(view, &node.name)?);
         }
-        let Parts { steps: fallback, results, .. } = self.steps_of(&call.fallback, &operands)?;
+        let LoweredBody { steps: fallback, results, .. } = self.steps_of(&call.fallback, &operands)?;
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }
@@ -74,7 +74,7 @@ impl Lower<'_> {
             let wide = view.broadcast(&shape);
             reads.push(wide.ok_or_else(|| Error::Internal(format!("{:?} is read as {shape:?}", view.shape)))?);
         }
-        let Parts { steps: fallback, results, .. } = self.steps_of(&call.fallback, operands)?;
+        let LoweredBody { steps: fallback, results, .. } = self.steps_of(&call.fallback, operands)?;
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }
@@ -89,7 +89,7 @@ impl Lower<'_> {
 
     /// A node that is attention, or its gradients: one kernel, or its parts.
     fn attended(&mut self, id: NodeId, node: &Node, call: &Call, operands: &[View]) -> Result<()> {
-        let Parts { steps, results, values } = self.steps_of(&call.fallback, operands)?;
+        let LoweredBody { steps, results, values } = self.steps_of(&call.fallback, operands)?;
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }
@@ -124,7 +124,7 @@ impl Lower<'_> {
         let known: Vec<Option<Known>> = views.iter().map(|v| v.as_ref().map(|v| self.known(v))).collect();
         let known = |i: usize| known.get(i).cloned().flatten();
         let launches = DeclaredLaunch::all(kernel, &call.matched, &known, &device);
-        let Parts { steps: fallback, results, .. } = self.steps_of(&call.fallback, &operands)?;
+        let LoweredBody { steps: fallback, results, .. } = self.steps_of(&call.fallback, &operands)?;
         for (output, view) in results.iter().enumerate() {
             self.values.insert(Value { node: id, output: output as u32 }, view.clone());
         }

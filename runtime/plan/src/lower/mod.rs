@@ -69,7 +69,7 @@ pub(super) struct Lower<'a> {
 }
 
 /// An op's body, lowered on its own.
-struct Parts {
+struct LoweredBody {
     steps: Vec<Step>,
     /// The views of its results, contiguous.
     results: Vec<View>,
@@ -180,7 +180,7 @@ impl<'a> Lower<'a> {
     }
 
     /// The steps of a graph on these operands, without adding them to the plan.
-    fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<Parts> {
+    fn steps_of(&mut self, prepared: &Prepared, operands: &[View]) -> Result<LoweredBody> {
         let outer = std::mem::replace(&mut self.plan, empty(&prepared.graph, self.options));
         let first = outer.steps.len();
         let mut inner = Lower::new(prepared, self.options, outer)?;
@@ -204,7 +204,7 @@ impl<'a> Lower<'a> {
             }
         }
         (self.plan, self.constants) = (inner.plan, inner.constants);
-        Ok(Parts { steps, results, values })
+        Ok(LoweredBody { steps, results, values })
     }
 }
 

@@ -89,7 +89,7 @@ impl Lower<'_> {
 }
 
 impl Step {
-    /// The workspace of the step: the views behind its results.
+    /// The workspace of the step: the views after its results.
     pub fn workspace(&self) -> &[View] {
         match &self.action {
             Action::Cumsum(_) | Action::Argsort(..) | Action::Scatter(_) => self.writes.get(1..).unwrap_or_default(),

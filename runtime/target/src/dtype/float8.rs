@@ -4,7 +4,7 @@
 //! rounding is to nearest, ties to even, once; a number beyond the largest one becomes NaN in
 //! `f8e4m3`, which has no infinity, and an infinity in `f8e5m2`.
 
-/// How the eight bits behind the sign are divided.
+/// How the eight bits after the sign are divided.
 struct Format {
     /// Bits of the fraction.
     fraction: u32,

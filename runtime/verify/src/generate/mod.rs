@@ -28,7 +28,7 @@ use self::open_types::OpenType;
 use crate::constants::Constants;
 use crate::hints::Hints;
 use crate::source::Source;
-use crate::values::{Demand, Distribution, Ensemble, Magnitude, PARTS, SpecialValues, tensor};
+use crate::values::{ALTERNATIVES, Demand, Distribution, Ensemble, Magnitude, SpecialValues, tensor};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
 use hypatia_optimize::numbers::{any_enlarges, has_numbers_of_a_body};
@@ -204,7 +204,7 @@ impl Generator<'_, '_> {
             if let Distribution::Ensemble(_) = self.distribution {
                 demand.small = true;
                 let centred = self.distribution == Distribution::Ensemble(Ensemble::Offset) && self.is_folded(var);
-                demand.part = if centred { PARTS - 1 } else { self.source.pick(PARTS) };
+                demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(ALTERNATIVES) };
             }
             if let Some((constants, operand)) = &mut far {
                 // Only one operand compensates for the constants: two of them would leave the range

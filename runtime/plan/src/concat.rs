@@ -1,16 +1,16 @@
 //! Stores the gradients of attention where a concatenation would move them.
 //!
 //! In: a plan whose buffers are not placed yet, without copies that could be omitted. Out: the same
-//! plan, in which the gradients of queries, keys and values of one merged projection are parts of
+//! plan, in which the gradients of queries, keys and values of one merged projection lie in
 //! one buffer. Invariant: a result is stored there only if nothing but the concatenation reads it;
-//! the parts cover the whole buffer; the call's fallback ends with the concatenation.
+//! they cover the whole buffer; the call's fallback ends with the concatenation.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{Action, BufferId, Called, Plan, Step, View};
 
 /// Merges each call whose results are concatenated with the concatenation.
-pub(super) fn store(plan: &mut Plan) {
+pub(super) fn omit(plan: &mut Plan) {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
     for step in &plan.steps {
         step.reads.iter().for_each(|v| *readers.entry(v.buffer).or_insert(0) += 1);

@@ -22,7 +22,7 @@ use super::facts::is_view;
 use super::language::{Discriminant, Node, Payload};
 use super::lower::{Inserted, Rebuilder, Rebuilt, StatedFacts, insert_graph};
 use super::matcher::{SearchLimits, View};
-use super::report::{Firing, Report, Saved, Site, Stage, Summary};
+use super::report::{Firing, Report, RulesetRun, Saved, Site, Summary};
 use super::rewrites::{CompiledRule, SearchState, compile, oversized};
 use super::saturate::{Budget, Rejections, SearchProgress, Trace, run};
 use super::savings::Saving;
@@ -50,11 +50,11 @@ pub(super) struct Finished {
 
 /// Maximum number of firings whose cost is counted again with launches joined.
 const MAX_RECONSIDERED: usize = 16;
-/// Maximum number of rounds of all stages; each recounts uses on the present candidate.
+/// Maximum number of rounds of all rulesets; each recounts uses on the present candidate.
 const MAX_ROUNDS: usize = 6;
 
 /// An optimisation in progress.
-pub struct Session<'a> {
+pub struct Optimizer<'a> {
     options: &'a Options,
     /// The given graph, inlined.
     pub graph: Graph,
@@ -72,7 +72,7 @@ pub struct Session<'a> {
     /// The chosen node of each class of the given graph.
     given: Vec<(Id, Node)>,
     before: Summary,
-    stages: Vec<Stage>,
+    runs: Vec<RulesetRun>,
     /// How far the rules of each ruleset have searched.
     seen: Vec<SearchProgress>,
     /// How many nodes the rules of each ruleset have added.
@@ -86,16 +86,16 @@ pub struct Session<'a> {
     warnings: Vec<String>,
 }
 
-impl<'a> Session<'a> {
+impl<'a> Optimizer<'a> {
     /// Inlines the graph and inserts it into an e-graph.
-    pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
+    pub fn start(graph: &Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Optimizer<'a>> {
         let started = Instant::now();
-        Session::of(inlined(graph, options, folder)?, options, folder, &StatedFacts::default(), started)
+        Optimizer::of(inlined(graph, options, folder)?, options, folder, &StatedFacts::default(), started)
     }
 
     /// Inserts a graph whose ops stay as they are into an e-graph.
-    pub fn resume(graph: Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Session<'a>> {
-        Session::of(graph.pruned(), options, folder, &StatedFacts::default(), Instant::now())
+    pub fn resume(graph: Graph, options: &'a Options, folder: &'static dyn ConstantFolder) -> Result<Optimizer<'a>> {
+        Optimizer::of(graph.pruned(), options, folder, &StatedFacts::default(), Instant::now())
     }
 
     /// Inserts a graph that [`inlined`] gave, or a part of it, into an e-graph.
@@ -105,7 +105,7 @@ impl<'a> Session<'a> {
         folder: &'static dyn ConstantFolder,
         stated: &StatedFacts,
         started: Instant,
-    ) -> Result<Session<'a>> {
+    ) -> Result<Optimizer<'a>> {
         let inserted = insert_graph(&graph, folder, stated)?;
         let program = graph.program.clone();
         let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
@@ -120,7 +120,7 @@ impl<'a> Session<'a> {
         let warnings = large.iter().map(|r| format!("{} is not used: its pattern is too large", r.name)).collect();
         let search = SearchState::of_program(&program);
         let model = CostModel::new(&program, options);
-        let mut session = Session {
+        let mut optimizer = Optimizer {
             options,
             graph,
             inserted,
@@ -131,7 +131,7 @@ impl<'a> Session<'a> {
             best: ChosenGraph::default(),
             given,
             before: Summary::default(),
-            stages: Vec::new(),
+            runs: Vec::new(),
             seen: Vec::new(),
             added: Vec::new(),
             traces: Vec::new(),
@@ -141,11 +141,11 @@ impl<'a> Session<'a> {
             extraction_millis: 0.0,
             warnings,
         };
-        session.seen = vec![SearchProgress::default(); session.program.rulesets.len()];
-        session.added = vec![0; session.program.rulesets.len()];
-        session.choose(false)?;
-        session.before = Summary::of(&session.graph, micros(session.best.cost));
-        Ok(session)
+        optimizer.seen = vec![SearchProgress::default(); optimizer.program.rulesets.len()];
+        optimizer.added = vec![0; optimizer.program.rulesets.len()];
+        optimizer.choose(false)?;
+        optimizer.before = Summary::of(&optimizer.graph, micros(optimizer.best.cost));
+        Ok(optimizer)
     }
 
     /// Statistics of the given graph.
@@ -219,19 +219,19 @@ impl<'a> Session<'a> {
         View::of(&self.inserted.egraph, &self.search.candidate, &self.search.patterns)
     }
 
-    /// Runs all stages until a round changes nothing, and extracts the final graph.
+    /// Runs all rulesets until a round changes nothing, and extracts the final graph.
     pub fn run(&mut self) {
         self.saturate();
         self.choose_finally();
     }
 
-    /// Runs all stages until a round changes nothing.
+    /// Runs all rulesets until a round changes nothing.
     pub fn saturate(&mut self) {
-        let mut all = Budget::of_run(self.graph.nodes.len(), self.options, self.started);
+        let mut all = Budget::of_optimisation(self.graph.nodes.len(), self.options, self.started);
         for round in 1..=MAX_ROUNDS {
             let mut fired = 0;
             for index in 0..self.program.rulesets.len() {
-                fired += self.stage(RuleSetId(index as u32), round, &mut all);
+                fired += self.run_ruleset(RuleSetId(index as u32), round, &mut all);
             }
             if fired == 0 {
                 break;
@@ -303,12 +303,12 @@ impl<'a> Session<'a> {
         Some(candidates.cost.saturating_sub(launch.saturating_mul(joined as Cost)))
     }
 
-    /// Runs one stage, and extracts a new candidate if it fired. Returns how often it fired.
-    fn stage(&mut self, id: RuleSetId, round: usize, all: &mut Budget) -> usize {
-        // Stages that grow epilogues also run the identities on terms of every other stage:
+    /// Runs one ruleset, and extracts a new candidate if it fired. Returns how often it fired.
+    fn run_ruleset(&mut self, id: RuleSetId, round: usize, all: &mut Budget) -> usize {
+        // Rulesets that grow epilogues also run the identities on terms of every other ruleset:
         // otherwise `x = x * 1` on tensors would grow an epilogue without end.
-        let of_stage = |r: &&CompiledRule| self.program.rules[r.id.index()].ruleset == id;
-        let mut own = self.rules.iter().filter(of_stage);
+        let of_ruleset = |r: &&CompiledRule| self.program.rules[r.id.index()].ruleset == id;
+        let mut own = self.rules.iter().filter(of_ruleset);
         let grows = own.any(|r| builds_terms(&self.program, &self.program.rules[r.id.index()]));
         let rules: Vec<&CompiledRule> = self
             .rules
@@ -328,7 +328,7 @@ impl<'a> Session<'a> {
         let ran = run(&mut self.inserted.egraph, &rules, &budget, search, seen, &mut self.traces, &mut self.rejections);
         all.steps = all.steps.saturating_sub(ran.steps);
         self.added[id.index()] += self.inserted.egraph.total_size().saturating_sub(present);
-        self.stages.push(Stage {
+        self.runs.push(RulesetRun {
             ruleset: ruleset.name.clone(),
             round,
             iterations: ran.iterations,
@@ -452,7 +452,7 @@ impl<'a> Session<'a> {
         let own = |id: RuleId| Some(&self.program.rules[id.index()]).filter(|r| !r.origin.is_embedded());
         warnings.extend(self.rejections.lines(|id| own(id).map(|r| r.name.clone())));
         warnings.extend(
-            self.stages
+            self.runs
                 .iter()
                 .filter(|s| s.stop.cut_short())
                 .map(|s| format!("ruleset {} was {}, so that better graphs may exist", s.ruleset, s.stop)),
@@ -463,14 +463,14 @@ impl<'a> Session<'a> {
             after: Summary::of(&graph, cost),
             launches: None,
             fusions: None,
-            open: Vec::new(),
+            undecided: Vec::new(),
             choices: Vec::new(),
             layers: None,
             firings: without(firings),
             repeats: without(repeats),
             savings,
             contract: Vec::new(),
-            stages: std::mem::take(&mut self.stages),
+            runs: std::mem::take(&mut self.runs),
             warnings,
             extraction_steps: self.extraction_steps,
             extraction_millis: self.extraction_millis,

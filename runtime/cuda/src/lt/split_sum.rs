@@ -1,12 +1,12 @@
-//! Long f32 sums in parts.
+//! Long f32 sums, split into slices.
 //!
-//! In: an f32 product over many terms. Out: products over parts of the terms, launched one after
-//! another, each adding to the result of the previous ones. Invariant: only the last part has the
-//! epilogue; parts begin at addresses with the alignment of the operands.
+//! In: an f32 product over many terms. Out: products over slices of the terms, launched one after
+//! another, each adding to the result of the previous ones. Invariant: only the last slice has the
+//! epilogue; slices begin at addresses with the alignment of the operands.
 //!
 //! An accumulator that adds `l` terms of size `1 / sqrt(k)` sequentially has an error of about
 //! `eps * sqrt(l) / 2`, and the worst of millions an error ten times as large: 2e-5 for 4096 terms,
-//! 8e-6 in three parts. Parts cost 1 to 4 % of the time (docs/adr/0013-long-sums-in-parts.md).
+//! 8e-6 in three slices. Slices cost 1 to 4 % of the time (docs/adr/0013-long-sums-in-parts.md).
 
 use super::{Algorithm, Description, Lt, Matrix, Product, sys};
 use hypatia_dsl::dtype::DType;
@@ -18,18 +18,18 @@ const LONGEST: usize = 1536;
 /// Number of results above which the worst error is large enough to matter. Smaller products would
 /// be dominated by launch overhead.
 const MANY: usize = 1 << 20;
-/// The length of a part is a multiple of this many elements: 64 bytes.
+/// The length of a slice is a multiple of this many elements: 64 bytes.
 const ALIGNED: usize = 16;
 
-/// The parts of a product.
-pub(super) struct Parts {
-    /// Terms of each part except the last.
+/// A product over a long sum, as products over slices of it.
+pub(super) struct SplitSum {
+    /// Terms of each slice except the last.
     pub length: usize,
-    /// Number of parts.
+    /// Number of slices.
     pub count: usize,
-    /// The description of all parts except the last: without an epilogue.
+    /// The description of all slices except the last: without an epilogue.
     pub plain: Description,
-    /// The library's A, our B: of each part except the last, and of the last.
+    /// The library's A, our B: of each slice except the last, and of the last.
     pub a: [Matrix; 2],
     /// The library's B, our A, likewise.
     pub b: [Matrix; 2],
@@ -43,7 +43,7 @@ fn needed(p: &Product) -> bool {
     f32 && simple && !p.uses_pointer_arrays() && p.k > LONGEST && results >= MANY
 }
 
-/// Length of each part except the last, and the number of parts.
+/// Length of each slice except the last, and the number of slices.
 fn cut(k: usize) -> (usize, usize) {
     let length = k.div_ceil(k.div_ceil(LONGEST)).next_multiple_of(ALIGNED);
     (length, k.div_ceil(length))
@@ -57,9 +57,9 @@ fn steps(p: &Product) -> [usize; 2] {
         .map(|step| step.unsigned_abs() as usize)
 }
 
-impl Parts {
-    /// The parts of a product, if it needs any.
-    pub fn of(p: &Product) -> Result<Option<Parts>> {
+impl SplitSum {
+    /// The slices of a product, if it needs any.
+    pub fn of(p: &Product) -> Result<Option<SplitSum>> {
         if !needed(p) {
             return Ok(None);
         }
@@ -67,7 +67,7 @@ impl Parts {
         let last = p.k - length * (count - 1);
         let a = |k| Matrix::new(p, p.dtype, [p.n, k], &p.b);
         let b = |k| Matrix::new(p, p.dtype, [k, p.m], &p.a);
-        Ok(Some(Parts {
+        Ok(Some(SplitSum {
             length,
             count,
             plain: Description::new(&Product { epilogue: Epilogue::Default, ..*p })?,
@@ -76,18 +76,18 @@ impl Parts {
         }))
     }
 
-    /// Byte offsets in our A and our B from the first term to the first term of a part.
-    pub fn offsets(&self, p: &Product, part: usize) -> [u64; 2] {
-        steps(p).map(|step| (part * self.length * step * p.dtype.size()) as u64)
+    /// Byte offsets in our A and our B from the first term to the first term of a slice.
+    pub fn offsets(&self, p: &Product, slice: usize) -> [u64; 2] {
+        steps(p).map(|step| (slice * self.length * step * p.dtype.size()) as u64)
     }
 
-    /// True if an algorithm runs the last part, with the first description, and the other parts,
+    /// True if an algorithm runs the last slice, with the first description, and the others,
     /// with the second.
     pub fn accept(&self, lt: &Lt, algorithm: &Algorithm, descriptions: [&Description; 2], d: &Matrix) -> bool {
-        let runs = |(description, part): (&Description, usize)| {
+        let runs = |(description, slice): (&Description, usize)| {
             // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
             let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-            let (what, a, b, d) = (description.0, self.a[part].0, self.b[part].0, d.0);
+            let (what, a, b, d) = (description.0, self.a[slice].0, self.b[slice].0, d.0);
             // SAFETY: all handles are alive, and so is the algorithm that the library gave.
             let status =
                 unsafe { sys::cublasLtMatmulAlgoCheck(lt.handle, what, a, b, d, d, &algorithm.raw, &raw mut answer) };
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_cover_all_terms_and_none_is_long() {
+    fn slices_cover_all_terms_and_none_is_long() {
         for k in (LONGEST + 1..5 * LONGEST).chain([11_008, 1 << 20]) {
             let (length, count) = cut(k);
             let last = k - length * (count - 1);

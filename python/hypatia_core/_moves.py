@@ -1,0 +1,230 @@
+"""Rows of the importer's table for ops that move elements: views, copies, indexing, fills.
+
+In: nodes of aten ops. Out: values of a native graph. Invariant: no element is computed, but indices
+and the numbers of a fill.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._importer import Importer, Node, Value, exactly, name_of, row, size_of
+
+SAME = ("alias", "as_strided", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
+SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
+
+
+@row(*SAME)
+def _(b: Importer, n: Node) -> Any:
+    return b.operand(n.args[0], b.dtype(n))
+
+
+@row(*SHAPED)
+def _(b: Importer, n: Node) -> Any:
+    return b.reshaped(b.value(n.args[0]), b.shape(n))
+
+
+@row("t", "transpose", "permute")
+def _(b: Importer, n: Node) -> Any:
+    name, rank = name_of(n.target), len(b.shape(n))
+    order = list(range(rank))
+    if name == "t":
+        order.reverse()
+    elif name == "transpose":
+        i, j = (b.axis(a, rank) for a in n.args[1:3])
+        order[i], order[j] = order[j], order[i]
+    else:
+        order = [b.axis(a, rank) for a in b.argument(n, 1, "dims")]
+    return b.call("transpose", [b.value(n.args[0])], perm=order)
+
+
+@row("expand")
+def _(b: Importer, n: Node) -> Any:
+    value, shape = b.value(n.args[0]), b.shape(n)
+    before = b.shape(n.args[0])
+    value = b.reshaped(value, (1,) * (len(shape) - len(before)) + before)
+    return value if before == shape else b.call("expand", [value], shape=list(shape))
+
+
+@row("slice")
+def _(b: Importer, n: Node) -> Any:
+    sizes = b.shape(n.args[0])
+    axis = b.axis(b.argument(n, 1, "dim", 0), len(sizes))
+    size = sizes[axis]
+    start, stop = b.argument(n, 2, "start") or 0, b.argument(n, 3, "end")
+    stop = size if stop is None else stop
+    start, stop = (max(0, min(size, e + size if e < 0 else e)) for e in (start, stop))
+    value = b.value(n.args[0])
+    if (start, stop, step := b.argument(n, 4, "step", 1)) == (0, size, 1):
+        return value
+    return b.call("slice", [value], axis=axis, start=start, stop=max(start, stop), step=step)
+
+
+@row("select")
+def _(b: Importer, n: Node) -> Any:
+    sizes = b.shape(n.args[0])
+    axis = b.axis(b.argument(n, 1, "dim"), len(sizes))
+    index = b.argument(n, 2, "index") % sizes[axis]
+    one = b.call("slice", [b.value(n.args[0])], axis=axis, start=index, stop=index + 1, step=1)
+    return b.reshaped(one, b.shape(n))
+
+
+@row("cat")
+def _(b: Importer, n: Node) -> Any:
+    parts = [p for p in n.args[0] if b.shape(p) != (0,)]
+    values = [b.operand(p, b.dtype(n)) for p in parts]
+    axis = b.axis(b.argument(n, 1, "dim", 0), len(b.shape(n)))
+    return values[0] if len(values) == 1 else b.call("concat", values, axis=axis)
+
+
+@row("stack")
+def _(b: Importer, n: Node) -> Any:
+    shape = b.shape(n)
+    axis = b.axis(b.argument(n, 1, "dim", 0), len(shape))
+    one = (*shape[:axis], 1, *shape[axis + 1 :])
+    values = [b.reshaped(b.operand(p, b.dtype(n)), one) for p in n.args[0]]
+    return values[0] if len(values) == 1 else b.call("concat", values, axis=axis)
+
+
+@row("split", "split_with_sizes", "unbind")
+def _(b: Importer, n: Node) -> Any:
+    name, rank, parts = name_of(n.target), len(b.shape(n.args[0])), n.meta["val"]
+    axis = b.axis(b.argument(n, 1 if name == "unbind" else 2, "dim", 0), rank)
+    sizes = [1] * len(parts) if name == "unbind" else [int(p.shape[axis]) for p in parts]
+    value = b.value(n.args[0])
+    made = [value] if len(parts) == 1 else b.g.call("split", [value], {"axis": axis, "sizes": sizes})
+    return [b.reshaped(v, tuple(int(s) for s in p.shape)) for v, p in zip(made, parts, strict=True)]
+
+
+@row("constant_pad_nd")
+def _(b: Importer, n: Node) -> Any:
+    x, rank, widths = n.args[0], len(b.shape(n)), b.number(n.args[1])
+    # The last axis comes first.
+    sides = [[0] * (rank - len(widths) // 2) + widths[side::2][::-1] for side in (0, 1)]
+    value = b.constant(b.dtype(n), b.argument(n, 2, "value", 0))
+    return b.call("pad", [b.value(x), value], before=sides[0], after=sides[1])
+
+
+@row("repeat")
+def _(b: Importer, n: Node) -> Any:
+    times, before = b.number(n.args[1]), b.shape(n.args[0])
+    before = (*[1] * (len(times) - len(before)), *before)
+    split = [size for n in before for size in (1, n)]
+    grown = [size for r, n in zip(times, before, strict=True) for size in (r, n)]
+    value = b.call("expand", [b.reshaped(b.value(n.args[0]), split)], shape=grown)
+    return b.reshaped(value, b.shape(n))
+
+
+@row("index_select")
+def _(b: Importer, n: Node) -> Any:
+    x, axis, index = n.args[:3]
+    index = b.reshaped(b.operand(index, "i64"), (size_of(b.shape(index)),))
+    return b.call("gather", [b.value(x), index], axis=b.axis(b.number(axis), len(b.shape(x))))
+
+
+@row("embedding")
+def _(b: Importer, n: Node) -> Any:
+    return b.call("gather", [b.value(a) for a in n.args[:2]], axis=0)
+
+
+@row("gather")
+def _(b: Importer, n: Node) -> Any:
+    x, axis, index = n.args[:3]
+    axis = b.axis(b.number(axis), len(b.shape(n)))
+    return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
+
+
+def from_front(b: Importer, index: Any, size: int) -> Value:
+    """An index as i64, counted from the front where it is negative."""
+    value = b.operand(index, "i64")
+    below = b.call("lt", [value, b.constant("i64", 0)])
+    return b.call("select", [below, b.call("add", [value, b.constant("i64", size)]), value])
+
+
+@row("index")
+def _(b: Importer, n: Node) -> Any:
+    x, indices = n.args[0], list(n.args[1])
+    if None in indices:
+        axis = next(a for a, i in enumerate(indices) if i is not None)
+        return b.call("gather", [b.value(x), from_front(b, indices[axis], b.shape(x)[axis])], axis=axis)
+    shape = torch.broadcast_shapes(*(b.shape(i) for i in indices))
+    columns = []
+    for axis, index in enumerate(indices):
+        value = from_front(b, index, b.shape(x)[axis])
+        value = b.reshaped(value, (*[1] * (len(shape) - len(b.shape(index))), *b.shape(index)))
+        value = value if tuple(b.g.type_of(value)[1]) == shape else b.call("expand", [value], shape=list(shape))
+        columns.append(b.reshaped(value, (*shape, 1)))
+    joined = columns[0] if len(columns) == 1 else b.call("concat", columns, axis=len(shape))
+    return b.reshaped(b.call("gather_nd", [b.value(x), joined], batch=0), b.shape(n))
+
+
+@row("scatter")
+def _(b: Importer, n: Node) -> Any:
+    # One index a row: the element that it names is another one.
+    x, axis, index, value = n.args[:4]
+    shape = b.shape(x)
+    axis = b.axis(b.number(axis), len(shape))
+    places = b.call("iota", [], shape=list(shape), axis=axis, to="i64")
+    chosen = b.call("eq", [places, b.operand(index, "i64")])
+    return b.call("select", [chosen, b.operand(value, b.dtype(n)), b.value(x)])
+
+
+@row("index_put")
+def _(b: Importer, n: Node) -> Any:
+    x, (index,), updates = n.args[:3]
+    shape, dtype = b.shape(x), b.dtype(n)
+    count = size_of(b.shape(index))
+    values = b.operand(updates, dtype)
+    wanted = (*b.shape(index), *shape[1:])
+    if tuple(b.g.type_of(values)[1]) != wanted:
+        have = b.shape(updates)
+        values = b.reshaped(values, (1,) * (len(wanted) - len(have)) + have)
+        values = b.call("expand", [values], shape=list(wanted))
+    rows = b.reshaped(b.operand(index, "i64"), (count,))
+    how = "add" if b.argument(n, 3, "accumulate", False) else "set"
+    return b.call("scatter", [b.value(x), rows, b.reshaped(values, (count, *shape[1:]))], how=how)
+
+
+@row("slice_scatter", "select_scatter")
+def _(b: Importer, n: Node) -> Any:
+    # What lies before, the new elements, what lies behind.
+    x, source = b.value(n.args[0]), b.operand(n.args[1], b.dtype(n))
+    shape = b.shape(n)
+    axis = b.axis(b.argument(n, 2, "dim", 0), len(shape))
+    size = shape[axis]
+    if name_of(n.target) == "select_scatter":
+        start = b.argument(n, 3, "index") % size
+        stop = start + 1
+        source = b.reshaped(source, (*shape[:axis], 1, *shape[axis + 1 :]))
+    else:
+        start, stop = b.argument(n, 3, "start") or 0, b.argument(n, 4, "end")
+        stop = size if stop is None else stop
+        start, stop = (max(0, min(size, e + size if e < 0 else e)) for e in (start, stop))
+    parts = [b.call("slice", [x], axis=axis, start=0, stop=start, step=1)] if start > 0 else []
+    parts.append(source)
+    parts += [b.call("slice", [x], axis=axis, start=stop, stop=size, step=1)] if stop < size else []
+    return parts[0] if len(parts) == 1 else b.call("concat", parts, axis=axis)
+
+
+@row("arange")
+def _(b: Importer, n: Node) -> Any:
+    numbers, dtype = b.number(list(n.args)), b.dtype(n)
+    start, step = (numbers[0] if len(numbers) > 1 else 0), (numbers[2] if len(numbers) > 2 else 1)
+    made = b.call("iota", [], shape=list(b.shape(n)), axis=0, to=dtype)
+    made = made if step == 1 else b.call("mul", [made, b.constant(dtype, step)])
+    return made if start == 0 else b.call("add", [made, b.constant(dtype, start)])
+
+
+FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+
+
+@row("full", "full_like", "new_full", "scalar_tensor", *FILLS)
+def _(b: Importer, n: Node) -> Any:
+    name = name_of(n.target)
+    at = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
+    fill = FILLS[name] if at is None else b.number(n.args[at])
+    if b.dtype(n) == "bool":
+        return b.cast(b.call("full", [], shape=list(b.shape(n)), value=exactly(fill), to="u8"), "bool")
+    return b.call("full", [], shape=list(b.shape(n)), value=exactly(fill), to=b.dtype(n))
