@@ -58,10 +58,7 @@ use crate::tokens::Text;
 /// # A whole program
 ///
 /// ```text
-/// use hypatia::dsl::dtype::DType;
-/// use hypatia::graph::GraphBuilder;
-/// use hypatia::session::{Model, Options};
-/// use hypatia::{Tensor, hypatia_rules, shape};
+/// use hypatia::{DType, GraphBuilder, Model, Options, Tensor, hypatia_rules, shape};
 ///
 /// hypatia_rules!(mod mine = r#"
 ///     edition 1;
