@@ -391,7 +391,8 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
         ArgRole::Accumulator => step.reads.last(),
         ArgRole::Read(i) => step.reads.get(i),
         ArgRole::Written(i) => step.writes.get(i),
-        ArgRole::Rows | ArgRole::RowLength | ArgRole::Named => None,
+        ArgRole::Rows | ArgRole::RowLength | ArgRole::Axes | ArgRole::Problems => None,
+        ArgRole::TiledRows | ArgRole::TiledColumns | ArgRole::Named => None,
     }
 }
 

@@ -86,7 +86,7 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
     if !dtype.is_int() || axes > MAX_RANK {
         return Err(malformed(&kernel.name, "a product of no integers, or of more than 16 axes"));
     }
-    let strides = |i: usize, of: &str| Arg::named(format!("in{i}_strides"), ArgKind::Sizes(axes), of);
+    let strides = |i: usize, of: &str| Arg::strides(&format!("in{i}"), axes, of);
     let about = About {
         name: &kernel.name,
         doc: &kernel.doc,
@@ -96,7 +96,7 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
             Arg::read(0, dtype, "m x k, read with its strides"),
             Arg::read(1, dtype, "k x n, read with its strides"),
             Arg::written(0, dtype, "m x n, row-major; one after the other"),
-            Arg::named("sizes", ArgKind::Sizes(axes), "sizes of the axes that number the products, then m and n"),
+            Arg::axes(axes, "sizes of the axes that number the products, then m and n"),
             Arg::named("k", ArgKind::Size, "terms of a sum"),
             strides(0, "elements between neighbours along those axes, then along m and k"),
             strides(1, "elements between neighbours along those axes, then along k and n"),
@@ -204,14 +204,10 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
             _ => Arg::named(*name, ArgKind::Output(DType::I64), "positions, with their strides"),
         })
         .collect();
-    args.push(Arg::named(
-        "sizes",
-        ArgKind::Sizes(axes),
-        "sizes: of the axes that number the lines, then of the one that is sorted",
-    ));
+    args.push(Arg::axes(axes, "sizes: of the axes that number the lines, then of the one that is sorted"));
     for name in operands {
         let about = format!("elements of {name} between neighbours along each of these axes");
-        args.push(Arg::named(format!("{name}_strides"), ArgKind::Sizes(axes), about));
+        args.push(Arg::strides(name, axes, about));
     }
     if kernel.indices {
         args.push(Arg::named("size", ArgKind::Size, "size of the axis that in0 indexes"));

@@ -317,11 +317,11 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
             out.push(arg(format!("{}_sizes", t.name), ArgKind::Sizes(axes), format!("sizes of {}", t.name)));
         }
         let about = format!("elements between neighbours along each axis of {}", t.name);
-        out.push(arg(format!("{}_strides", t.name), ArgKind::Sizes(axes), about));
+        out.push(Arg::strides(&t.name, axes, about));
     }
     for (i, _) in operands.iter().enumerate().filter(|(_, o)| o.access == Access::Strided) {
         let about = format!("elements of in{i} between neighbouring products, rows and columns");
-        out.push(arg(format!("in{i}_strides"), ArgKind::Sizes(3), about));
+        out.push(Arg::strides(&format!("in{i}"), 3, about));
     }
     out
 }
