@@ -186,6 +186,16 @@ impl Arg {
         Arg { name: name.into(), role: ArgRole::Named, kind, about: about.into() }
     }
 
+    /// Partial sums.
+    pub fn sums(kind: ArgKind, about: impl Into<String>) -> Arg {
+        Arg::with(ArgRole::Sums, "sums", kind, about)
+    }
+
+    /// An argument with that role and name.
+    pub fn with(role: ArgRole, name: impl Into<String>, kind: ArgKind, about: impl Into<String>) -> Arg {
+        Arg { name: name.into(), role, kind, about: about.into() }
+    }
+
     /// A size with that role.
     pub fn size(name: &str, role: ArgRole, about: &str) -> Arg {
         Arg { name: name.into(), role, kind: ArgKind::Size, about: about.into() }
@@ -221,6 +231,17 @@ pub enum ArgRole {
     Written(usize),
     /// The accumulator of an epilogue: the last input tensor.
     Accumulator,
+    /// The factor at that position of the product that a user's template computes; its other inputs
+    /// are counted from 0.
+    Factor(usize),
+    /// Partial sums that one launch of a step writes and the next one reads.
+    Sums,
+    /// Positions in the order in which a scatter takes them.
+    Order,
+    /// Positions that a pass of a sort reads.
+    From,
+    /// Positions that a pass of a sort writes.
+    To,
     /// The number of rows.
     Rows,
     /// The number of elements of a row.

@@ -530,7 +530,7 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     }
     if let Some(ty) = kernel.sum_type() {
         let about = format!("blocks x {} x n: each block's sums over its rows", kernel.sums.len());
-        out.push(Arg::named("sums", ArgKind::Output(ty), about));
+        out.push(Arg::sums(ArgKind::Output(ty), about));
     }
     if !kernel.strided() {
         out.push(Arg::rows("number of rows"));
