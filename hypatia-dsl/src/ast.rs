@@ -22,6 +22,9 @@ pub struct Spanned<T> {
 /// An identifier with its span.
 pub type Name = Spanned<String>;
 
+/// The ruleset of the rules that the compiler derives, which no file declares.
+pub const FOLD: &str = "fold";
+
 /// `a::b::c`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Path {

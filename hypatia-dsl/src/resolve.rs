@@ -389,7 +389,7 @@ fn own_scope(resolved: &Resolved, file: usize, diags: &mut Vec<Diagnostic>) -> S
             Space::Value => {
                 RESERVED.contains(&name.node.as_str()) || crate::dtype::DType::from_name(&name.node).is_some()
             }
-            Space::RuleSet => name.node == "fold",
+            Space::RuleSet => name.node == ast::FOLD,
             Space::Kernel | Space::Contract => false,
         };
         if reserved {

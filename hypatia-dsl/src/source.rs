@@ -75,15 +75,23 @@ pub fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
 /// Maximum size of a file in bytes.
 pub const MAX_FILE: usize = 1 << 20;
 
+/// What the names of the embedded library's files begin with.
+const LIBRARY: &str = "<library>/";
+
+/// True for the name of a file of the embedded library.
+pub fn is_embedded(name: &str) -> bool {
+    name.starts_with(LIBRARY)
+}
+
 impl SourceFile {
     /// A file of the embedded library: `<library>/core.hyp`.
     pub fn library(module: &str, text: &str) -> SourceFile {
-        SourceFile { name: format!("<library>/{module}.hyp"), path: None, text: text.into(), embedded: true }
+        SourceFile { name: format!("{LIBRARY}{module}.hyp"), path: None, text: text.into(), embedded: true }
     }
 
     /// The module name of a file of the embedded library, such as `core`.
     pub fn library_module(&self) -> Option<&str> {
-        self.name.strip_prefix("<library>/")?.strip_suffix(".hyp").filter(|_| self.embedded)
+        self.name.strip_prefix(LIBRARY)?.strip_suffix(".hyp").filter(|_| self.embedded)
     }
 
     /// Reads a file from disk. Reads at most a little over [`MAX_FILE`] bytes and replaces bytes

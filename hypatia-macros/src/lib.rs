@@ -2,7 +2,9 @@
 //!
 //! In: rules as tokens, as text, or as a path to a `.hyp` file. Out: the module that `hypatia-emit`
 //! prints. Invariant: `hypatia-dsl` decides everything; an error becomes a `compile_error!` at the
-//! tokens that caused it, or at the string literal, with line, column and caret in its text.
+//! tokens that caused it. For a string literal it is at the whole literal, and its text shows file,
+//! line, column and caret: the span of a part of a literal (`proc_macro::Literal::subspan`) is not
+//! stable in Rust 1.95.
 
 mod tokens;
 
@@ -20,7 +22,7 @@ use proc_macro::TokenStream;
 use syn::parse::{Parse, ParseStream};
 use syn::{Ident, LitStr, Token, Visibility};
 
-use crate::tokens::Text;
+use crate::tokens::{FAR, Text};
 
 /// Compiles rules into a module, when the Rust program is compiled.
 ///
@@ -40,9 +42,11 @@ use crate::tokens::Text;
 /// ```
 ///
 /// Rules are checked as `hypatia check` does, and an error is a compile error. For rules between
-/// braces it points at the wrong tokens; for a file or a string it shows the line and the column in
-/// the rules. Rules between braces are of edition 1 unless they declare another one. Cargo rebuilds
-/// when a file, or a file that it uses, has changed.
+/// braces it points at the wrong tokens, in an editor too: write short rules so. For a file it
+/// shows the line and the column in the file. For a string the compiler marks the whole literal,
+/// and the message shows the line and the column in the Rust file, with a caret. Rules between
+/// braces are of edition 1 unless they declare another one. Cargo rebuilds when a file, or a file
+/// that it uses, has changed.
 ///
 /// # What the module has
 ///
@@ -58,10 +62,7 @@ use crate::tokens::Text;
 /// # A whole program
 ///
 /// ```text
-/// use hypatia::dsl::dtype::DType;
-/// use hypatia::graph::GraphBuilder;
-/// use hypatia::session::{Model, Options};
-/// use hypatia::{Tensor, hypatia_rules, shape};
+/// use hypatia::{DType, GraphBuilder, Model, Options, Tensor, hypatia_rules, shape};
 ///
 /// hypatia_rules!(mod mine = r#"
 ///     edition 1;
@@ -129,14 +130,12 @@ fn expand(input: &Input) -> syn::Result<proc_macro2::TokenStream> {
             let (text, at) = (literal.value(), literal.span());
             let is_path = text.ends_with(".hyp") && !text.contains('\n');
             let wrong = move |message| syn::Error::new(at, message);
-            let file = if is_path { read(&text, at).map_err(wrong)? } else { unsaved("<inline>", &text) };
+            let file = if is_path { read(&text, at).map_err(wrong)? } else { in_place(literal) };
             (file, Box::new(move |c| wrong(report(c))))
         }
         Source::Tokens(tokens) => {
             let text = Text::of(tokens.clone());
-            let name = call.unwrap().file();
-            let name = Path::new(&name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned());
-            (unsaved(&name, &text.text), Box::new(move |c| at_tokens(c, &text, call)))
+            (unsaved(&rust_file(call), &text.text), Box::new(move |c| at_tokens(c, &text, call)))
         }
     };
     let stem = file.path.as_deref().and_then(Path::file_stem).map(|s| s.to_string_lossy().into_owned());
@@ -202,6 +201,25 @@ fn in_words(d: &Diagnostic, compiled: &Compilation) -> String {
     d.notes.iter().for_each(|n| add(format!("note: {n}")));
     d.hints.iter().for_each(|h| add(format!("help: {h}")));
     out
+}
+
+/// The rules of a string literal. If they stand there as they are written, without escapes, they
+/// keep the lines and columns of the user's file, and its name.
+fn in_place(literal: &LitStr) -> SourceFile {
+    let (text, written, span) = (literal.value(), literal.token().to_string(), literal.span());
+    let opening = written.find('"').map_or(0, |quote| quote + 1);
+    let start = span.unwrap().start();
+    if !written[opening..].starts_with(&text) || start.line().max(start.column()) > FAR {
+        return unsaved("<inline>", &text);
+    }
+    let (lines, columns) = (start.line() - 1, start.column() - 1 + opening);
+    unsaved(&rust_file(span), &format!("{}{}{text}", "\n".repeat(lines), " ".repeat(columns)))
+}
+
+/// The name of the Rust file of a span, without its folder.
+fn rust_file(span: proc_macro2::Span) -> String {
+    let name = span.unwrap().file();
+    Path::new(&name).file_name().map_or(name.clone(), |n| n.to_string_lossy().into_owned())
 }
 
 fn unsaved(name: &str, text: &str) -> SourceFile {

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 use proc_macro2::{Delimiter, Group, Spacing, Span, TokenStream, TokenTree};
 
-/// Maximum number of blank lines before a token. Tokens that a macro put together may come from
-/// anywhere.
-const FAR: usize = 10_000;
+/// Maximum number of blank lines before a token, or of columns. Tokens that a macro put together
+/// may come from anywhere.
+pub const FAR: usize = 10_000;
 
 /// A text, and the tokens that it was made of.
 pub struct Text {

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use hypatia::dsl::dtype::DType;
+use hypatia_dsl::dtype::DType;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 

@@ -1,10 +1,10 @@
 //! Errors as Python exceptions.
 //!
-//! In: [`hypatia::Error`]. Out: an exception of `hypatia_core.errors` whose text is what the
+//! In: [`hypatia_tensor::Error`]. Out: an exception of `hypatia_core.errors` whose text is what the
 //! command `hypatia` prints. Invariant: each kind of error has one class, so that no text has to be
 //! parsed.
 
-use hypatia::Error;
+use hypatia_tensor::Error;
 use pyo3::PyErr;
 
 mod classes {

@@ -4,11 +4,11 @@
 //! Invariant: a value's number stays valid for the life of its graph; a call that fails adds no
 //! value.
 
-use hypatia::dsl::dtype::DType;
-use hypatia::dsl::ir::AttrValue;
-use hypatia::dsl::shape::Dim;
-use hypatia::dsl::typing::TensorType;
-use hypatia::graph::Value;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
+use hypatia_dsl::shape::Dim;
+use hypatia_dsl::typing::TensorType;
+use hypatia_graph::Value;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -21,7 +21,7 @@ use crate::sizes::{size, sizes};
 /// A graph that is being built. A value is a number that the methods return.
 #[pyclass(module = "hypatia_core._native")]
 pub struct Graph {
-    graph: hypatia::Graph,
+    graph: hypatia_graph::Graph,
     values: Vec<Value>,
     /// The name of the nodes that are added next; empty for names of their own.
     label: String,
@@ -32,7 +32,7 @@ impl Graph {
     /// An empty graph over the ops and scalars of these rules.
     #[new]
     fn new(rules: &Rules) -> Graph {
-        Graph { graph: hypatia::Graph::new(rules.program.clone()), values: Vec::new(), label: String::new() }
+        Graph { graph: hypatia_graph::Graph::new(rules.program.clone()), values: Vec::new(), label: String::new() }
     }
 
     /// Adds an input. A size is a number, or the name of a dynamic size.

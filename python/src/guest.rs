@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hypatia::Error;
-use hypatia::cuda::{Executor, GUEST_ALIGNMENT, Guest, hold_host_with};
-use hypatia::dsl::dtype::DType;
 use hypatia::session::{Compiled, Pending};
+use hypatia_cuda::{Executor, GUEST_ALIGNMENT, Guest, hold_host_with};
+use hypatia_dsl::dtype::DType;
+use hypatia_tensor::Error;
 use pyo3::prelude::*;
 
 use crate::dlpack::{self, Borrowed, Place};

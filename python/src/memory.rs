@@ -7,8 +7,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use hypatia::Tensor;
-use hypatia::dsl::dtype::DType;
+use hypatia_dsl::dtype::DType;
+use hypatia_tensor::Tensor;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 

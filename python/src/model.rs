@@ -8,15 +8,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hypatia::cuda::Gpu;
-use hypatia::device::Device;
-use hypatia::dsl::ir::{Clause, Program};
-use hypatia::dsl::numerics::Numerics;
-use hypatia::graph::{NodeKind, fusions};
-use hypatia::onnx::import;
-use hypatia::session::Options;
-use hypatia::tuner::{Effort, Tuner};
-use hypatia::{Error, Tensor, optimize, pipeline, session};
+use hypatia::session::{self, Options};
+use hypatia_cuda::Gpu;
+use hypatia_cuda::tuner::{Effort, Tuner};
+use hypatia_dsl::ir::{Clause, Program};
+use hypatia_dsl::numerics::Numerics;
+use hypatia_graph::{Graph, NodeKind, fusions};
+use hypatia_onnx::import;
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
+use hypatia_target::device::Device;
+use hypatia_tensor::{Error, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
@@ -57,7 +59,7 @@ impl Settings {
         given.ok_or_else(missing)?.extract()
     }
 
-    fn optimizer(&self, graph: &hypatia::Graph) -> Result<optimize::Options, Error> {
+    fn optimizer(&self, graph: &Graph) -> Result<optimize::Options, Error> {
         let program = &graph.program;
         for name in &self.disable {
             let known = program.rules.iter().any(|r| r.name == *name || r.base_name == *name)
@@ -92,7 +94,7 @@ impl Settings {
         }
     }
 
-    fn options(&self, graph: &hypatia::Graph) -> Result<Options, Error> {
+    fn options(&self, graph: &Graph) -> Result<Options, Error> {
         let options = Options {
             optimize: self.optimizer(graph)?,
             safety: self.safety.parse()?,
@@ -231,12 +233,12 @@ impl Model {
 
 impl Model {
     /// A model of a graph.
-    pub fn of(graph: hypatia::Graph, settings: &Settings) -> PyResult<Model> {
+    pub fn of(graph: Graph, settings: &Settings) -> PyResult<Model> {
         let options = settings.options(&graph).map_err(raised)?;
         Ok(Model { model: session::Model::new(graph, options) })
     }
 
-    fn graph_for(&self, inputs: Option<&[(String, Tensor)]>) -> Result<hypatia::Graph, Error> {
+    fn graph_for(&self, inputs: Option<&[(String, Tensor)]>) -> Result<Graph, Error> {
         let graph = self.model.graph();
         let Some(inputs) = inputs else { return Ok(graph.clone()) };
         graph.specialize(&graph.bind_symbols(&inputs.iter().cloned().collect())?)

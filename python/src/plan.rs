@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use hypatia::dsl::dtype::DType;
 use hypatia::session::Compiled;
+use hypatia_dsl::dtype::DType;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 

@@ -1,15 +1,16 @@
 //! Races, for Python: times of a plan and of PyTorch that an earlier process measured.
 //!
-//! In: texts that say what was timed. Out: seconds. Invariant: as [`hypatia::race`].
+//! In: texts that say what was timed. Out: seconds. Invariant: as [`internal::Race`].
 
 use std::path::PathBuf;
 
+use hypatia::internal;
 use pyo3::prelude::*;
 
 /// Times of a plan and of PyTorch's ops, in the user's cache.
 #[pyclass(frozen, module = "hypatia_core._native")]
 pub struct Race {
-    race: Option<hypatia::race::Race>,
+    race: Option<internal::Race>,
 }
 
 #[pymethods]
@@ -17,7 +18,7 @@ impl Race {
     /// The race that these texts describe.
     #[new]
     fn new(parts: Vec<String>) -> Race {
-        Race { race: hypatia::race::Race::of(&parts) }
+        Race { race: internal::Race::of(&parts) }
     }
 
     /// Seconds of the plan and of PyTorch, if an earlier process measured them.
@@ -36,5 +37,5 @@ impl Race {
 /// Says from which file this module was loaded: it tells builds apart in caches.
 #[pyfunction]
 pub fn loaded_from(file: PathBuf) {
-    hypatia::verdict::loaded_from(file);
+    internal::loaded_from(file);
 }

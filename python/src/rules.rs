@@ -7,12 +7,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hypatia::dsl::compile::Compilation;
-use hypatia::dsl::ir::{Program, ScalarBody};
-use hypatia::dsl::render::{Format, render};
-use hypatia::dsl::scalar::{Term, TermNode, expand};
-use hypatia::dsl::source::SourceFile;
-use hypatia::{Error, library, verify};
+use hypatia_dsl::compile::Compilation;
+use hypatia_dsl::ir::{Program, ScalarBody};
+use hypatia_dsl::render::{Format, render};
+use hypatia_dsl::scalar::{Term, TermNode, expand};
+use hypatia_dsl::source::SourceFile;
+use hypatia_library as library;
+use hypatia_tensor::Error;
+use hypatia_verify as verify;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 

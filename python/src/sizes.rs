@@ -3,7 +3,7 @@
 //! In: a shape, or numbers and names from Python. Out: the other. Invariant: a dynamic size is its
 //! name.
 
-use hypatia::dsl::shape::Dim;
+use hypatia_dsl::shape::Dim;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 

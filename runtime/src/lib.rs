@@ -1,15 +1,17 @@
 //! Hypatia: a declarative fusion compiler for neural networks.
 //!
-//! Data flows one way: rules (`.hyp`) become a [`Program`](hypatia_dsl::ir::Program); a model
-//! becomes a [`graph::Graph`], an e-graph, a better [`graph::Graph`], a plan, and results.
+//! In: rules (`.hyp`), and a model or a graph. Out: results of runs, and reports of what fused.
+//! Data flows one way: rules become a [`Program`]; a model becomes a [`Graph`], an e-graph, a
+//! better [`Graph`], a plan, and results.
+//!
+//! Invariant: this crate names each item that it offers, one by one. The names at the root are
+//! those that every program needs; each module has those of one task. The stages themselves are
+//! crates (`hypatia-dsl`, `hypatia-optimize`, ...) for who builds tools on them.
 //!
 //! A scalar of your own, checked when the program is compiled, and a graph that uses it:
 //!
 //! ```
-//! use hypatia::dsl::dtype::DType;
-//! use hypatia::graph::GraphBuilder;
-//! use hypatia::session::{Model, Options};
-//! use hypatia::{Error, Tensor, shape};
+//! use hypatia::{DType, Error, GraphBuilder, Model, Options, Tensor, shape};
 //!
 //! hypatia::hypatia_rules!(
 //!     mod mine = r#"
@@ -35,56 +37,114 @@
 //! }
 //! ```
 //!
-//! A model file is loaded by [`session::Model::load`], with the rules of [`library::load`].
+//! A model file is loaded by [`Model::load`], with the rules of [`rules::load`].
 
 mod compare;
-pub mod executor;
+mod executor;
 #[cfg(feature = "cuda")]
-pub mod gpu;
+mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_gpu.rs"]
-pub mod gpu;
-#[doc(hidden)]
-pub mod precision;
-pub mod race;
+mod gpu;
+mod precision;
+mod race;
 pub mod session;
-#[doc(hidden)]
-pub mod verdict;
+mod verdict;
 
-#[cfg(feature = "cuda")]
-#[doc(no_inline)]
-pub use hypatia_cuda as cuda;
-#[cfg(feature = "cuda")]
-#[doc(no_inline)]
-pub use hypatia_cuda::tuner;
-#[doc(no_inline)]
-pub use hypatia_dsl as dsl;
-#[doc(no_inline)]
-pub use hypatia_graph as graph;
-pub use hypatia_graph::{Graph, shape};
-#[doc(no_inline)]
-pub use hypatia_library as library;
+pub use hypatia_dsl::dtype::DType;
+pub use hypatia_dsl::ir::Program;
+pub use hypatia_graph::{Graph, GraphBuilder, shape};
 pub use hypatia_macros::hypatia_rules;
-#[cfg(feature = "onnx")]
-#[doc(no_inline)]
-pub use hypatia_onnx as onnx;
-#[doc(no_inline)]
-pub use hypatia_optimize as optimize;
-#[doc(no_inline)]
-pub use hypatia_pipeline as pipeline;
-#[doc(no_inline)]
-pub use hypatia_target::device;
 pub use hypatia_tensor::{Error, Result, Tensor};
-#[doc(no_inline)]
-pub use hypatia_tensor::{npz, weights};
-#[doc(no_inline)]
-pub use hypatia_verify as verify;
+pub use session::{Compiled, Model, Options};
 
-/// Called by the code that `hypatia_rules!` generates. Not for direct use.
-#[doc(hidden)]
-pub mod generate {
+/// Rules that are loaded when the program runs: the library's and those of `.hyp` files.
+pub mod rules {
+    pub use hypatia_library::{load, load_with_domains};
+}
+
+/// What graphs are made of. [`GraphBuilder`](crate::GraphBuilder) writes formulas of [`Var`];
+/// [`Graph`](crate::Graph) has nodes.
+pub mod graph {
+    pub use hypatia_dsl::ir::AttrValue;
+    pub use hypatia_dsl::scalar::{Term, TermId, TermNode};
+    pub use hypatia_dsl::shape::{Dim, Shape};
+    pub use hypatia_dsl::typing::TensorType;
+    pub use hypatia_graph::{Node, NodeId, NodeKind, Size, Value, Var};
+}
+
+/// What the rules make of a graph, without a run: what fired, launches before and after, and why a
+/// rule did not fire.
+pub mod optimize {
+    pub use hypatia_dsl::ir::Clause;
+    pub use hypatia_dsl::numerics::Numerics;
+    pub use hypatia_graph::fusions::Fusion;
+    pub use hypatia_optimize::why_not::{Verdict, WhyNot};
+    pub use hypatia_optimize::{
+        CompiledRule, Firing, Launches, Optimized, Options, Outcome, Report, Site, Summary, Unmet,
+    };
+    pub use hypatia_pipeline::{launches, optimize, why_not};
+}
+
+/// The search for counterexamples to rules.
+pub mod verify {
+    pub use hypatia_verify::{Counterexample, Entry, Options, Report, Status, Subject, verify};
+}
+
+/// What a plan is made for, and where it runs.
+pub mod device {
+    pub use crate::gpu::OnGpu;
+    pub use hypatia_target::device::{Device, Rates};
+}
+
+/// NVIDIA GPUs, and how the algorithms of products are chosen on them.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use hypatia_cuda::Gpu;
+    pub use hypatia_cuda::tuner::{Effort, Tuner};
+    pub use hypatia_cuda::tuning::TuningFile;
+}
+
+/// ONNX files as graphs, and back. [`Model::load`](crate::Model::load) is the shorter way to run
+/// one.
+#[cfg(feature = "onnx")]
+pub mod onnx {
+    pub use hypatia_onnx::export::{Export, write};
+    pub use hypatia_onnx::import::{Import, Options};
+    pub use hypatia_pipeline::{export, load};
+}
+
+/// Tensors by name in NumPy's archives.
+pub mod npz {
+    pub use hypatia_tensor::npz::{read, write};
+}
+
+/// Trained weights in safetensors files.
+pub mod weights {
+    pub use hypatia_tensor::weights::Weights;
+}
+
+/// Sources of kernels that have a term for an operand, as the modules of
+/// [`hypatia_rules!`](crate::hypatia_rules) instantiate them.
+pub mod kernels {
+    pub use hypatia_dsl::kernel::Operand;
     pub use hypatia_templates::cuda::{CudaSource, EmitError};
     pub use hypatia_templates::instances::instantiate;
 }
+
+/// Called by the code that `hypatia_rules!` generates. Not for direct use.
 #[doc(hidden)]
-pub use hypatia_graph::generated;
+pub mod generated {
+    pub use hypatia_dsl::builtin::BuiltinScalar;
+    pub use hypatia_dsl::ir::is_of_version;
+    pub use hypatia_graph::generated::{cast, of_bool, one, op, scalar, single, two};
+    pub use hypatia_optimize::rewrites;
+}
+
+/// For Hypatia's own command, Python package and tests. It changes without notice.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::precision::{deviation, is_f32};
+    pub use crate::race::Race;
+    pub use crate::verdict::{Verdict, host, loaded_from};
+}

@@ -26,7 +26,6 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::numerics::{Allowed, Numerics};
 
-use crate::device::Device;
 use crate::gpu::OnGpu;
 use hypatia_cache::{Cache, Store};
 #[cfg(feature = "cuda")]
@@ -39,6 +38,7 @@ use hypatia_optimize::Optimized;
 use hypatia_pipeline as pipeline;
 use hypatia_plan as plan;
 use hypatia_plan::{Checks, Plan};
+use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::memory;
 use hypatia_tensor::tensor::Tensor;
@@ -51,6 +51,7 @@ pub use self::safety::Safety;
 pub use self::strict::Pending;
 use crate::compare::of_outputs;
 pub use crate::compare::{Loosened, loosened};
+pub use crate::executor::Executor;
 pub use hypatia_tensor::compare::{Comparison, Tolerance};
 
 /// In a strict run, the share of runs that are compared: small beside the time of the others.

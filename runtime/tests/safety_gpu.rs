@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hypatia::cuda::{Disturbance, Gpu};
 use hypatia::session::{Compiled, Culprit, Model, Options, Safety};
-use hypatia::tuner::Tuner;
+use hypatia_cuda::tuner::Tuner;
+use hypatia_cuda::{Disturbance, Gpu};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_graph::{GraphBuilder, shape};

@@ -181,9 +181,34 @@ impl Arg {
         Arg { name, role, kind: ArgKind::Map { dtype, inner: inner.map(|n| n as u32) }, about: about.into() }
     }
 
-    /// An argument that the caller finds by name: memory, a size, or several sizes or strides.
+    /// An argument that the caller finds by name: memory, a size, or several sizes.
     pub fn named(name: impl Into<String>, kind: ArgKind, about: impl Into<String>) -> Arg {
         Arg { name: name.into(), role: ArgRole::Named, kind, about: about.into() }
+    }
+
+    /// Partial sums.
+    pub fn sums(kind: ArgKind, about: impl Into<String>) -> Arg {
+        Arg::with(ArgRole::Sums, "sums", kind, about)
+    }
+
+    /// An argument with that role and name.
+    pub fn with(role: ArgRole, name: impl Into<String>, kind: ArgKind, about: impl Into<String>) -> Arg {
+        Arg { name: name.into(), role, kind, about: about.into() }
+    }
+
+    /// A size with that role.
+    pub fn size(name: &str, role: ArgRole, about: &str) -> Arg {
+        Arg { name: name.into(), role, kind: ArgKind::Size, about: about.into() }
+    }
+
+    /// The sizes of the axes of the work.
+    pub fn axes(count: usize, about: impl Into<String>) -> Arg {
+        Arg { name: "sizes".into(), role: ArgRole::Axes, kind: ArgKind::Sizes(count), about: about.into() }
+    }
+
+    /// The strides of the tensor of that name.
+    pub fn strides(tensor: &str, count: usize, about: impl Into<String>) -> Arg {
+        Arg::named(format!("{tensor}_strides"), ArgKind::Strides(count), about)
     }
 
     /// The number of rows.
@@ -206,10 +231,29 @@ pub enum ArgRole {
     Written(usize),
     /// The accumulator of an epilogue: the last input tensor.
     Accumulator,
+    /// The factor at that position of the product that a user's template computes; its other inputs
+    /// are counted from 0.
+    Factor(usize),
+    /// Partial sums that one launch of a step writes and the next one reads.
+    Sums,
+    /// Positions in the order in which a scatter takes them.
+    Order,
+    /// Positions that a pass of a sort reads.
+    From,
+    /// Positions that a pass of a sort writes.
+    To,
     /// The number of rows.
     Rows,
     /// The number of elements of a row.
     RowLength,
+    /// The sizes of the axes of the work: of those that number the rows, then of those within one.
+    Axes,
+    /// A number of problems of one shape: all such numbers are multiplied.
+    Problems,
+    /// The rows of a problem, which are divided into tiles.
+    TiledRows,
+    /// The columns of a problem, which are divided into tiles.
+    TiledColumns,
     /// What the caller has under the argument's name.
     Named,
 }
@@ -223,8 +267,10 @@ pub enum ArgKind {
     Output(DType),
     /// A 64-bit signed size.
     Size,
-    /// This many 64-bit signed integers, passed by value: sizes or strides, outermost first.
+    /// This many 64-bit signed integers, passed by value: sizes, outermost first.
     Sizes(usize),
+    /// The same: elements between neighbours along each axis of a tensor.
+    Strides(usize),
     /// A `CUtensorMap` of three axes, passed by value: for boxes of `inner` elements of the two
     /// inner axes, the densest first, in rows of 128 bytes that are swizzled; zero outside of the
     /// tensor.
@@ -243,7 +289,7 @@ impl ArgKind {
             ArgKind::Input(t) => format!("const {}*", storage(t)),
             ArgKind::Output(t) => format!("{}*", storage(t)),
             ArgKind::Size => "long long".into(),
-            ArgKind::Sizes(count) => format!("Axes<{count}>"),
+            ArgKind::Sizes(count) | ArgKind::Strides(count) => format!("Axes<{count}>"),
             ArgKind::Map { .. } => "CUtensorMap".into(),
         }
     }

@@ -106,7 +106,7 @@ fn about(arg: &Arg) -> String {
             let how = if matches!(arg.role, ArgRole::Written(_)) { "written" } else { "read" };
             format!("{dtype}, {how}: {what}")
         }
-        ArgKind::Size | ArgKind::Sizes(_) => what,
+        ArgKind::Size | ArgKind::Sizes(_) | ArgKind::Strides(_) => what,
     }
 }
 
@@ -155,11 +155,11 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         let declaration = match a.kind {
             ArgKind::Input(_) | ArgKind::Output(_) => format!("CUdeviceptr {own}"),
             ArgKind::Size => format!("int64_t {own}"),
-            ArgKind::Sizes(count) => format!("const int64_t {own}[{count}]"),
+            ArgKind::Sizes(count) | ArgKind::Strides(count) => format!("const int64_t {own}[{count}]"),
             ArgKind::Map { .. } => format!("const hypatia_tensor *{own}"),
         };
         values.push(match a.kind {
-            ArgKind::Sizes(_) => format!("(void *){own}"),
+            ArgKind::Sizes(_) | ArgKind::Strides(_) => format!("(void *){own}"),
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
@@ -213,7 +213,7 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         values.push(match a.kind {
             ArgKind::Input(_) | ArgKind::Output(_) => format!("ctypes.c_void_p({own}.data_ptr())"),
             ArgKind::Size => format!("ctypes.c_longlong({own})"),
-            ArgKind::Sizes(count) => format!("_axes({own}, {count}, \"{own}\")"),
+            ArgKind::Sizes(count) | ArgKind::Strides(count) => format!("_axes({own}, {count}, \"{own}\")"),
             ArgKind::Map { dtype, inner: [inner, outer] } => {
                 format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
             }
@@ -257,8 +257,8 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             name => own,
             about => default.as_ref().map_or(what.clone(), |d| format!("{what}; {d}")),
         }).collect::<Vec<_>>(),
-        product => derived.iter().any(|line| line.contains("math.prod")),
-        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes(_))),
+        product => work.multiplies(),
+        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes(_) | ArgKind::Strides(_))),
         derived => derived,
         launched => launched,
         choice => choice.value(),
@@ -269,16 +269,16 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
 
 /// A tensor of whole rows, from which the number and the length of rows follow.
 fn shaped(body: &Body, source: &CudaSource) -> Option<String> {
-    let known = |name: String| source.args.iter().any(|a| a.name == name).then_some(name);
-    match body {
-        Body::Pointwise(_) | Body::InPlace(..) => known("out0".into()),
+    let role = match body {
+        Body::Pointwise(_) | Body::InPlace(..) => ArgRole::Written(0),
         Body::Rowwise(k) => {
-            let input = k.inputs.iter().position(|(_, a)| *a == RowAccess::Full).map(|i| format!("in{i}"));
-            let output = || k.outputs.iter().position(|o| o.1 == RowAccess::Full).map(|i| format!("out{i}"));
-            known(input.or_else(output)?)
+            let input = k.inputs.iter().position(|(_, a)| *a == RowAccess::Full).map(ArgRole::Read);
+            let output = || k.outputs.iter().position(|o| o.1 == RowAccess::Full).map(ArgRole::Written);
+            input.or_else(output)?
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    source.args.iter().find(|a| a.role == role).map(|a| a.name.clone())
 }
 
 /// PyTorch's name of an element type.

@@ -3,11 +3,9 @@
 //!
 //! `cargo run --release -p hypatia-examples --bin custom_rule`
 
-use hypatia::dsl::dtype::DType;
-use hypatia::graph::GraphBuilder;
-use hypatia::pipeline::{launches, optimize};
-use hypatia::session::{Comparison, Model, Options};
-use hypatia::{Error, Graph, Tensor, hypatia_rules, optimize, shape};
+use hypatia::optimize::{self, launches, optimize};
+use hypatia::session::Comparison;
+use hypatia::{DType, Error, Graph, GraphBuilder, Model, Options, Tensor, hypatia_rules, shape};
 
 hypatia_rules!(
     mod mine = r#"

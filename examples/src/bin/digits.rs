@@ -8,10 +8,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use hypatia::executor::Executor;
-use hypatia::session::{Comparison, Model, Options};
-use hypatia::{Error, Result};
-use hypatia::{Tensor, library, npz};
+use hypatia::session::{Comparison, Executor};
+use hypatia::{Error, Model, Options, Result, Tensor, npz, rules};
 
 fn main() -> std::process::ExitCode {
     let folder = std::env::args().nth(1).map(PathBuf::from);
@@ -28,7 +26,7 @@ fn main() -> std::process::ExitCode {
 
 /// Runs the demo; false if the outputs are not the expected ones.
 fn digits(folder: &Path) -> Result<bool> {
-    let rules = library::load(&[])?;
+    let rules = rules::load(&[])?;
     println!("rules     {} rules over {} ops and {} scalars", rules.rules.len(), rules.ops.len(), rules.scalars.len());
 
     let model = Model::load(&folder.join("model.onnx"), rules, Options::default())?;

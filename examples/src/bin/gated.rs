@@ -4,12 +4,8 @@
 
 use std::time::Duration;
 
-use hypatia::cuda::Gpu;
-use hypatia::dsl::dtype::DType;
-use hypatia::graph::GraphBuilder;
-use hypatia::session::{Model, Options};
-use hypatia::tuner::{Effort, Tuner};
-use hypatia::{Error, Tensor, shape};
+use hypatia::cuda::{Effort, Gpu, Tuner};
+use hypatia::{DType, Error, GraphBuilder, Model, Options, Tensor, shape};
 
 hypatia::hypatia_rules!("rules/gated.hyp");
 use gated::Formulas;

@@ -10,10 +10,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use hypatia::dsl::dtype::DType;
-use hypatia::graph::{Graph, GraphBuilder, Var};
-use hypatia::session::{Model, Options};
-use hypatia::{Error, Result, Tensor, npz, shape};
+use hypatia::graph::{TensorType, Var};
+use hypatia::{DType, Error, Graph, GraphBuilder, Model, Options, Result, Tensor, npz, shape};
 use plotters::prelude::*;
 
 hypatia::hypatia_rules!("rules/training.hyp");
@@ -129,7 +127,7 @@ fn step() -> Result<Graph> {
     let mut graph = g.finish()?.grad("loss", &names)?;
 
     let gradients = graph.outputs.split_off(1);
-    let number = hypatia::dsl::typing::TensorType { dtype: DType::F32, shape: shape![] };
+    let number = TensorType { dtype: DType::F32, shape: shape![] };
     let rate = graph.input("rate", number);
     let mut velocities = Vec::new();
     for (name, (_, gradient)) in names.iter().zip(gradients) {

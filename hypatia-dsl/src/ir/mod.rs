@@ -21,11 +21,12 @@ pub use sides::{AttrPat, Build, BuildArg, BuildNode, Each, Head, NodePat, Pat, R
 use hypatia_target::cublaslt::Epilogue;
 use serde::{Deserialize, Serialize};
 
+use crate::ast::FOLD;
 use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::diag::Code;
 use crate::dtype::{DType, Kind};
 use crate::shape::Dim;
-use crate::source::Span;
+use crate::source::{Span, is_embedded};
 use crate::term::Term;
 pub use crate::term::{InView, ScalarId};
 
@@ -150,9 +151,9 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// True for declarations of the embedded library, whose files are named `<library>/...`.
+    /// True for declarations of the embedded library.
     pub fn is_embedded(&self) -> bool {
-        self.file.starts_with("<library>/")
+        is_embedded(&self.file)
     }
 }
 
@@ -462,6 +463,17 @@ pub struct Rule {
 }
 
 impl Rule {
+    /// The name of the rule that is derived from the body of the declaration of that name.
+    pub fn derived_name(declaration: &str) -> String {
+        format!("{FOLD}::{declaration}")
+    }
+
+    /// The declaration from whose body a rule of that name would be derived. Users may write such
+    /// names: whether a rule is derived, [`Rule::derived`] says.
+    pub fn derived_from(rule: &str) -> Option<&str> {
+        rule.strip_prefix(FOLD)?.strip_prefix("::")
+    }
+
     /// Wraps a pattern in a rule without right side and guards, for matching or for instantiation.
     pub fn of_pattern(name: &str, origin: &Origin, vars: Vec<Var>, pattern: Pat) -> Rule {
         Rule {

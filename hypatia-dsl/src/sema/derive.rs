@@ -115,8 +115,8 @@ fn scalar_rule(s: &Sema<'_>, id: ScalarId) -> Option<Rule> {
     let args = (0..def.params.len()).map(|i| BuildArg::One(Build::Var(VarId(i as u32)))).collect();
     let rhs = Build::Node(BuildNode { head: Head::Scalar(id), args, attrs: vec![], output: 0 });
     Some(Rule {
-        name: format!("fold::{}", def.name),
-        base_name: format!("fold::{}", def.name),
+        name: Rule::derived_name(&def.name),
+        base_name: Rule::derived_name(&def.name),
         ruleset: rulesets::FOLD,
         doc: format!("The body of `{}` is `{}`.", def.name, def.name),
         origin: def.origin.clone(),
@@ -492,9 +492,10 @@ impl<'s> FromBuild<'s> {
             ));
         }
         requires.extend(def.requires.iter().cloned());
-        let name = if n == 0 { format!("fold::{}", def.name) } else { format!("fold::{}.{}", def.name, n + 1) };
+        let name =
+            if n == 0 { Rule::derived_name(&def.name) } else { format!("{}.{}", Rule::derived_name(&def.name), n + 1) };
         Rule {
-            base_name: format!("fold::{}", def.name),
+            base_name: Rule::derived_name(&def.name),
             name,
             ruleset: rulesets::FOLD,
             doc: format!("The body of `{}` is `{}`.", def.name, def.name),

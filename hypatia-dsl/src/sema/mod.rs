@@ -360,7 +360,7 @@ impl<'a> Sema<'a> {
     fn declares_rule(&self, name: &str) -> Option<&'static str> {
         let library = &self.resolved.library;
         let base = name.split('[').next().unwrap_or_default();
-        let of = base.strip_prefix("fold::").and_then(|name| library.module_of(Space::Value, name));
+        let of = Rule::derived_from(base).and_then(|name| library.module_of(Space::Value, name));
         of.or_else(|| library.module_of_rule(base)).or_else(|| library.module_of(Space::RuleSet, base))
     }
 
@@ -373,18 +373,18 @@ impl<'a> Sema<'a> {
         }
         let name = |item: &ast::Item| match &item.kind {
             ItemKind::Rule(r) => Some(r.path.text()),
-            ItemKind::Scalar(s) => Some(format!("fold::{}", s.name.node)),
-            ItemKind::Op(o) => Some(format!("fold::{}", o.name.node)),
+            ItemKind::Scalar(s) => Some(Rule::derived_name(&s.name.node)),
+            ItemKind::Op(o) => Some(Rule::derived_name(&o.name.node)),
             _ => None,
         };
-        let broken = self.resolved.files.iter().flat_map(|f| &f.broken).map(|n| format!("fold::{n}"));
+        let broken = self.resolved.files.iter().flat_map(|f| &f.broken).map(|n| Rule::derived_name(n));
         Some(self.items().iter().filter_map(|(_, i)| name(i)).chain(broken).collect())
     }
 
     /// Why no rule `fold::name` is derived from the declaration of that name, if there is such a
     /// declaration.
     fn not_folded(&self, rule: &str) -> Option<String> {
-        let name = rule.strip_prefix("fold::")?;
+        let name = Rule::derived_from(rule)?;
         if self.program.scalars.iter().any(|s| s.name == name) {
             return Some(format!(
                 "remove this expectation: a body of one operation has no fold rule, because `{name}` is already one \

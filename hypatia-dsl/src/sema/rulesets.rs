@@ -23,7 +23,7 @@ const DEFAULT_NODES: (u64, u64) = (10_000, 50);
 
 pub(super) fn collect(s: &mut Sema<'_>) {
     let fold = RuleSetDef {
-        name: "fold".to_string(),
+        name: ast::FOLD.to_string(),
         doc: "Rules that the compiler derives: each replaces the body of an op by the op.".to_string(),
         origin: Origin::default(),
         iterations: None,

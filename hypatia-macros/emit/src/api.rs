@@ -64,7 +64,7 @@ impl Host {
 
 /// `trait Ops`, implemented for graphs, and `trait Formulas`, implemented for graph builders.
 pub(super) fn ops(program: &Program, options: &Options) -> TokenStream {
-    let traits = [(Host::Graph, "Ops", quote!(Graph)), (Host::Builder, "Formulas", quote!(graph::GraphBuilder))];
+    let traits = [(Host::Graph, "Ops", quote!(Graph)), (Host::Builder, "Formulas", quote!(GraphBuilder))];
     let traits = traits.map(|(host, name, on)| {
         let mut taken = HashSet::new();
         let mut methods: Vec<(TokenStream, TokenStream)> = Vec::new();
@@ -122,7 +122,7 @@ fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
                 operands.push(quote!(operands.push(::std::option::Option::Some(#id));));
             }
             ParamKind::Term => {
-                params.push(quote!(#id: ::hypatia::dsl::scalar::Term));
+                params.push(quote!(#id: ::hypatia::graph::Term));
                 params.push(quote!(operands_of_term: &[#value]));
                 term = quote!(::std::option::Option::Some(#id));
                 behind = Some(quote! {
@@ -160,7 +160,7 @@ fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
         fn #name #lifetime (#receiver #(, #params)*) -> #result
     };
     let body = quote! {
-        use ::hypatia::dsl::ir::AttrValue;
+        use ::hypatia::graph::AttrValue;
         let mut operands: ::std::vec::Vec<::std::option::Option<#value>> = ::std::vec::Vec::new();
         let mut attrs: ::std::vec::Vec<(&str, AttrValue)> = ::std::vec::Vec::new();
         #(#operands)*
@@ -173,7 +173,7 @@ fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
 
 /// The Rust type of an attribute, and the expression that makes its value.
 fn attr(ty: AttrType, id: &proc_macro2::Ident) -> (TokenStream, TokenStream) {
-    let dim = quote!(::hypatia::dsl::shape::Dim);
+    let dim = quote!(::hypatia::graph::Dim);
     match ty {
         AttrType::Int | AttrType::Axis => (quote!(i64), quote!(AttrValue::Dim(#dim::from(#id)))),
         AttrType::Ints | AttrType::Axes => {
@@ -184,7 +184,7 @@ fn attr(ty: AttrType, id: &proc_macro2::Ident) -> (TokenStream, TokenStream) {
             (quote!(&[f64]), quote!(AttrValue::List(#id.iter().map(|v| AttrValue::Float(*v)).collect())))
         }
         AttrType::Bool => (quote!(bool), quote!(AttrValue::Bool(#id))),
-        AttrType::DType => (quote!(::hypatia::dsl::dtype::DType), quote!(AttrValue::DType(#id))),
+        AttrType::DType => (quote!(::hypatia::DType), quote!(AttrValue::DType(#id))),
         AttrType::Dim => (dim, quote!(AttrValue::Dim(#id))),
         AttrType::Dims => (quote!(&[#dim]), quote!(AttrValue::List(#id.iter().cloned().map(AttrValue::Dim).collect()))),
         AttrType::Str => (quote!(&str), quote!(AttrValue::Str(#id.to_string()))),
@@ -224,20 +224,20 @@ pub(super) fn kernels(program: &Program, options: &Options) -> TokenStream {
     }
     let open = program.kernels.iter().filter(|k| !k.closed && own(options, &k.origin.file)).map(|k| {
         let (name, text) = (ident(&k.name), k.name.as_str());
-        let doc = docs(&format!("{}\nFor one epilogue: see `hypatia::generate::instantiate`.", k.doc));
+        let doc = docs(&format!("{}\nFor one epilogue: see `hypatia::kernels::instantiate`.", k.doc));
         quote! {
             #(#doc)*
             pub fn #name(
-                term: &::hypatia::dsl::scalar::Term,
+                term: &::hypatia::graph::Term,
                 acc: DType,
-                operands: &[::hypatia::dsl::kernel::Operand],
+                operands: &[::hypatia::kernels::Operand],
                 output: DType,
                 tune: &[(&str, i64)],
             ) -> ::std::result::Result<
-                ::hypatia::generate::CudaSource,
-                ::hypatia::generate::EmitError,
+                ::hypatia::kernels::CudaSource,
+                ::hypatia::kernels::EmitError,
             > {
-                ::hypatia::generate::instantiate(
+                ::hypatia::kernels::instantiate(
                     &super::super::program(), #text, term, acc, operands, output, tune,
                 )
             }
@@ -246,13 +246,13 @@ pub(super) fn kernels(program: &Program, options: &Options) -> TokenStream {
     quote! {
         /// The kernels: sources of closed ones, functions that instantiate open ones.
         pub mod kernels {
-            use ::hypatia::dsl::dtype::DType;
+            use ::hypatia::DType;
             #(#constants)*
             /// Name, element type and CUDA C++ of each closed kernel.
             pub const ALL: &[(&str, DType, &str)] = &[#(#names),*];
             /// A function for each open kernel.
             pub mod instantiate {
-                use ::hypatia::dsl::dtype::DType;
+                use ::hypatia::DType;
                 #(#open)*
             }
         }

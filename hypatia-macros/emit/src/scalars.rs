@@ -30,9 +30,8 @@ pub(super) fn modules(program: &Program) -> TokenStream {
         quote! {
             #[doc = #doc]
             pub mod #name {
-                use ::hypatia::generated::{cast, of_bool, one, two};
-                use ::hypatia::dsl::builtin::BuiltinScalar;
-                use ::hypatia::dsl::dtype::DType;
+                use ::hypatia::DType;
+                use ::hypatia::generated::{BuiltinScalar, cast, of_bool, one, two};
                 #(#functions)*
             }
         }

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::executor::Executor;
-use hypatia::gpu::OnGpu;
-use hypatia::session::{Compiled, Model, Options};
+use hypatia::device::OnGpu;
+use hypatia::session::{Compiled, Executor, Model, Options};
 use hypatia_cuda::tuner::Effort;
 use hypatia_cuda::{Timer, nvtx};
 use hypatia_dsl::ir::Program;

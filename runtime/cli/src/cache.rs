@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use clap::{Args, Subcommand};
-use hypatia::verdict::Verdict;
+use hypatia::internal::Verdict;
 use hypatia_cache::{Cache as Kept, Kind, State, Store, StoredFile, is_sealed};
 use hypatia_cuda::tuning::Choice;
 use hypatia_tensor::error::{Error, Result};

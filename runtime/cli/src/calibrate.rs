@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
-use hypatia::executor::Executor;
-use hypatia::gpu::OnGpu;
+use hypatia::device::OnGpu;
+use hypatia::session::Executor;
 use hypatia_cuda::Gpu;
 use hypatia_cuda::tuner::{Effort, Tuner};
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};

@@ -8,9 +8,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use hypatia::executor::Executor;
-use hypatia::session::{Model, Options};
-use hypatia::verdict::host;
+use hypatia::internal::host;
+use hypatia::session::{Executor, Model, Options};
 use hypatia_cuda::tuning::{Choice, Machine, TuningFile};
 use hypatia_graph::Graph;
 use hypatia_target::device::Device;

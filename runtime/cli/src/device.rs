@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use hypatia::gpu::OnGpu;
+use hypatia::device::OnGpu;
 use hypatia::session::{Model, Options};
 use hypatia_cache::Cache;
 use hypatia_cuda as cuda;

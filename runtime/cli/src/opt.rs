@@ -103,7 +103,7 @@ impl Opt {
 
     /// Writes the graph as a model, and prints what it contains.
     fn export(&self, graph: &Graph, path: &Path, global: &Global) -> Result<()> {
-        let export = export::export(graph, &pipeline::FOLDER)?;
+        let export = pipeline::export(graph)?;
         let calls: usize = export.fusions.iter().map(|f| f.calls).sum();
         let functions = export.fusions.len();
         let files = export::write(export.model, path)?;

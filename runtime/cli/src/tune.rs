@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anstream::eprintln;
 use clap::Args;
-use hypatia::gpu::OnGpu;
+use hypatia::device::OnGpu;
 use hypatia::session::{Model, Options};
 use hypatia_cuda::Gpu;
 use hypatia_cuda::tune::machine;

@@ -213,7 +213,7 @@ fn a_models_manifest_lists_what_sizes_decide() {
     let slope = graph.call("gelu_tanh_grad", &[pre], &[]).unwrap()[0];
     let y = graph.call("mul", &[product, slope], &[]).unwrap()[0];
     graph.output("y", y);
-    let model = hypatia_onnx::export::export(&graph, &hypatia_pipeline::FOLDER).unwrap().model;
+    let model = hypatia_pipeline::export(&graph).unwrap().model;
     hypatia_onnx::export::write(model, &folder.path().join("m.onnx")).unwrap();
     let gen_with = |more: &[&str]| {
         let args = [&["gen", "--model", "m.onnx", "-o", "k", "--emit", "cuda"], more].concat();

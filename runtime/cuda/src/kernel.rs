@@ -113,7 +113,9 @@ pub fn arguments(
             let shape = work.maps.iter().find(|(n, _)| *n == a.name).map(|(_, shape)| *shape);
             pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner })
         }
-        (ArgKind::Sizes(count), _) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
+        (ArgKind::Sizes(count) | ArgKind::Strides(count), _) => {
+            sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes)
+        }
     };
     source.args.iter().map(|a| argument(a).ok_or_else(|| unknown(&a.name))).collect()
 }

@@ -382,16 +382,18 @@ fn in_step(e: Error, step: &Step) -> Error {
     }
 }
 
-/// The tensor that a kernel argument points to, found by its name in the work or by its role.
+/// The tensor that a kernel argument points to, found by its role in the work or in the step.
 pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&'a View> {
-    if let Some((_, view)) = work.views.iter().find(|(n, _)| *n == arg.name) {
+    if let Some((_, view)) = work.views.iter().find(|(role, _)| *role == arg.role) {
         return Some(view);
     }
     match arg.role {
         ArgRole::Accumulator => step.reads.last(),
         ArgRole::Read(i) => step.reads.get(i),
         ArgRole::Written(i) => step.writes.get(i),
-        ArgRole::Rows | ArgRole::RowLength | ArgRole::Named => None,
+        ArgRole::Factor(_) | ArgRole::Sums | ArgRole::Order | ArgRole::From | ArgRole::To => None,
+        ArgRole::Rows | ArgRole::RowLength | ArgRole::Axes | ArgRole::Problems => None,
+        ArgRole::TiledRows | ArgRole::TiledColumns | ArgRole::Named => None,
     }
 }
 

@@ -115,7 +115,7 @@ macro_rules! shape {
 }
 
 impl GraphBuilder {
-    /// An empty graph over the ops and scalars of a Program: `library::load(&[])`, or the
+    /// An empty graph over the ops and scalars of a Program: `hypatia::rules::load(&[])`, or the
     /// `program()` of a module that `hypatia_rules!` generated.
     pub fn new(program: Arc<Program>) -> GraphBuilder {
         GraphBuilder { graph: RefCell::new(Graph::new(program)), mistakes: RefCell::default() }

@@ -159,7 +159,7 @@ fn outcome(clause: &Clause, sites: Vec<String>, unmet: Option<Unmet>) -> Outcome
 }
 
 fn place(f: &Firing) -> String {
-    if f.nodes.is_empty() { WRITTEN.to_string() } else { format!("`{}`", f.nodes.join("` and `")) }
+    if f.is_on_written() { WRITTEN.to_string() } else { format!("`{}`", f.nodes.join("` and `")) }
 }
 
 /// Whether a graph has a node of that op, and one launch computes each.

@@ -141,6 +141,13 @@ pub struct Firing {
     pub site: Option<Site>,
 }
 
+impl Firing {
+    /// True if it fired on what rules had written: at no node of the model.
+    pub fn is_on_written(&self) -> bool {
+        self.nodes.is_empty()
+    }
+}
+
 /// What a rule with `saves` saves.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Saved {
@@ -392,11 +399,11 @@ impl Report {
 
     /// The rules that the result depends on, and where they fired.
     fn show_rules(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut by_rule: Vec<(&str, Vec<String>)> = Vec::new();
+        let mut by_rule: Vec<(&str, Vec<&Firing>)> = Vec::new();
         for firing in self.firings.iter().filter(|f| f.kept) {
             match by_rule.iter_mut().find(|(r, _)| *r == firing.rule) {
-                Some((_, list)) => list.push(location(firing)),
-                None => by_rule.push((&firing.rule, vec![location(firing)])),
+                Some((_, list)) => list.push(firing),
+                None => by_rule.push((&firing.rule, vec![firing])),
             }
         }
         if by_rule.is_empty() {
@@ -405,9 +412,9 @@ impl Report {
         let width = by_rule.iter().map(|(r, _)| r.len()).max().unwrap_or(0);
         writeln!(f, "\n{:<width$}  times  at the model's nodes", "rule")?;
         for (rule, places) in by_rule {
-            let (named, unnamed): (Vec<_>, Vec<_>) = places.iter().partition(|p| *p != WRITTEN);
+            let (unnamed, named): (Vec<&Firing>, Vec<&Firing>) = places.iter().partition(|f| f.is_on_written());
             let shown = named.len().min(MAX_PLACES);
-            let mut list: Vec<String> = named[..shown].iter().map(|p| p.to_string()).collect();
+            let mut list: Vec<String> = named[..shown].iter().map(|f| location(f)).collect();
             if named.len() > shown {
                 list.push(format!("and {} more", named.len() - shown));
             }
@@ -517,7 +524,7 @@ impl Report {
 }
 
 fn location(f: &Firing) -> String {
-    if f.nodes.is_empty() { WRITTEN.to_string() } else { f.nodes.join(" and ") }
+    if f.is_on_written() { WRITTEN.to_string() } else { f.nodes.join(" and ") }
 }
 
 /// Wraps the words of a list at that width, unless one word is longer.

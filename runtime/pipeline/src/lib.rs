@@ -37,6 +37,12 @@ pub fn load(path: &Path, program: Arc<Program>, options: &import::Options) -> Re
     import::load_with(path, program, options, &FOLDER)
 }
 
+/// Exports a graph as an ONNX model: see [`export::export`].
+#[cfg(feature = "onnx")]
+pub fn export(graph: &Graph) -> Result<export::Export> {
+    export::export(graph, &FOLDER)
+}
+
 /// Optimises a graph: see [`optimize::optimize`].
 ///
 /// # Errors

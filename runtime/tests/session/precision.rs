@@ -14,7 +14,7 @@ use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
 use super::gpu;
-use hypatia::precision::deviation;
+use hypatia::internal::deviation;
 use hypatia::session::{Model, Options, Safety};
 use hypatia_cuda::tuner::Tuner;
 use hypatia_library as library;

@@ -220,7 +220,7 @@ fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     let mut out = sums(kernel, ArgKind::Input(DType::F32)).to_vec();
     out.push(Arg::written(0, kernel.problem.dtype, "batch x queries x value, with its strides"));
     let about = "elements of out0 between neighbours along the batch's axes, queries and values";
-    out.push(Arg::named("out0_strides", ArgKind::Sizes(AXES), about));
+    out.push(Arg::strides("out0", AXES, about));
     out.extend(lse(&kernel.problem));
     out.push(Arg::rows("queries of all heads"));
     let sizes = [
@@ -252,10 +252,11 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
         out.extend(lse(of));
     }
     out.extend(read(&of.inputs, FACTORS));
-    out.extend(sizes());
+    out.extend(sizes(ArgRole::TiledRows, ArgRole::Named));
     out.push(section());
     if t.chunk > 0 {
-        out.push(Arg::named("chunks", ArgKind::Size, format!("chunks of {} keys, ceil(keys / {0})", t.chunk)));
+        let about = format!("chunks of {} keys, ceil(keys / {0})", t.chunk);
+        out.push(Arg::size("chunks", ArgRole::Problems, &about));
     }
     out.extend(masked(of.intervals, t.rows(), t.keys));
     out
@@ -272,21 +273,21 @@ pub(super) fn read(operands: &[Operand], factors: usize) -> Vec<Arg> {
         }
         out.push(Arg::read(at, o.dtype, "read with its strides"));
         let about = format!("elements of in{at} between neighbours along the batch's axes, queries and keys");
-        out.push(Arg::named(format!("in{at}_strides"), ArgKind::Sizes(AXES), about));
+        out.push(Arg::strides(&format!("in{at}"), AXES, about));
     }
     out
 }
 
-/// The sizes.
-pub(super) fn sizes() -> [Arg; 5] {
+/// The sizes. One of queries and keys is divided into tiles.
+pub(super) fn sizes(queries: ArgRole, keys: ArgRole) -> [Arg; 5] {
     [
-        ("queries", "queries of each head"),
-        ("keys", "keys of each head, above 0"),
-        ("batch0", "first axis of the batch"),
-        ("batch1", "second axis of the batch"),
-        ("batch2", "third axis of the batch"),
+        ("queries", queries, "queries of each head"),
+        ("keys", keys, "keys of each head, above 0"),
+        ("batch0", ArgRole::Problems, "first axis of the batch"),
+        ("batch1", ArgRole::Problems, "second axis of the batch"),
+        ("batch2", ArgRole::Problems, "third axis of the batch"),
     ]
-    .map(|(name, about)| Arg::named(name, ArgKind::Size, about))
+    .map(|(name, role, about)| Arg::size(name, role, about))
 }
 
 /// How many heads blocks work on at a time.
@@ -299,7 +300,7 @@ pub(super) fn lse(of: &AttentionProblem) -> Vec<Arg> {
     let strides = "elements of out1 between neighbours along the batch's axes and queries";
     let both = [
         Arg::written(1, DType::F32, "batch x queries: the log-sum-exp of each query's scores"),
-        Arg::named("out1_strides", ArgKind::Sizes(AXES), strides),
+        Arg::strides("out1", AXES, strides),
     ];
     both.into_iter().filter(|_| of.lse).collect()
 }

@@ -8,7 +8,7 @@ use minijinja::{Value, context};
 use super::attention::{AXES, masked, read, sizes};
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, loaded};
-use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::attention::{Along, BATCH};
@@ -147,7 +147,7 @@ fn arguments(kernel: &AttentionGradKernel) -> Vec<Arg> {
     let (of, t) = (&kernel.problem, &kernel.tiling);
     let strides = |name: &str, rows: &str| {
         let about = format!("elements of {name} between neighbours along the batch's axes, {rows} and elements");
-        Arg::named(format!("{name}_strides"), ArgKind::Sizes(AXES), about)
+        Arg::strides(name, AXES, about)
     };
     let factors = [
         ("batch x queries x head", "queries"),
@@ -168,7 +168,10 @@ fn arguments(kernel: &AttentionGradKernel) -> Vec<Arg> {
         out.extend([Arg::written(i, of.dtype, about), strides(&format!("out{i}"), rows)]);
     }
     out.extend(read(&of.inputs, FACTORS));
-    out.extend(sizes());
+    out.extend(match kernel.side {
+        GradSide::Queries => sizes(ArgRole::TiledRows, ArgRole::Named),
+        GradSide::Keys => sizes(ArgRole::Named, ArgRole::TiledRows),
+    });
     out.extend(masked_rows(kernel, t.rows, t.columns));
     out
 }

@@ -7,7 +7,7 @@ use minijinja::context;
 
 use super::attention::{AXES, FACTORS, Scores, flag, lse, malformed, masked, read, section, sizes};
 use super::tiles::Tiles;
-use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 
@@ -60,7 +60,7 @@ fn arguments(kernel: &WarpAttention) -> Vec<Arg> {
     let (of, t) = (&kernel.problem, &kernel.tiling);
     let strides = |name: &str, rows: &str| {
         let about = format!("elements of {name} between neighbours along the batch's axes, {rows} and elements");
-        Arg::named(format!("{name}_strides"), ArgKind::Sizes(AXES), about)
+        Arg::strides(name, AXES, about)
     };
     let factors =
         [("batch x queries x head", "queries"), ("batch x keys x head", "keys"), ("batch x keys x value", "keys")];
@@ -71,7 +71,7 @@ fn arguments(kernel: &WarpAttention) -> Vec<Arg> {
     out.extend([Arg::written(0, of.dtype, "batch x queries x value"), strides("out0", "queries")]);
     out.extend(lse(of));
     out.extend(read(&of.inputs, FACTORS));
-    out.extend(sizes());
+    out.extend(sizes(ArgRole::TiledRows, ArgRole::Named));
     out.push(section());
     out.extend(masked(of.intervals, t.rows, t.keys));
     out

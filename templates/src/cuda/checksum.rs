@@ -65,7 +65,7 @@ fn sizes(list: &[(&str, &str)]) -> Vec<Arg> {
 }
 
 fn strides(name: &str, axes: &str, count: usize) -> Arg {
-    Arg::named(format!("{name}_strides"), ArgKind::Sizes(count), format!("elements of {name} between {axes}"))
+    Arg::strides(name, count, format!("elements of {name} between {axes}"))
 }
 
 /// Prints the sums of a right factor.

@@ -8,7 +8,7 @@ use minijinja::{Value, context};
 
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded};
-use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
@@ -130,7 +130,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let [m, n] = t.cluster;
     let factor = |i: usize, dense: bool, part: usize, about: &str| {
         let lead = if dense { [TILE_K, part] } else { [BOX, TILE_K] };
-        Arg::map(format!("in{i}_map"), super::ArgRole::Read(i), kernel.factor, lead, about)
+        Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about)
     };
     let [a, b] = kernel.dense_k;
     // A box of each of two right factors; of one, a block of the cluster loads its part.
@@ -141,27 +141,27 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     out.extend((1..kernel.factors()).map(|i| factor(i, b, part, right)));
     let result = [kernel.chunk(), BOX];
     let shape = "batches x rows x columns";
-    out.push(Arg::map("out0_map".into(), super::ArgRole::Written(0), kernel.output, result, shape));
+    out.push(Arg::map("out0_map".into(), ArgRole::Written(0), kernel.output, result, shape));
     let fetched = kernel.fetched();
     for (i, o) in kernel.inputs.iter().enumerate() {
         let at = i + kernel.factors();
         if fetched.contains(&i) {
-            out.push(Arg::map(format!("in{at}_map"), super::ArgRole::Read(at), o.dtype, result, shape));
+            out.push(Arg::map(format!("in{at}_map"), ArgRole::Read(at), o.dtype, result, shape));
             continue;
         }
         out.push(Arg::read(at, o.dtype, about(&o.access, shape)));
         if o.access == Access::Strided {
             let about = format!("elements of in{at} between neighbouring products, rows and columns");
-            out.push(Arg::named(format!("in{at}_strides"), ArgKind::Sizes(3), about));
+            out.push(Arg::strides(&format!("in{at}"), 3, about));
         }
     }
     let sizes = [
-        ("rows", "rows of each product"),
-        ("columns", "columns of each product"),
-        ("depth", "length of the sums, above 0"),
-        ("batches", "products"),
+        ("rows", ArgRole::TiledRows, "rows of each product"),
+        ("columns", ArgRole::TiledColumns, "columns of each product"),
+        ("depth", ArgRole::Named, "length of the sums, above 0"),
+        ("batches", ArgRole::Problems, "products"),
     ];
-    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out.extend(sizes.map(|(name, role, about)| Arg::size(name, role, about)));
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }

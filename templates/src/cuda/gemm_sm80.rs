@@ -9,7 +9,7 @@ use minijinja::{Value, context};
 use super::gemm::EPILOGUE;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
-use super::{Arg, ArgKind, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm};
@@ -108,7 +108,7 @@ fn input(at: usize, o: &Operand) -> Value {
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
     let strides = |name: &str, count: usize| {
         let axes = ["outer products", "inner products", "rows", "columns"][..count].join(", ");
-        Arg::named(format!("{name}_strides"), ArgKind::Sizes(count), format!("elements of {name} between {axes}"))
+        Arg::strides(name, count, format!("elements of {name} between {axes}"))
     };
     let mut out = Vec::new();
     let by_k = ["products x rows x depth", "products x columns x depth"];
@@ -127,13 +127,13 @@ fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
         }
     }
     let sizes = [
-        ("rows", "rows of each product"),
-        ("columns", "columns of each product"),
-        ("depth", "length of the sums"),
-        ("outer", "outer products"),
-        ("inner", "inner products of each outer one"),
+        ("rows", ArgRole::TiledRows, "rows of each product"),
+        ("columns", ArgRole::TiledColumns, "columns of each product"),
+        ("depth", ArgRole::Named, "length of the sums"),
+        ("outer", ArgRole::Problems, "outer products"),
+        ("inner", ArgRole::Problems, "inner products of each outer one"),
     ];
-    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out.extend(sizes.map(|(name, role, about)| Arg::size(name, role, about)));
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }

@@ -25,7 +25,7 @@ pub(super) fn emit(program: &Program, kernel: &JoinSumsKernel) -> Result<CudaSou
         return Err(EmitError::Malformed(format!("kernel `{}`: sums of no floats", kernel.name)));
     }
     let name = identifier("hypatia_", &kernel.name);
-    let mut args = vec![Arg::named("sums", ArgKind::Input(kernel.sums), format!("parts x {count} x columns"))];
+    let mut args = vec![Arg::sums(ArgKind::Input(kernel.sums), format!("parts x {count} x columns"))];
     args.extend(kernel.outputs.iter().enumerate().map(|(i, d)| Arg::written(i, *d, "one element a column")));
     args.push(Arg::named("parts", ArgKind::Size, "sums that are added up"));
     args.push(Arg::named("columns", ArgKind::Size, "columns of each result"));

@@ -9,7 +9,8 @@ use minijinja::{Value, context};
 use super::pointwise::declarations;
 use super::term::{Functions, Lowered, compute_name, widen};
 use super::{
-    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render,
+    storage,
 };
 use hypatia_dsl::builtin::{BuiltinScalar, ScatterReduction};
 use hypatia_dsl::dtype::DType;
@@ -86,7 +87,7 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
     if !dtype.is_int() || axes > MAX_RANK {
         return Err(malformed(&kernel.name, "a product of no integers, or of more than 16 axes"));
     }
-    let strides = |i: usize, of: &str| Arg::named(format!("in{i}_strides"), ArgKind::Sizes(axes), of);
+    let strides = |i: usize, of: &str| Arg::strides(&format!("in{i}"), axes, of);
     let about = About {
         name: &kernel.name,
         doc: &kernel.doc,
@@ -96,7 +97,7 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
             Arg::read(0, dtype, "m x k, read with its strides"),
             Arg::read(1, dtype, "k x n, read with its strides"),
             Arg::written(0, dtype, "m x n, row-major; one after the other"),
-            Arg::named("sizes", ArgKind::Sizes(axes), "sizes of the axes that number the products, then m and n"),
+            Arg::axes(axes, "sizes of the axes that number the products, then m and n"),
             Arg::named("k", ArgKind::Size, "terms of a sum"),
             strides(0, "elements between neighbours along those axes, then along m and k"),
             strides(1, "elements between neighbours along those axes, then along k and n"),
@@ -124,12 +125,8 @@ fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
     }
     match kernel.role {
         Running::Whole => {}
-        Running::Sums => {
-            args.push(Arg::named("sums", ArgKind::Output(sums), "a sum for each chunk but the last, and line"))
-        }
-        Running::Chunks => {
-            args.push(Arg::named("sums", ArgKind::Input(sums), "a sum for each chunk but the last, and line"))
-        }
+        Running::Sums => args.push(Arg::sums(ArgKind::Output(sums), "a sum for each chunk but the last, and line")),
+        Running::Chunks => args.push(Arg::sums(ArgKind::Input(sums), "a sum for each chunk but the last, and line")),
     }
     for (name, meaning) in
         [("outer", "lines one after the other"), ("size", "elements"), ("inner", "lines side by side")]
@@ -200,18 +197,17 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
         .iter()
         .map(|name| match *name {
             "in0" => Arg::read(0, kernel.dtype, "read with its strides"),
-            "from" => Arg::named(*name, ArgKind::Input(DType::I64), "positions: sorted runs, with their strides"),
-            _ => Arg::named(*name, ArgKind::Output(DType::I64), "positions, with their strides"),
+            "from" => {
+                let about = "positions: sorted runs, with their strides";
+                Arg::with(ArgRole::From, *name, ArgKind::Input(DType::I64), about)
+            }
+            _ => Arg::with(ArgRole::To, *name, ArgKind::Output(DType::I64), "positions, with their strides"),
         })
         .collect();
-    args.push(Arg::named(
-        "sizes",
-        ArgKind::Sizes(axes),
-        "sizes: of the axes that number the lines, then of the one that is sorted",
-    ));
+    args.push(Arg::axes(axes, "sizes: of the axes that number the lines, then of the one that is sorted"));
     for name in operands {
         let about = format!("elements of {name} between neighbours along each of these axes");
-        args.push(Arg::named(format!("{name}_strides"), ArgKind::Sizes(axes), about));
+        args.push(Arg::strides(name, axes, about));
     }
     if kernel.indices {
         args.push(Arg::named("size", ArgKind::Size, "size of the axis that in0 indexes"));
@@ -335,7 +331,12 @@ pub(super) fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaS
         args: vec![
             Arg::read(1, index, "the indices; negative ones count from the end"),
             Arg::read(2, dtype, "rows x n, row-major"),
-            Arg::named("order", ArgKind::Input(DType::I64), "positions of the indices in the order in which they lead"),
+            Arg::with(
+                ArgRole::Order,
+                "order",
+                ArgKind::Input(DType::I64),
+                "positions of the indices in the order in which they lead",
+            ),
             Arg::written(0, dtype, "size x n, row-major; it is read too"),
             Arg::named("size", ArgKind::Size, "rows of out0"),
             Arg::rows("rows of in2"),

@@ -37,10 +37,9 @@ struct Form {
 fn form(kernel: &MoveKernel) -> Form {
     let dtype = kernel.dtype;
     let out = |about: &str| Arg::written(0, dtype, about);
-    let sizes = |rank: usize, about: &str| Arg::named("sizes", ArgKind::Sizes(rank), about);
-    let strides = |i: usize, rank: usize| {
-        Arg::named(format!("in{i}_strides"), ArgKind::Sizes(rank), "elements between neighbours along each axis")
-    };
+    let sizes = |rank: usize, about: &str| Arg::axes(rank, about);
+    let strides =
+        |i: usize, rank: usize| Arg::strides(&format!("in{i}"), rank, "elements between neighbours along each axis");
     let row_major = "all elements in row-major order";
     match kernel.moves {
         Move::Concat { count, axis, rank } => {
@@ -181,12 +180,8 @@ pub(super) fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSou
     let args = vec![
         Arg::read(0, dtype, "read with its strides"),
         Arg::written(0, DType::I64, "one position a row"),
-        Arg::named(
-            "sizes",
-            ArgKind::Sizes(axes),
-            "sizes: of the axes that number the rows, then of the one that is searched",
-        ),
-        Arg::named("in0_strides", ArgKind::Sizes(axes), "elements between neighbours along each of these axes"),
+        Arg::axes(axes, "sizes: of the axes that number the rows, then of the one that is searched"),
+        Arg::strides("in0", axes, "elements between neighbours along each of these axes"),
     ];
     let entries: Vec<Entry> = SEARCHES
         .iter()

@@ -276,10 +276,10 @@ fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, stri
         .collect();
     out.extend(outputs.iter().enumerate().map(|(i, (_, d))| Arg::written(i, *d, full)));
     if strided {
-        out.push(Arg::named("sizes", ArgKind::Sizes(rank), format!("sizes of the {rank} axes of the outputs")));
+        out.push(Arg::axes(rank, format!("sizes of the {rank} axes of the outputs")));
         for o in operands.iter().filter(|o| o.access == "strided") {
             let about = format!("elements between neighbours along each axis of {}, 0 where it is repeated", o.name);
-            out.push(Arg::named(format!("{}_strides", o.name), ArgKind::Sizes(rank), about));
+            out.push(Arg::strides(&o.name, rank, about));
         }
     } else {
         if !flat {

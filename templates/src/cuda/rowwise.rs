@@ -530,7 +530,7 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     }
     if let Some(ty) = kernel.sum_type() {
         let about = format!("blocks x {} x n: each block's sums over its rows", kernel.sums.len());
-        out.push(Arg::named("sums", ArgKind::Output(ty), about));
+        out.push(Arg::sums(ArgKind::Output(ty), about));
     }
     if !kernel.strided() {
         out.push(Arg::rows("number of rows"));
@@ -539,12 +539,12 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     }
     let [outer, inner] = kernel.axes;
     let about = format!("sizes: of the axes that number the rows ({outer}), then of those that make a row ({inner})");
-    out.push(Arg::named("sizes", ArgKind::Sizes(outer + inner), about));
+    out.push(Arg::axes(outer + inner, about));
     let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (format!("in{i}"), *a));
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (format!("out{i}"), o.1));
     for (name, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
         let about = format!("elements between neighbours along each of these axes of {name}, 0 where it is repeated");
-        out.push(Arg::named(format!("{name}_strides"), ArgKind::Sizes(outer + inner), about));
+        out.push(Arg::strides(&name, outer + inner, about));
     }
     out
 }

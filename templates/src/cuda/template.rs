@@ -18,7 +18,8 @@ use super::pointwise::{declarations, default_type};
 use super::problem::{Problem, Wrong};
 use super::term::{Functions, compute_name, inlining, widen};
 use super::{
-    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, configure, identifier, render, storage, tidy,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, configure, identifier, render,
+    storage, tidy,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Head, Kernel, Pat, Program};
@@ -286,8 +287,10 @@ fn epilogue_call(operands: &[(usize, Access)], value: &str, row: &str, col: &str
 fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
     let arg = |name: String, kind: ArgKind, about: String| Arg::named(name, kind, about);
     let mut out: Vec<Arg> = Vec::new();
-    for t in &filling.inputs {
-        out.push(arg(t.name.clone(), ArgKind::Input(t.dtype), format!("{} axes, with their strides", t.rank)));
+    let input = |i: usize| if filling.epilogue.is_some() { ArgRole::Factor(i) } else { ArgRole::Read(i) };
+    for (i, t) in filling.inputs.iter().enumerate() {
+        let about = format!("{} axes, with their strides", t.rank);
+        out.push(Arg::with(input(i), &t.name, ArgKind::Input(t.dtype), about));
     }
     let operands = filling.epilogue.map_or(&[] as &[Operand], |e| e.1);
     for (i, o) in operands.iter().enumerate() {
@@ -300,8 +303,8 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
         };
         out.push(Arg::read(i, o.dtype, about));
     }
-    for t in &filling.outputs {
-        out.push(arg(t.name.clone(), ArgKind::Output(t.dtype), "row-major".into()));
+    for (i, t) in filling.outputs.iter().enumerate() {
+        out.push(Arg::with(ArgRole::Written(i), &t.name, ArgKind::Output(t.dtype), "row-major"));
     }
     if filling.epilogue.is_some() {
         for (name, about) in
@@ -317,11 +320,11 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
             out.push(arg(format!("{}_sizes", t.name), ArgKind::Sizes(axes), format!("sizes of {}", t.name)));
         }
         let about = format!("elements between neighbours along each axis of {}", t.name);
-        out.push(arg(format!("{}_strides", t.name), ArgKind::Sizes(axes), about));
+        out.push(Arg::strides(&t.name, axes, about));
     }
     for (i, _) in operands.iter().enumerate().filter(|(_, o)| o.access == Access::Strided) {
         let about = format!("elements of in{i} between neighbouring products, rows and columns");
-        out.push(arg(format!("in{i}_strides"), ArgKind::Sizes(3), about));
+        out.push(Arg::strides(&format!("in{i}"), 3, about));
     }
     out
 }

@@ -60,16 +60,13 @@ pub(super) enum Rows {
 /// The arguments of a tiled kernel whose product is the number of its problems, and those that it
 /// divides into tiles, each with the size of a tile.
 pub fn tile_counts(source: &CudaSource) -> (Vec<String>, Vec<(String, u32)>) {
-    let has = |name: &str| source.args.iter().any(|a| a.name == name);
     let Some(Geometry::Tiles { rows, columns, .. }) = source.entries.first().map(|e| e.geometry) else {
         return (Vec::new(), Vec::new());
     };
-    let batches = ["batches", "outer", "inner", "batch0", "batch1", "batch2", "chunks"];
-    let tiles = [("rows", rows), ("queries", rows), ("columns", columns)];
-    (
-        batches.into_iter().filter(|n| has(n)).map(String::from).collect(),
-        tiles.into_iter().filter(|(n, _)| has(n)).map(|(n, size)| (n.into(), size)).collect(),
-    )
+    let of_role = |role| source.args.iter().filter(move |a| a.role == role).map(|a| a.name.clone());
+    let tiles = [(ArgRole::TiledRows, rows), (ArgRole::TiledColumns, columns)];
+    let tiles = tiles.into_iter().flat_map(|(role, size)| of_role(role).map(move |name| (name, size)));
+    (of_role(ArgRole::Problems).collect(), tiles.collect())
 }
 
 impl Rows {
@@ -82,8 +79,8 @@ impl Rows {
             }
             _ if source.args.iter().any(|a| a.role == ArgRole::RowLength) => Rows::Arguments,
             _ => {
-                let axes = source.args.iter().find_map(|a| match a.kind {
-                    ArgKind::Sizes(axes) if a.name == "sizes" => Some(axes),
+                let axes = source.args.iter().find_map(|a| match (a.role, a.kind) {
+                    (ArgRole::Axes, ArgKind::Sizes(axes)) => Some(axes),
                     _ => None,
                 });
                 match axes.and_then(|axes| Some((outer_axes(body, axes)?, axes))) {
@@ -110,6 +107,11 @@ impl Rows {
         matches!(self, Rows::Arguments) && !source.args.iter().any(|a| a.role == ArgRole::Rows)
     }
 
+    /// True if the number and the length of rows are products of sizes.
+    pub(super) fn multiplies(&self) -> bool {
+        matches!(self, Rows::Sizes { .. })
+    }
+
     /// Statements that compute the number and the length of rows.
     pub(super) fn derived(&self, language: Language) -> Vec<String> {
         let Rows::Sizes { outer, axes } = self else { return Vec::new() };
@@ -126,100 +128,142 @@ impl Rows {
     }
 }
 
+/// What a choice depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Quantity {
+    /// The number of rows.
+    Rows,
+    /// The length of a row.
+    Length,
+    /// Whether no operand's rows lie densely.
+    Apart,
+    /// The argument of that name: a number of problems, or a size that is divided into tiles.
+    Count(String),
+}
+
+impl Quantity {
+    /// Its name in the function that chooses.
+    fn name(&self) -> &str {
+        match self {
+            Quantity::Rows => "rows",
+            Quantity::Length => "n",
+            Quantity::Apart => "apart",
+            Quantity::Count(name) => name,
+        }
+    }
+}
+
+/// An expression, and the quantities that it reads.
+struct Expression {
+    text: String,
+    reads: Vec<Quantity>,
+}
+
+/// An entry point: the launch, and the condition under which it is taken.
+struct Case {
+    condition: Option<Expression>,
+    launch: Expression,
+}
+
 /// The cases of a choice.
 pub(super) struct Choice {
-    /// The names of the parameters of the function that chooses.
-    names: Vec<String>,
-    /// The same with their types.
-    params: Vec<String>,
+    language: Language,
+    /// The parameters of the function that chooses.
+    params: Vec<Quantity>,
     /// What is passed for them.
     pub(super) call: Vec<String>,
-    /// A condition, and the launch if it holds.
-    cases: Vec<(Option<String>, String)>,
+    /// The cases, in order.
+    cases: Vec<Case>,
 }
 
 impl Choice {
     pub(super) fn of(source: &CudaSource, work: &Rows, language: Language) -> Choice {
-        let mut params: Vec<(String, String)> = match work {
+        let mut params: Vec<Quantity> = match work {
             Rows::Declared => Vec::new(),
-            Rows::Tiles { batches, tiles } => {
-                batches.iter().chain(tiles.iter().map(|(n, _)| n)).map(|n| (n.clone(), n.clone())).collect()
-            }
-            _ if work.is_flat(source) => vec![("n".into(), "n".into())],
-            _ => ["rows", "n"].map(|n| (n.to_string(), n.to_string())).to_vec(),
+            Rows::Tiles { batches, tiles } => counts(batches, tiles),
+            _ if work.is_flat(source) => vec![Quantity::Length],
+            _ => vec![Quantity::Rows, Quantity::Length],
         };
+        let mut call: Vec<String> = params.iter().map(|p| p.name().to_string()).collect();
         // One thread a row pays where no operand's rows lie densely.
         if source.entries.iter().any(|e| matches!(e.geometry, Geometry::Columns { .. })) {
             let apart = source.args.iter().filter_map(|a| match a.kind {
-                ArgKind::Sizes(count) if a.name.ends_with("_strides") => {
-                    Some(format!("{}[{}] != 1", spelled(&a.name), count - 1))
-                }
+                ArgKind::Strides(count) => Some(format!("{}[{}] != 1", spelled(&a.name), count - 1)),
                 _ => None,
             });
-            params.push(("apart".into(), apart.collect::<Vec<_>>().join(language.and())));
+            params.push(Quantity::Apart);
+            call.push(apart.collect::<Vec<_>>().join(language.and()));
         }
         let many = |e: &&crate::cuda::Entry| matches!(e.geometry, Geometry::Columns { .. });
         let columns = source.entries.iter().enumerate().filter(|(_, e)| many(e));
         let others = source.entries.iter().enumerate().filter(|(_, e)| !many(e));
         let mut cases: Vec<_> = columns.chain(others).map(|(i, e)| case(i, e.geometry, work, language)).collect();
         // The last resort has no condition.
-        if let Some((condition, _)) = cases.last_mut() {
-            *condition = None;
+        if let Some(last) = cases.last_mut() {
+            last.condition = None;
         }
-        Choice {
-            names: params.iter().map(|(name, _)| name.clone()).collect(),
-            params: params.iter().map(|(name, _)| language.integer(name)).collect(),
-            call: params.into_iter().map(|(_, value)| value).collect(),
-            cases,
-        }
+        Choice { language, params, call, cases }
     }
 
     /// For the templates. Cases after the first without a condition are never reached.
     pub(super) fn value(&self) -> Value {
-        let end = self.cases.iter().position(|(c, _)| c.is_none()).map_or(self.cases.len(), |i| i + 1);
-        let cases: Vec<Value> = self.cases[..end]
-            .iter()
-            .map(|(condition, launch)| context! { condition => condition.clone(), launch => launch.clone() })
-            .collect();
-        let text = |(c, l): &(Option<String>, String)| format!("{} {l}", c.as_deref().unwrap_or_default());
-        let all: String = self.cases[..end].iter().map(text).collect();
-        let words: Vec<&str> = all.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
-        let unused: Vec<String> = self.names.iter().filter(|n| !words.contains(&n.as_str())).cloned().collect();
-        context! { params => self.params.join(", "), call => self.call.join(", "), unused => unused, cases => cases }
+        let end = self.cases.iter().position(|c| c.condition.is_none()).map_or(self.cases.len(), |i| i + 1);
+        let reached = &self.cases[..end];
+        let expressions = reached.iter().flat_map(|c| c.condition.iter().chain([&c.launch]));
+        let read: Vec<&Quantity> = expressions.flat_map(|e| &e.reads).collect();
+        let unused: Vec<_> = self.params.iter().filter(|p| !read.contains(p)).map(|p| p.name().to_string()).collect();
+        let params: Vec<String> = self.params.iter().map(|p| self.language.integer(p.name())).collect();
+        let text = |e: &Expression| e.text.clone();
+        let case = |c: &Case| context! { condition => c.condition.as_ref().map(text), launch => text(&c.launch) };
+        let cases: Vec<Value> = reached.iter().map(case).collect();
+        context! { params => params.join(", "), call => self.call.join(", "), unused => unused, cases => cases }
     }
 }
 
-/// The condition under which an entry point is taken, and its launch.
-fn case(entry: usize, geometry: Geometry, work: &Rows, language: Language) -> (Option<String>, String) {
+/// The numbers of problems, and the sizes that are divided into tiles.
+fn counts(batches: &[String], tiles: &[(String, u32)]) -> Vec<Quantity> {
+    batches.iter().chain(tiles.iter().map(|(name, _)| name)).cloned().map(Quantity::Count).collect()
+}
+
+/// When an entry point is taken, and its launch.
+fn case(entry: usize, geometry: Geometry, work: &Rows, language: Language) -> Case {
+    use Quantity::{Apart, Length, Rows as Count};
     let f = language.prefix();
     let ceil = |what: &str, by: u32| match by {
         1 => what.to_string(),
         _ => format!("{f}ceil({what}, {by})"),
     };
     let line = |blocks: String, cluster: u32, block: u32| format!("{f}line({entry}, {blocks}, {cluster}, {block})");
+    let always = |text: String, reads: Vec<Quantity>| Case { condition: None, launch: Expression { text, reads } };
     match geometry {
-        Geometry::Flat { block, vector } => (None, line(ceil("n", block * vector), 1, block)),
-        Geometry::Grid { block, vector } => (None, format!("{f}plane({entry}, rows, n, {block}, {vector})")),
-        Geometry::Rows { block, threads, up_to } => {
-            (up_to.map(|most| format!("n <= {most}")), line(ceil("rows", block / threads), 1, block))
+        Geometry::Flat { block, vector } => always(line(ceil("n", block * vector), 1, block), vec![Length]),
+        Geometry::Grid { block, vector } => {
+            always(format!("{f}plane({entry}, rows, n, {block}, {vector})"), vec![Count, Length])
         }
+        Geometry::Rows { block, threads, up_to } => Case {
+            condition: up_to.map(|most| Expression { text: format!("n <= {most}"), reads: vec![Length] }),
+            ..always(line(ceil("rows", block / threads), 1, block), vec![Count])
+        },
         Geometry::Columns { block } => {
             let either = match language {
                 Language::C => format!("(n < {FEW_ELEMENTS} || apart)"),
                 Language::Python => format!("(n < {FEW_ELEMENTS} or apart)"),
             };
-            let condition = format!("rows >= {MANY_ROWS}{}{either}", language.and());
-            (Some(condition), line(ceil("rows", block), 1, block))
+            let text = format!("rows >= {MANY_ROWS}{}{either}", language.and());
+            let condition = Some(Expression { text, reads: vec![Count, Length, Apart] });
+            Case { condition, ..always(line(ceil("rows", block), 1, block), vec![Count]) }
         }
-        Geometry::Clusters { block, blocks, .. } => (None, line("rows".into(), blocks, block)),
+        Geometry::Clusters { block, blocks, .. } => always(line("rows".into(), blocks, block), vec![Count]),
         Geometry::Tiles { block, cluster, .. } => {
-            let Rows::Tiles { batches, tiles } = work else { return (None, line("1".into(), cluster, block)) };
+            let Rows::Tiles { batches, tiles } = work else {
+                return always(line("1".into(), cluster, block), Vec::new());
+            };
             let of_tiles = tiles.iter().map(|(name, size)| ceil(name, *size));
             let factors: Vec<String> = batches.iter().cloned().chain(of_tiles).collect();
-            (None, line(factors.join(" * "), cluster, block))
+            always(line(factors.join(" * "), cluster, block), counts(batches, tiles))
         }
-        Geometry::Parts { block, parts } => (None, line(parts.to_string(), 1, block)),
-        Geometry::Problems { block, .. } => (None, line(ceil("n", block), 1, block)),
-        Geometry::Declared => (None, String::new()),
+        Geometry::Parts { block, parts } => always(line(parts.to_string(), 1, block), Vec::new()),
+        Geometry::Problems { block, .. } => always(line(ceil("n", block), 1, block), vec![Length]),
+        Geometry::Declared => always(String::new(), Vec::new()),
     }
 }

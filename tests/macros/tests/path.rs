@@ -1,9 +1,7 @@
 //! A module from a path: its Program, rewrites, builder methods, functions and kernels.
 #![allow(clippy::unwrap_used, missing_docs)]
-use hypatia::dsl::dtype::DType;
-use hypatia::dsl::shape::Dim;
-use hypatia::dsl::typing::TensorType;
-use hypatia::hypatia_rules;
+use hypatia::graph::{Dim, TensorType, Term, TermNode};
+use hypatia::{DType, hypatia_rules};
 
 hypatia_rules!(pub mod mine = "../../fusions.hyp");
 
@@ -23,15 +21,9 @@ fn a_module_from_a_path() {
     assert_eq!(g.ty(z), &ty(2, 4));
     assert!(mine::kernels::ALL.iter().any(|(n, d, s)| *n == "cube" && *d == DType::F32 && s.contains("s_cube")));
     assert!(mine::kernels::CUBE_BIAS_BF16.contains("__nv_bfloat16"));
-    let term = mine::program().scalars.iter().find_map(|s| match &s.body {
-        hypatia::dsl::ir::ScalarBody::Term(_) => None,
-        _ => {
-            let mut t = hypatia::dsl::scalar::Term::empty();
-            let acc = t.add(hypatia::dsl::scalar::TermNode::Acc);
-            t.roots.push(acc);
-            Some(t)
-        }
-    });
-    let source = mine::kernels::instantiate::cube_any(&term.unwrap(), DType::F32, &[], DType::F16, &[]).unwrap();
+    let mut term = Term::empty();
+    let acc = term.add(TermNode::Acc);
+    term.roots.push(acc);
+    let source = mine::kernels::instantiate::cube_any(&term, DType::F32, &[], DType::F16, &[]).unwrap();
     assert!(source.text.contains("__half"));
 }

@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use hypatia::dsl::dtype::DType;
-use hypatia::dsl::ir::Program;
-use hypatia::graph::{GraphBuilder, Var};
+use hypatia::graph::Var;
 use hypatia::weights::Weights;
-use hypatia::{Error, Graph, shape};
+use hypatia::{DType, Error, Graph, GraphBuilder, Program, shape};
 
 /// Sizes of a BERT encoder that do not follow from its weights.
 pub struct Config {

@@ -13,9 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use hypatia::session::{Model, Options};
 use hypatia::weights::Weights;
-use hypatia::{Error, Tensor, library, npz};
+use hypatia::{Error, Model, Options, Tensor, npz, rules};
 
 use bert::Config;
 use wordpiece::WordPiece;
@@ -67,7 +66,7 @@ fn example(folder: &Path, file: &Path, of_reference: &Path) -> Result<bool, Erro
 
     let weights = Weights::open(&folder.join("model.safetensors"))?;
     let started = Instant::now();
-    let graph = bert::encoder(library::load(&[])?, &weights, &Config::MINI_LM)?;
+    let graph = bert::encoder(rules::load(&[])?, &weights, &Config::MINI_LM)?;
     println!(
         "built     {} nodes from {} weights in {:.0?}",
         graph.nodes.len(),

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hypatia::executor::Executor;
-use hypatia::gpu::OnGpu;
+use hypatia::device::OnGpu;
+use hypatia::session::Executor;
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::typing::TensorType;

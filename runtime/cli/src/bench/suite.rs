@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anstream::eprintln;
 use clap::ValueEnum;
-use hypatia::precision::{deviation, is_f32};
+use hypatia::internal::{deviation, is_f32};
 use hypatia::session::{Model, Options};
 use hypatia_cuda::nvtx;
 use hypatia_dsl::dtype::DType;

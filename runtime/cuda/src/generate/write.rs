@@ -444,7 +444,7 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
                 ArgKind::Input(d) => ("input", d, 1),
                 ArgKind::Output(d) => ("output", d, 1),
                 ArgKind::Size => ("size", DType::I64, 1),
-                ArgKind::Sizes(n) => ("sizes", DType::I64, n),
+                ArgKind::Sizes(n) | ArgKind::Strides(n) => ("sizes", DType::I64, n),
                 ArgKind::Map { dtype, .. } => ("tensor_map", dtype, 1),
             };
             ArgEntry {

@@ -13,6 +13,7 @@ use hypatia_dsl::kernel::attention::{Along, AttentionProblem, AttentionTiling, B
 use hypatia_dsl::kernel::attention_sm80::WarpAttentionTiling;
 use hypatia_dsl::kernel::{Access, Operand, StoredTiling};
 use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::Work;
@@ -93,7 +94,7 @@ pub(super) struct Attended {
     /// The strides of what the scores read.
     strides: Vec<(String, Vec<i64>)>,
     /// What each input of the term reads, by its place among the step's operands.
-    reads: Vec<(String, View)>,
+    reads: Vec<(ArgRole, View)>,
     /// The keys of each query, if a mask hides some.
     intervals: Option<Vec<Interval>>,
     /// The strides of the log-sum-exp, if it is a result.
@@ -236,7 +237,7 @@ pub(super) struct Beside {
     pub along: Vec<[Along; BATCH + 2]>,
     /// The strides of each.
     pub of_inputs: Vec<(String, Vec<i64>)>,
-    pub views: Vec<(String, View)>,
+    pub views: Vec<(ArgRole, View)>,
 }
 
 impl Beside {
@@ -260,9 +261,9 @@ impl Beside {
             let access = if splat { Access::Splat } else { Access::Strided };
             out.inputs.push(Operand { dtype: view.dtype, access });
             out.along.push(axes);
-            let name = format!("in{}", i + factors);
-            out.of_inputs.push((format!("{name}_strides"), own.map(|s| s as i64).to_vec()));
-            out.views.push((name, view.clone()));
+            let place = i + factors;
+            out.of_inputs.push((format!("in{place}_strides"), own.map(|s| s as i64).to_vec()));
+            out.views.push((ArgRole::Read(place), view.clone()));
         }
         out
     }

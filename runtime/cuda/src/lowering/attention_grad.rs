@@ -11,6 +11,7 @@ use hypatia_dsl::kernel::StoredTiling;
 use hypatia_dsl::kernel::attention::BATCH;
 use hypatia_dsl::kernel::attention_grad::{AttentionGradKernel, AttentionGradProblem, AttentionGradTiling, GradSide};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermNode, prune};
+use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::attention::{Beside, Heads, Strides, ranges, shown};
@@ -36,7 +37,7 @@ pub struct GeneratedAttentionGrad {
     /// The strides of what the terms read.
     strides: Vec<(String, Vec<i64>)>,
     /// What each input of the terms reads, by its place among the step's operands.
-    reads: Vec<(String, View)>,
+    reads: Vec<(ArgRole, View)>,
     /// The keys of each query, if a mask hides some.
     intervals: Option<Vec<Interval>>,
     units: [usize; FACTORS],

@@ -14,7 +14,7 @@ use hypatia_graph::prim::Cumsum;
 use hypatia_plan::{GemmStep, ScanSplit, Step, View, collapse, row_major};
 
 /// The tile of a block of an integer product; must match `templates/product.cu.j2`.
-use hypatia_templates::cuda::PRODUCT_TILE;
+use hypatia_templates::cuda::{ArgRole, PRODUCT_TILE};
 
 type Kernels = Option<Vec<(Body, Work)>>;
 
@@ -61,7 +61,7 @@ pub(super) fn cumsum(step: &Step, how: Cumsum) -> Kernels {
         let work = work.sizes("chunks", &[parting.chunks]).sizes("length", &[parting.length]);
         (Body::Cumsum(kernel), work)
     };
-    let bound = |(body, work): (Body, Work), sums: &View| (body, work.view("sums", sums));
+    let bound = |(body, work): (Body, Work), sums: &View| (body, work.view(ArgRole::Sums, sums));
     Some(match step.workspace().first() {
         Some(sums) => vec![bound(role(Running::Sums), sums), bound(role(Running::Chunks), sums)],
         None => vec![role(Running::Whole)],
@@ -114,7 +114,8 @@ impl Sort<'_> {
                 indices: self.indices.is_some(),
                 role,
             };
-            let work = Work::new(rows, n).view("in0", self.of).view("to", view).sizes("sizes", &sizes);
+            let work =
+                Work::new(rows, n).view(ArgRole::Read(0), self.of).view(ArgRole::To, view).sizes("sizes", &sizes);
             let work = work.strides("in0_strides", of_x).strides("to_strides", strides);
             (Body::Sort(kernel), work.sizes("size", &[self.indices.unwrap_or(0)]))
         };
@@ -122,7 +123,10 @@ impl Sort<'_> {
         for i in 0..merges {
             let (body, merge) = work(lines, Sorting::Merge, written(i + 1));
             let (view, strides) = written(i);
-            out.push((body, merge.view("from", view).strides("from_strides", strides).sizes("run", &[SORT_TILE << i])));
+            out.push((
+                body,
+                merge.view(ArgRole::From, view).strides("from_strides", strides).sizes("run", &[SORT_TILE << i]),
+            ));
         }
         Some(out)
     }
@@ -146,6 +150,6 @@ pub(super) fn scatter(step: &Step, reduction: ScatterReduction) -> Kernels {
     let (name, doc) = ("scatter".into(), String::new());
     let kernel = ScatterKernel { name, doc, dtype: out.dtype, index: ids.dtype, reduction };
     let work = Work::new(ids.len(), updates.shape[1..].iter().product()).sizes("size", &[size]);
-    kernels.push((Body::Scatter(kernel), work.view("order", order)));
+    kernels.push((Body::Scatter(kernel), work.view(ArgRole::Order, order)));
     Some(kernels)
 }

@@ -30,7 +30,7 @@ use hypatia_dsl::kernel::{
     RowSumsKernel, RowwiseKernel, SumSplit,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
-use hypatia_templates::cuda::JOIN_COLUMNS;
+use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS};
 use hypatia_templates::instances::Body;
 
 use hypatia_graph::DeclaredLaunch;
@@ -47,9 +47,9 @@ pub struct Work {
     pub sizes: Vec<(String, Vec<i64>)>,
     /// Values of arguments that are strides, by name.
     pub strides: Vec<(String, Vec<i64>)>,
-    /// The views of pointer arguments that are not named by their index among the step's reads
-    /// (`in0`) or writes (`out0`).
-    pub views: Vec<(String, View)>,
+    /// The views of arguments that the step's reads and writes do not give: those of other roles,
+    /// and those whose position is another one in the step.
+    pub views: Vec<(ArgRole, View)>,
     /// The shapes of tensors that the copy engine moves, by argument.
     pub maps: Vec<(String, map_shape::MapShape)>,
     /// Byte offsets into the workspace, by argument: results that the next launch of the step
@@ -89,8 +89,8 @@ impl Work {
         Work { rows, n, ..Work::default() }
     }
 
-    fn view(mut self, name: &str, view: &View) -> Work {
-        self.views.push((name.into(), view.clone()));
+    fn view(mut self, role: ArgRole, view: &View) -> Work {
+        self.views.push((role, view.clone()));
         self
     }
 
@@ -181,13 +181,14 @@ fn row_sums(step: &Step, r: &RowwiseStep) -> Option<Vec<(Body, Work)>> {
     let split = SumSplit::of(r.rows, r.n)?;
     let outputs: Vec<DType> = kernel.sums.iter().map(|s| s.0).collect();
     let tiles = (outputs.len() * r.n).div_ceil(JOIN_COLUMNS);
-    let mut joined = Work::new(tiles, r.n).sizes("parts", &[split.parts]).sizes("columns", &[r.n]).view("sums", sums);
+    let mut joined =
+        Work::new(tiles, r.n).sizes("parts", &[split.parts]).sizes("columns", &[r.n]).view(ArgRole::Sums, sums);
     for (i, result) in step.writes.iter().skip(kernel.outputs.len()).take(outputs.len()).enumerate() {
-        joined = joined.view(&format!("out{i}"), result);
+        joined = joined.view(ArgRole::Written(i), result);
     }
     let join = JoinSumsKernel { name: "join_sums".into(), doc: String::new(), sums: sums.dtype, outputs };
     let rows = RowSumsKernel { kernel, n: r.n, split };
-    Some(vec![(Body::RowSums(rows), work.view("sums", sums)), (Body::JoinSums(join), joined)])
+    Some(vec![(Body::RowSums(rows), work.view(ArgRole::Sums, sums)), (Body::JoinSums(join), joined)])
 }
 
 fn copy(view: &View) -> (Body, Work) {

@@ -7,7 +7,7 @@
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::typing::TensorType;
-use hypatia_templates::cuda::identifier;
+use hypatia_templates::cuda::{ArgRole, identifier};
 use hypatia_templates::instances::Body;
 use hypatia_templates::instances::template::{Filled, of_gemm, of_tensors};
 
@@ -51,13 +51,16 @@ fn product(
     let types = [a.dtype, b.dtype, g.acc, out.dtype];
     let name = identifier("", &kernel.name);
     let filled = of_gemm(kernel, name, &g.term, &of_term, types, tune).ok()?;
-    let mut work = Work::new(sizes[0] * sizes[1], sizes[2]).view("a", a).view("b", b).view("out", out);
+    let mut work = Work::new(sizes[0] * sizes[1], sizes[2])
+        .view(ArgRole::Factor(0), a)
+        .view(ArgRole::Factor(1), b)
+        .view(ArgRole::Written(0), out);
     for (name, size) in ["batch", "m", "n", "k"].into_iter().zip(sizes) {
         work = work.sizes(name, &[size]);
     }
     work = work.strides("a_strides", &strides[0]).strides("b_strides", &strides[1]);
     for (i, ((operand, strides), view)) in operands.iter().zip(beside).enumerate() {
-        work = work.view(&format!("in{i}"), view);
+        work = work.view(ArgRole::Read(i), view);
         if operand.access == Access::Strided {
             work = work.strides(format!("in{i}_strides"), strides);
         }
@@ -79,17 +82,16 @@ fn tensors(
     let (inputs, outputs) = (types(reads), types(writes));
     let name = identifier("", &kernel.name);
     let filled = of_tensors(kernel, name, (&inputs, &outputs), step.attrs.clone(), tune).ok()?;
-    let named = |prefix: &str, views: &[View]| -> Vec<(String, View)> {
-        views.iter().enumerate().map(|(i, v)| (format!("{prefix}{i}"), v.clone())).collect()
-    };
+    let read = reads.iter().enumerate().map(|(i, v)| (ArgRole::Read(i), format!("in{i}"), v));
+    let written = writes.iter().enumerate().map(|(i, v)| (ArgRole::Written(i), format!("out{i}"), v));
     let mut work = Work::new(1, 1);
-    for (name, view) in named("in", reads).into_iter().chain(named("out", writes)) {
+    for (role, name, view) in read.chain(written) {
         // A value of rank 0 has one size, as the arguments have.
         let (sizes, strides) = match view.shape.is_empty() {
             true => (vec![1], vec![0]),
             false => (view.shape.clone(), view.strides.clone()),
         };
-        work = work.view(&name, &view).sizes(format!("{name}_sizes"), &sizes);
+        work = work.view(role, view).sizes(format!("{name}_sizes"), &sizes);
         work = work.strides(format!("{name}_strides"), &strides);
     }
     Some((filled, work))

@@ -113,7 +113,7 @@ impl Case {
 }
 
 /// A forward pass and the gradients of queries, keys and values, as products read them.
-fn case(dtype: DType, shape: [usize; 6], apart: bool, mask: &str) -> (Graph, Inputs) {
+pub(super) fn case(dtype: DType, shape: [usize; 6], apart: bool, mask: &str) -> (Graph, Inputs) {
     built(dtype, shape, apart, mask, true)
 }
 

@@ -8,6 +8,7 @@ use std::process::Command;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::attention_grad::GradSide;
 use hypatia_graph::Graph;
 use hypatia_optimize as optimize;
 use hypatia_pipeline as pipeline;
@@ -19,8 +20,8 @@ use hypatia_templates::launcher::{Launcher, launcher};
 use hypatia_testing::random::Random;
 use hypatia_testing::{list, ty};
 
-use super::pair;
 use super::tiled::case;
+use super::{attention_grad, pair};
 use crate::address::Location;
 use crate::kernel::{Argument, arguments, entry};
 use crate::lowering::timed::{Timed, kernel};
@@ -44,10 +45,12 @@ fn kernels(plan: &Plan, step: &Step) -> Vec<(Body, Work)> {
     let Action::Call(call) = &step.action else { return step_kernels(step) };
     let timed = kernel(plan, step).and_then(|k| Some((k, Timed::of(plan, (step, call, k))?)));
     let Some((kernel, timed)) = timed else { return Vec::new() };
-    // One with clusters, if there is one.
+    // One with clusters, and one that owns keys, if there are such.
     let all: Vec<_> = timed.plausible(kernel, 132).iter().flat_map(|w| timed.launches(w)).collect();
     let clustered = all.iter().find(|(body, _)| matches!(body, Body::Gemm(k) if k.tiling.blocks() > 1)).cloned();
-    all.into_iter().next().into_iter().chain(clustered).collect()
+    let of_keys = |body: &Body| matches!(body, Body::AttentionGrad(k) if k.side == GradSide::Keys);
+    let of_keys = all.iter().find(|(body, _)| of_keys(body)).cloned();
+    all.into_iter().next().into_iter().chain(clustered).chain(of_keys).collect()
 }
 
 fn planned(graph: &Graph, device: &str) -> Plan {
@@ -83,6 +86,8 @@ fn plans() -> Vec<Plan> {
     let y = g.call("attention", &[q, k, v], &[]).unwrap()[0];
     g.output("y", y);
     out.push(planned(&g, "h200"));
+    // Gradients of attention: one kernel's tiles are of queries, the other's of keys.
+    out.push(planned(&attention_grad::case(DType::BF16, [1, 2, 70, 200, 64, 64], true, "none").0, "a100"));
     // Many rows that lie side by side.
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let x = g.input("x", ty(DType::F32, &[40, 5000]));
@@ -173,7 +178,7 @@ impl Asked {
         let mut given = Vec::new();
         for (i, (arg, words)) in self.source.args.iter().zip(&words).enumerate() {
             given.push(match arg.kind {
-                ArgKind::Sizes(_) => {
+                ArgKind::Sizes(_) | ArgKind::Strides(_) => {
                     writeln!(text, "    const int64_t a{i}[] = {{{}}};", list(words)).unwrap();
                     format!("a{i}")
                 }
@@ -216,7 +221,7 @@ impl Asked {
         for ((i, arg), words) in self.source.args.iter().enumerate().zip(&words) {
             given.push(match arg.kind {
                 ArgKind::Input(d) | ArgKind::Output(d) => format!("Tensor({}, {:?})", address(i), torch(d)),
-                ArgKind::Sizes(_) => format!("{words:?}"),
+                ArgKind::Sizes(_) | ArgKind::Strides(_) => format!("{words:?}"),
                 ArgKind::Size => words[0].to_string(),
                 ArgKind::Map { dtype, .. } => {
                     let rank = (words[0] >> 8 & 255) as usize;
