@@ -63,8 +63,8 @@ pub mod rules {
     pub use hypatia_library::{load, load_with_domains};
 }
 
-/// What graphs are made of. [`GraphBuilder`](crate::GraphBuilder) writes formulas of [`Var`];
-/// [`Graph`](crate::Graph) has nodes.
+/// What graphs are made of. [`GraphBuilder`] writes formulas of [`Var`](graph::Var); a [`Graph`]
+/// has nodes.
 pub mod graph {
     pub use hypatia_dsl::ir::AttrValue;
     pub use hypatia_dsl::scalar::{Term, TermId, TermNode};
@@ -81,7 +81,7 @@ pub mod optimize {
     pub use hypatia_graph::fusions::Fusion;
     pub use hypatia_optimize::why_not::{Verdict, WhyNot};
     pub use hypatia_optimize::{
-        CompiledRule, Firing, Launches, Optimized, Options, Outcome, Report, Site, Summary, Unmet,
+        CompiledRule, Doubt, EqualLayers, Firing, Launches, Optimized, Options, Outcome, Report, Site, Summary, Unmet,
     };
     pub use hypatia_pipeline::{launches, optimize, why_not};
 }

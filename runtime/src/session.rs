@@ -342,7 +342,7 @@ impl Model {
         self.graph.outputs.iter().map(|(n, _)| n.as_str()).collect()
     }
 
-    /// How far an output may differ from its reference, for each output: see [`crate::compare`].
+    /// How far an output may differ from its reference, for each output: see `compare.rs`.
     pub fn tolerances(&self) -> Vec<Tolerance> {
         let mut tolerances = of_outputs(&self.graph);
         if self.options.tf32 && self.options.gpu.is_some() {
