@@ -39,12 +39,12 @@ impl Graph {
     /// depends on them.
     ///
     /// ```
-    /// use hypatia::dsl::dtype::DType;
-    /// use hypatia::graph::GraphBuilder;
-    /// use hypatia::session::{Model, Options};
-    /// use hypatia::{Tensor, library, shape};
+    /// use hypatia::DType;
+    /// use hypatia::GraphBuilder;
+    /// use hypatia::{Model, Options};
+    /// use hypatia::{Tensor, rules, shape};
     ///
-    /// let g = GraphBuilder::new(library::load(&[])?);
+    /// let g = GraphBuilder::new(rules::load(&[])?);
     /// let x = g.input("x", DType::F32, shape![2]);
     /// let w = g.input("w", DType::F32, shape![2]);
     /// g.output("loss", (x * w).tanh().sum(&[0], false));
