@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -114,11 +115,13 @@ def main() -> None:
     check(given.fsdp or hyp.report().hypatia > 0, f"no plan ran:\n{hyp.report()}")
     if rank == 0:
         print(f"parameters differ by {worst:.1e}")
-    # A thread of gloo lets go of the last collective's tensors after the result, and needs the
-    # interpreter's lock for it, with the group's own lock held. Ending the group meanwhile would
-    # wait for that with the interpreter's lock held: for ever. A barrier waits without it.
+    # A thread of gloo lets go of the last collective's tensors behind its result, and needs the
+    # interpreter's lock for it, with the group's own lock held. To end the group meanwhile, which
+    # waits for that with the interpreter's lock held, would take for ever. So all processes wait
+    # for each other and end without destructors.
     dist.barrier()
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
