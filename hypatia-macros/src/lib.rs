@@ -208,11 +208,12 @@ fn in_words(d: &Diagnostic, compiled: &Compilation) -> String {
 fn in_place(literal: &LitStr) -> SourceFile {
     let (text, written, span) = (literal.value(), literal.token().to_string(), literal.span());
     let opening = written.find('"').map_or(0, |quote| quote + 1);
+    // The compiler's own span, which there is since this runs in a macro.
     let start = span.unwrap().start();
     if !written[opening..].starts_with(&text) || start.line().max(start.column()) > FAR {
         return unsaved("<inline>", &text);
     }
-    let (lines, columns) = (start.line() - 1, start.column() - 1 + opening);
+    let (lines, columns) = (start.line().saturating_sub(1), start.column().saturating_sub(1) + opening);
     unsaved(&rust_file(span), &format!("{}{}{text}", "\n".repeat(lines), " ".repeat(columns)))
 }
 

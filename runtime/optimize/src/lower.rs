@@ -209,23 +209,28 @@ fn constant(
         constants.splats.entry(payload).or_insert(id);
         return Ok(egraph.add(Node::leaf(payload)));
     }
-    let mut h = FxHasher::default();
-    (tensor.dtype(), tensor.shape()).hash(&mut h);
-    let bytes = tensor.bytes();
-    // The ends are enough to distinguish most weights; the comparison below is exact.
-    bytes[..bytes.len().min(256)].hash(&mut h);
-    bytes[bytes.len() - bytes.len().min(256)..].hash(&mut h);
-    let same = constants.by_hash.entry(h.finish()).or_default();
-    for (leaf, other) in same.iter() {
-        let equal = Arc::ptr_eq(other, tensor)
-            || (other.dtype() == tensor.dtype() && other.shape() == tensor.shape() && other.bytes() == bytes);
-        if equal {
-            return Ok(egraph.add(Node::leaf(Payload::Leaf(*leaf))));
-        }
+    let same = constants.by_hash.entry(hash_of(tensor)).or_default();
+    if let Some((leaf, _)) = same.iter().find(|(_, other)| are_equal(other, tensor)) {
+        return Ok(egraph.add(Node::leaf(Payload::Leaf(*leaf))));
     }
     same.push((LeafId(egraph.analysis.leaves.len() as u32), tensor.clone()));
     let facts = stated.get(&id).copied().unwrap_or_else(|| tensor_facts(tensor, constants.facts));
     Ok(leaf(egraph, Leaf { ty, node: id, constant: true, facts, tensor: Some(tensor.clone()) }))
+}
+
+/// A hash of a tensor's type and the ends of its bytes, which distinguish most weights.
+pub(super) fn hash_of(tensor: &Tensor) -> u64 {
+    let mut h = FxHasher::default();
+    (tensor.dtype(), tensor.shape()).hash(&mut h);
+    let bytes = tensor.bytes();
+    bytes[..bytes.len().min(256)].hash(&mut h);
+    bytes[bytes.len() - bytes.len().min(256)..].hash(&mut h);
+    h.finish()
+}
+
+/// Whether two tensors have the same type and the same bytes.
+pub(super) fn are_equal(a: &Tensor, b: &Tensor) -> bool {
+    std::ptr::eq(a, b) || (a.dtype() == b.dtype() && a.shape() == b.shape() && a.bytes() == b.bytes())
 }
 
 /// If all elements are equal and f64 holds them exactly, the bits as f64.

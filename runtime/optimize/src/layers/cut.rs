@@ -100,7 +100,8 @@ impl<'a> Images<'a> {
         self.image(Value { node: self.small.node(self.layers.node(place))?, output })
     }
 
-    /// The same value a layer further on; a shared value is itself.
+    /// The same value a layer further on; a shared value is itself. `None` if it is not computed, or
+    /// if the value stands for nodes whose values differ further on.
     fn successor(&self, v: Value) -> Option<Value> {
         if self.shared[v.node.index()] {
             return Some(v);
@@ -108,7 +109,9 @@ impl<'a> Images<'a> {
         let further = |(p, output): &(Place, u32)| {
             (p.layer + 1 < KEPT).then(|| self.at(Place { layer: p.layer + 1, ..*p }, *output)).flatten()
         };
-        self.origins.get(&v)?.iter().find_map(further)
+        let mut successors = self.origins.get(&v)?.iter().filter_map(further);
+        let first = successors.next()?;
+        successors.all(|other| other == first).then_some(first)
     }
 
     /// The first cut that there is, from the end of a layer to its beginning.

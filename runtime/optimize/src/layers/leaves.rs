@@ -4,14 +4,12 @@
 //! is neither. Invariant: the elements of a layer's own constants are equal to those of no other
 //! constant of the run, and nothing outside the run reads a layer's own leaf.
 
-use std::hash::{Hash, Hasher};
-
 use hypatia_graph::{Graph, NodeId, NodeKind, Value, splat};
 use hypatia_tensor::tensor::Tensor;
-use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::super::facts::{self, NumericFacts};
-use super::super::lower::tensor_facts;
+use super::super::lower::{are_equal, hash_of, tensor_facts};
 use super::{Layers, Place, is_leaf};
 
 /// Which of several leaves that differ from layer to layer.
@@ -143,25 +141,15 @@ fn tensor(graph: &Graph, node: NodeId) -> Option<&Tensor> {
 /// Numbers for the contents of leaves: constants with the same elements have the same one.
 #[derive(Default)]
 struct Contents {
-    /// Constants by a hash of their type and the ends of their bytes.
+    /// Constants by [`hash_of`].
     by_hash: FxHashMap<u64, Vec<NodeId>>,
 }
 
 impl Contents {
     fn id(&mut self, graph: &Graph, node: NodeId) -> usize {
         let Some(of) = tensor(graph, node) else { return node.index() };
-        let bytes = of.bytes();
-        let mut h = FxHasher::default();
-        (of.dtype(), of.shape()).hash(&mut h);
-        // The ends distinguish most weights; the comparison below is exact.
-        bytes[..bytes.len().min(256)].hash(&mut h);
-        bytes[bytes.len() - bytes.len().min(256)..].hash(&mut h);
-        let list = self.by_hash.entry(h.finish()).or_default();
-        let same = |n: &&NodeId| {
-            tensor(graph, **n).is_some_and(|t| {
-                std::ptr::eq(t, of) || (t.dtype() == of.dtype() && t.shape() == of.shape() && t.bytes() == bytes)
-            })
-        };
+        let list = self.by_hash.entry(hash_of(of)).or_default();
+        let same = |n: &&NodeId| tensor(graph, **n).is_some_and(|t| are_equal(t, of));
         match list.iter().find(same) {
             Some(n) => n.index(),
             None => {
