@@ -100,8 +100,8 @@ impl<'a> Images<'a> {
         self.image(Value { node: self.small.node(self.layers.node(place))?, output })
     }
 
-    /// The same value a layer further on; a shared value is itself. `None` if it is not computed, or
-    /// if the value stands for nodes whose values differ further on.
+    /// The same value a layer further on; a shared value is itself. `None` if it is not computed,
+    /// or if the value stands for nodes whose values differ further on.
     fn successor(&self, v: Value) -> Option<Value> {
         if self.shared[v.node.index()] {
             return Some(v);

@@ -29,6 +29,8 @@ pub(super) struct Whole<'a> {
     count: usize,
     /// Of each trace, the part that it belongs to.
     parts: Vec<Part>,
+    /// Of each trace, whether its rule says what it saves.
+    saves: Vec<bool>,
     /// The nodes of the whole graph that each node of the optimised small one became, the first as
     /// it is in the small graph.
     nodes: Vec<Vec<NodeId>>,
@@ -58,6 +60,7 @@ impl<'a> Whole<'a> {
             names: unrolled.names,
             count: layers.count(),
             parts: optimizer.traces.iter().map(part).collect(),
+            saves: optimizer.traces.iter().map(|t| t.saving.is_some()).collect(),
             nodes: (0..rebuilt.graph.nodes.len()).map(|i| unrolled.became(NodeId(i as u32))).collect(),
             layer: [layer_before, optimizer.cost_of(classes_of_layer(rebuilt, &cut.parts).into_iter())],
         }
@@ -72,8 +75,9 @@ impl<'a> Whole<'a> {
         report.before = Summary::of(whole, report.before.micros + before);
         report.after = Summary::of(result, report.after.micros + after);
         for saved in &mut report.savings {
-            let kept =
-                |(f, trace): &(&Firing, &usize)| f.kept && f.base == saved.rule && self.parts[**trace] == Part::Layer;
+            let kept = |(f, trace): &(&Firing, &usize)| {
+                f.kept && f.base == saved.rule && self.saves[**trace] && self.parts[**trace] == Part::Layer
+            };
             saved.sites += report.firings.iter().zip(&of_firings).filter(kept).count() * (self.count - KEPT);
         }
         report.firings = self.repeated(report.firings, &of_firings);
