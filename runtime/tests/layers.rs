@@ -310,7 +310,7 @@ fn biased(layers: usize) -> Graph {
     let mut g = Graph::new(library::load(&[]).unwrap());
     let ty = TensorType { dtype: DType::F32, shape: vec![Dim::from(4), Dim::from(6)].into_iter().collect() };
     let x = g.input("x", ty);
-    let mut bias = |g: &mut Graph, layer: usize| {
+    let bias = |g: &mut Graph, layer: usize| {
         let values: Vec<f64> = (0..6).map(|i| (i * 3 % 5) as f64 / 8.0 - 0.2 + layer as f64 / 64.0).collect();
         stack.tensor(g, "bias", &[6], &values)
     };
