@@ -27,6 +27,8 @@ Node = Any
 
 #: How a node of each op is built, by the op's name without its overload.
 TABLE: dict[str, Callable[[Importer, fx.Node], Any]] = {}
+#: The ops whose results may be built in another order of axes than their own, see `Importer.built`.
+ORDERED: set[str] = set()
 #: Ops of our own that plans compute: see `_attention`.
 OWN = ("attention", "attention_lse", "attention_grad")
 
@@ -52,6 +54,12 @@ def memory_order(t: torch.Tensor) -> list[int] | None:
     return None if t.is_contiguous() or order == list(range(t.dim())) else order
 
 
+def channels_last(t: torch.Tensor) -> list[int] | None:
+    """The axes of a tensor in the order of memory, where the channels, its second axis, come last."""
+    order = [0, *range(2, t.dim()), 1]
+    return order if t.dim() in (4, 5) and memory_order(t) == order else None
+
+
 def lying_order(t: torch.Tensor) -> list[int] | None:
     """The axes of a tensor in the order of memory, where that is another one and it has no gaps."""
     return memory_order(t) if strides_of(t) == tuple(map(int, t.stride())) else None
@@ -73,10 +81,13 @@ class Importer:
 
         `stored` gives results in the order in which PyTorch keeps them, see `memory_order`. Inputs
         that are `frozen` are constants. With `ordered`, the others have their axes in the order in
-        which they lie in memory, see `orders`.
+        which they lie in memory, see `orders`, and pointwise results are built in the order in which
+        they lie, if their channels come last.
         """
         self.frozen = frozen or {}
         self.ordered = ordered
+        #: The order of the axes in which the row at hand builds its result, if not their own.
+        self.order: list[int] | None = None
         #: The order of the axes of each input, where it is not that of the tensor.
         self.orders: list[list[int] | None] = []
         self.module, self.g = module, _native.Graph(rules._native)
@@ -109,9 +120,30 @@ class Importer:
             self.values[node] = self.values[node.args[0]][node.args[1]]
         elif node.op == "call_function" and name_of(node.target) in TABLE:
             self.g.label(node.name)
-            self.values[node] = TABLE[name_of(node.target)](self, node)
+            self.values[node] = self.built(node)
         else:
             self.input(node)
+
+    def built(self, node: Node) -> Any:
+        """A node's result.
+
+        Where its channels come last in memory, its row works in that order: so what is computed of
+        it in that order, and what is stored, reads no transposed tensor.
+        """
+        known: Any = node.meta.get("val")
+        first: Any = known[0] if isinstance(known, (list, tuple)) and known else known
+        turns = self.ordered and name_of(node.target) in ORDERED and isinstance(first, torch.Tensor)
+        self.order = order = channels_last(first) if turns else None
+        made = TABLE[name_of(node.target)](self, node)
+        self.order = None
+        if order is None:
+            return made
+        back = [order.index(axis) for axis in range(len(order))]
+
+        def turned(value: Value | None) -> Value | None:
+            return None if value is None else self.call("transpose", [value], perm=back)
+
+        return list(map(turned, made)) if isinstance(made, list) else turned(made)
 
     def input(self, node: Node) -> None:
         """Add an input, if the node is a tensor."""
@@ -170,8 +202,17 @@ class Importer:
         return self.g.call(name, list(operands), attrs)[0]
 
     def value(self, argument: Any) -> Value:
-        """The value of a node."""
-        return self.values[argument]
+        """The value of a node, with its axes in the order of the row at hand."""
+        value = self.values[argument]
+        if self.order is None:
+            return value
+        shape = self.shape(argument)
+        whole = (*[1] * (len(self.order) - len(shape)), *shape)
+        moved = [axis for axis in self.order if whole[axis] != 1]
+        # Where axes of one element move alone, none moves.
+        if moved == sorted(moved):
+            return self.reshaped(value, [whole[axis] for axis in self.order]) if shape else value
+        return self.call("transpose", [self.reshaped(value, whole)], perm=self.order)
 
     def cast(self, value: Value, to: str) -> Value:
         """A value in that element type."""
@@ -181,7 +222,7 @@ class Importer:
         """A node or a number as a value of that type."""
         argument = self.number(argument)
         if isinstance(argument, fx.Node):
-            return self.cast(self.values[argument], dtype)
+            return self.cast(self.value(argument), dtype)
         return self.constant(dtype, argument)
 
     def constant(self, dtype: str, number: Any) -> Value:
@@ -192,7 +233,8 @@ class Importer:
         """A vector as a tensor that broadcasts along the channels of another, which are axis 1."""
         value = like.meta["val"]
         rank = (value[0] if isinstance(value, (list, tuple)) else value).dim()
-        return self.reshaped(self.operand(argument, dtype), (*self.shape(argument), *[1] * (rank - 2)))
+        shape = self.shape(argument) if self.order else (*self.shape(argument), *[1] * (rank - 2))
+        return self.reshaped(self.cast(self.values[argument], dtype), shape)
 
     def reshaped(self, value: Value, shape: Sequence[int]) -> Value:
         """A value in that shape."""
@@ -227,6 +269,12 @@ def row(*names: str) -> Callable[[Callable[[Importer, fx.Node], Any]], Callable[
         return f
 
     return put
+
+
+def ordered_row(*names: str) -> Callable[[Callable[[Importer, fx.Node], Any]], Callable[[Importer, fx.Node], Any]]:
+    """Put a function into the table that builds its result in the order of axes of `Importer.order`."""
+    ORDERED.update(names)
+    return row(*names)
 
 
 def size_of(shape: Sequence[int]) -> int:

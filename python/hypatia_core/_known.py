@@ -15,6 +15,7 @@ from torch import fx
 from ._attention import ATTENTION
 from ._eager import NAMES
 from ._fx import BITS, TABLE, Node, name_of
+from ._products import tiles
 
 
 def unsupported(node: fx.Node, device: torch.device) -> str:
@@ -32,7 +33,7 @@ def unsupported(node: fx.Node, device: torch.device) -> str:
                 return f"{name} on {one.device}, beside {device}"
             if isinstance(one, torch.Tensor) and one.dtype not in NAMES:
                 return f"{name} of {one.dtype}"
-    if name == "convolution" and device.type == "cuda":
+    if name == "convolution" and device.type == "cuda" and not is_product(node):
         return "convolution: on a GPU, cuDNN's kernels are faster than ours"
     return REFUSED[name](node) if name in REFUSED else ""
 
@@ -57,6 +58,14 @@ def draws_nothing(node: Node) -> bool:
 
 def _no_dropout(node: Node) -> str:
     return _only_first(node) if draws_nothing(node) else "attention with dropout"
+
+
+def is_product(node: Node) -> bool:
+    """Whether a convolution is one product of patches or points, and in 16 bits.
+
+    cuDNN multiplies f32 as TF32, if it may.
+    """
+    return tiles(node) and node.meta["val"].dtype in (torch.float16, torch.bfloat16)
 
 
 def _transposed(node: Node) -> str:
@@ -173,14 +182,6 @@ def _whole_axis(node: Node) -> str:
     return "" if len(a) == len(i) and same else "gather of a part"
 
 
-def _to_cpu(node: Node) -> str:
-    return (
-        ""
-        if node.kwargs.get("memory_format") in (None, torch.preserve_format, torch.contiguous_format)
-        else "channels last"
-    )
-
-
 #: Nodes of the table that are refused all the same, with the reason.
 REFUSED: dict[str, Callable[[fx.Node], str]] = {
     **dict.fromkeys([*BITS, "bitwise_not"], _only_bools),
@@ -203,6 +204,4 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "scatter": _one_index,
     "index_put": _rows,
     "slice_scatter": _steps,
-    "clone": _to_cpu,
-    "_to_copy": _to_cpu,
 }

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from ._importer import Importer, Node, Value, exactly, name_of, row, size_of
+from ._importer import Importer, Node, Value, exactly, name_of, ordered_row, row, size_of
 
 SAME = ("alias", "as_strided", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
 SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
 
 
-@row(*SAME)
+@ordered_row(*SAME)
 def _(b: Importer, n: Node) -> Any:
     return b.operand(n.args[0], b.dtype(n))
 

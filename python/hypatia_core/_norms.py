@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ._eager import NAMES
-from ._importer import Importer, Node, Value, name_of, row, size_of
+from ._importer import Importer, Node, Value, name_of, ordered_row, row, size_of
 
 
 def reduced_axes(b: Importer, n: Node, at: int = 1) -> list[int]:
@@ -154,7 +154,7 @@ def _(b: Importer, n: Node) -> Any:
     return [b.reshaped(b.g.call("rms_norm", [rows, scale], attrs)[0], shape), None]
 
 
-@row("_native_batch_norm_legit_no_training")
+@ordered_row("_native_batch_norm_legit_no_training")
 def _(b: Importer, n: Node) -> Any:
     x, weight, bias, mean, variance, _, eps = n.args
     wide = "f64" if b.dtype(x) == "f64" else "f32"

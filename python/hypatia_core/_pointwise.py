@@ -1,7 +1,7 @@
 """Rows of the importer's table for pointwise ops and their gradients.
 
 In: nodes of aten ops. Out: values of a native graph. Invariant: operands take the type in which
-PyTorch computes the op.
+PyTorch computes the op; each row works in any order of axes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ._eager import NAMES
-from ._importer import Importer, Node, Value, name_of, row
+from ._importer import Importer, Node, Value, name_of, ordered_row
 
 #: Functions of one tensor that are a scalar of the library.
 SCALARS = {
@@ -73,13 +73,13 @@ LOGIC = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
 BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
 
 
-@row(*SCALARS)
+@ordered_row(*SCALARS)
 def _(b: Importer, n: Node) -> Any:
     wanted = b.dtype(n) if b.dtype(n) != "bool" else b.dtype(n.args[0])
     return b.call(SCALARS[name_of(n.target)], [b.operand(n.args[0], wanted)])
 
 
-@row(*PAIRS)
+@ordered_row(*PAIRS)
 def _(b: Importer, n: Node) -> Any:
     name, dtype = PAIRS[name_of(n.target)], b.dtype(n)
     if dtype == "bool":
@@ -87,7 +87,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.call(name, [b.operand(n.args[0], dtype), b.operand(n.args[1], dtype)])
 
 
-@row("div")
+@ordered_row("div")
 def _(b: Importer, n: Node) -> Any:
     dtype, mode = b.dtype(n), b.argument(n, 2, "rounding_mode")
     if mode is None:
@@ -113,7 +113,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.cast(call("select", [call("eq", [y, zero]), quotient, down]), dtype)
 
 
-@row("add", "sub", "rsub")
+@ordered_row("add", "sub", "rsub")
 def _(b: Importer, n: Node) -> Any:
     name, dtype = name_of(n.target), b.dtype(n)
     x, y = (n.args[1], n.args[0]) if name == "rsub" else (n.args[0], n.args[1])
@@ -124,7 +124,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("add" if name == "add" else "sub", [left, right])
 
 
-@row(*COMPARISONS)
+@ordered_row(*COMPARISONS)
 def _(b: Importer, n: Node) -> Any:
     name, swapped, negated = COMPARISONS[name_of(n.target)]
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in n.args[:2]]
@@ -135,23 +135,23 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("not", [made]) if negated else made
 
 
-@row("logical_not", "bitwise_not")
+@ordered_row("logical_not", "bitwise_not")
 def _(b: Importer, n: Node) -> Any:
     return b.call("not", [b.operand(n.args[0], "bool")])
 
 
-@row(*LOGIC, *BITS)
+@ordered_row(*LOGIC, *BITS)
 def _(b: Importer, n: Node) -> Any:
     name = name_of(n.target)
     return b.call({**LOGIC, **BITS}[name], [b.operand(a, "bool") for a in n.args[:2]])
 
 
-@row("where")
+@ordered_row("where")
 def _(b: Importer, n: Node) -> Any:
     return b.call("select", [b.value(n.args[0]), *(b.operand(a, b.dtype(n)) for a in n.args[1:3])])
 
 
-@row("clamp", "clamp_min", "clamp_max", "hardtanh")
+@ordered_row("clamp", "clamp_min", "clamp_max", "hardtanh")
 def _(b: Importer, n: Node) -> Any:
     name, dtype = name_of(n.target), b.dtype(n)
     x = b.operand(n.args[0], dtype)
@@ -165,7 +165,7 @@ def _(b: Importer, n: Node) -> Any:
     return x if high is None else b.call("min", [x, b.operand(high, dtype)])
 
 
-@row("gelu")
+@ordered_row("gelu")
 def _(b: Importer, n: Node) -> Any:
     tanh = b.argument(n, 1, "approximate", "none") == "tanh"
     return b.call("gelu_tanh" if tanh else "gelu", [b.value(n.args[0])])
@@ -175,7 +175,7 @@ def _(b: Importer, n: Node) -> Any:
 # mask whose elements flip where an operand is rounded to the other side of 0.
 
 
-@row("threshold_backward")
+@ordered_row("threshold_backward")
 def _(b: Importer, n: Node) -> Any:
     gradient, x, threshold = n.args
     dtype = b.dtype(n)
@@ -183,7 +183,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("select", [low, b.g.number(dtype, 0.0), b.operand(gradient, dtype)])
 
 
-@row("gelu_backward")
+@ordered_row("gelu_backward")
 def _(b: Importer, n: Node) -> Any:
     dtype = b.dtype(n)
     if b.argument(n, 2, "approximate", "none") == "tanh":
@@ -197,7 +197,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.cast(call("mul", [gradient, slope]), dtype)
 
 
-@row("silu_backward")
+@ordered_row("silu_backward")
 def _(b: Importer, n: Node) -> Any:
     gradient, x = widened(b, n)
     one, share = b.g.number(b.g.type_of(x)[0], 1.0), b.call("sigmoid", [x])
@@ -205,7 +205,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.cast(b.call("mul", [gradient, b.call("mul", [share, bend])]), b.dtype(n))
 
 
-@row("sigmoid_backward", "tanh_backward")
+@ordered_row("sigmoid_backward", "tanh_backward")
 def _(b: Importer, n: Node) -> Any:
     gradient, y = widened(b, n)
     one = b.g.number(b.g.type_of(y)[0], 1.0)
@@ -222,13 +222,13 @@ def widened(b: Importer, n: Node) -> tuple[Value, Value]:
     return b.operand(n.args[0], wide), b.operand(n.args[1], wide)
 
 
-@row("leaky_relu")
+@ordered_row("leaky_relu")
 def _(b: Importer, n: Node) -> Any:
     slope = b.argument(n, 1, "negative_slope", 0.01)
     return b.call("leaky_relu", [b.operand(n.args[0], b.dtype(n)), b.constant(b.dtype(n), slope)])
 
 
-@row("elu")
+@ordered_row("elu")
 def _(b: Importer, n: Node) -> Any:
     # Also what SELU and CELU are: a factor for the result, and one for a negative operand.
     dtype = b.dtype(n)
@@ -243,7 +243,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.cast(call("select", [*chosen, call("mul", [x, number(wide, scale)])]), dtype)
 
 
-@row("hardsigmoid")
+@ordered_row("hardsigmoid")
 def _(b: Importer, n: Node) -> Any:
     dtype = b.dtype(n)
     return b.call("hard_sigmoid", [b.operand(n.args[0], dtype), b.g.number(dtype, 1 / 6), b.g.number(dtype, 0.5)])

@@ -27,9 +27,11 @@ from ._attention import keep_attention
 from ._division import divide
 from ._fx import TABLE, name_of
 from ._known import draws_nothing, reads_past, unsupported
+from ._layout import channels_last
 from ._model import COMPARE_EVERY
 from ._part import Options, Part
 from ._partition import partition
+from ._recorded import Recorded, can_be_recorded
 from ._rules import Rules, library
 from ._training import Halves
 from ._whole import Whole
@@ -102,9 +104,15 @@ def backend(
 
     direct: list[_native.Entry] = []
     parts: list[Part] = []
+    static: list[int] = []
+    #: The arguments that a recorded call changes, if calls can be recorded.
+    recordable: list[list[int]] = []
 
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        computes = divided(graph, chosen, options=how, static=static_inputs() if how.frozen else (), made=parts)
+        if len(inputs) == len(example_inputs) and can_be_recorded(graph, device_of(graph)):
+            recordable.append(changed_inputs())
+        static.extend(static_inputs() if how.frozen else ())
+        computes = divided(graph, chosen, options=how, static=static, made=parts, lay=True)
         if isinstance(computes, _native.Entry) and len(inputs) == len(example_inputs) and passes_on():
             direct.append(computes)
         return make_boxed_func(computes)
@@ -117,7 +125,9 @@ def backend(
     # One part is measured as it is; rules that must fire and checks say that plans are wanted.
     if not parts or how.must or how.never or how.safety == "strict":
         return compiled
-    return Whole(compiled, module, parts, parts[0].device)
+    device = parts[0].device
+    recorded = Recorded(compiled, device, recordable[0], static) if len(recordable) == 1 else None
+    return Whole(compiled, module, parts, device, recorded)
 
 
 def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: Options) -> Callable[..., Any]:
@@ -147,10 +157,14 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         halves.take_backward(graph, computes)
         return make_boxed_func(computes)
 
+    def halve(joint: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        lay_out(joint)
+        return partition(joint, inputs, **given)
+
     compile_both = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
-        partition_fn=partition,
+        partition_fn=halve,
         decompositions=table(),
     )
     return halves.beside(compile_both(module, inputs))
@@ -195,6 +209,13 @@ def static_inputs() -> list[int]:
     return [] if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices
 
 
+def changed_inputs() -> list[int]:
+    """The inputs of the graph at hand that a call changes."""
+    context = TracingContext.try_get()
+    meta = context and context.fw_metadata
+    return [] if meta is None else [i for i, t in enumerate(meta.input_info) if t.mutates_data or t.mutates_metadata]
+
+
 def passes_on() -> bool:
     """Whether AOTAutograd's wrapper of the graph at hand passes on arguments and results alone."""
     context = TracingContext.try_get()
@@ -234,12 +255,13 @@ def divided(
     static: Collection[int] = (),
     together: Collection[int] = (),
     made: list[Part] | None = None,
+    lay: bool = False,
 ) -> Callable[..., Any]:
     """The graph with parts that plans compute; the rest is PyTorch's.
 
     `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
     the inputs that are parameters and buffers; `together` are results that may share memory. The
-    parts are added to `made`.
+    parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them.
     """
     if why := indivisible(graph):
         note("graph", why)
@@ -249,6 +271,8 @@ def divided(
     if why := _launch.unreachable(device):
         note("graph", why)
         return graph.forward
+    if lay:
+        lay_out(graph)
     for node in graph.graph.nodes:
         if computes(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
@@ -280,6 +304,13 @@ def divided(
             delattr(whole, name)
             whole.__dict__[name] = part.entered()
     return whole.forward
+
+
+def lay_out(graph: fx.GraphModule) -> None:
+    """Let tensors lie as the convolutions want them that PyTorch computes on a GPU."""
+    device = device_of(graph)
+    if device.type == "cuda":
+        channels_last(graph, lambda n: bool(unsupported(n, device)))
 
 
 def without_empty_operands(graph: fx.GraphModule) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hypatia_core as hyp  # noqa: E402
-from hypatia_core import _launch, _native  # noqa: E402
+from hypatia_core import _launch, _native, _whole  # noqa: E402
 from hypatia_core.backend import backend  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -252,6 +252,141 @@ def test_convolutions_are_pytorchs_and_what_lies_between_is_planned():
     want = gradients(model.double(), x.double())
     assert (got - want).norm() <= 1.3 * (eager - want).norm() + 1e-12
     assert hyp.report().hypatia >= 2, hyp.report()
+
+
+class Bottleneck(nn.Module):
+    """Convolutions that cuDNN computes, and what lies around them: norms, points, patches, a gate."""
+
+    def __init__(self, channels=32):
+        super().__init__()
+        self.cut = nn.Conv2d(3, channels, 4, stride=4)
+        self.widen = nn.Conv2d(channels, 2 * channels, 1, bias=False)
+        self.first, self.second = nn.BatchNorm2d(2 * channels), nn.BatchNorm2d(channels)
+        self.walk = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1)
+        self.gate = nn.Conv2d(2 * channels, 2 * channels, 1)
+        self.narrow = nn.Conv2d(2 * channels, channels, 1)
+        self.halve = nn.Conv2d(channels, 48, 2, stride=2)
+        self.deep = nn.Conv2d(48, 48, 7, padding=3, groups=48)
+        self.norm, self.up, self.last = nn.LayerNorm(48), nn.Linear(48, 96), nn.Linear(96, 256)
+
+    def forward(self, x):
+        x = self.cut(x)
+        y = self.walk(torch.relu(self.first(self.widen(x))))
+        y = y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True)))
+        x = self.halve(x + F.silu(self.second(self.narrow(y))))
+        z = F.gelu(self.up(self.norm(self.deep(x).permute(0, 2, 3, 1))))
+        return x, self.last(z.mean((1, 2)))
+
+
+def bottleneck(dtype):
+    net = Bottleneck().cuda().to(dtype).eval()
+    for norm in (net.first, net.second):
+        norm.running_mean.uniform_(-0.5, 0.5)
+        norm.running_var.uniform_(0.5, 2.0)
+    return net
+
+
+def agree(got, net, x):
+    """No further from float64 than eager, whose values are rounded as often."""
+    exact = copy.deepcopy(net).double()(x.double())
+    for one, eager, wanted in zip(got, net(x), exact, strict=True):
+        mine, theirs = ((t.double() - wanted).square().mean().sqrt() for t in (one, eager))
+        assert mine <= 1.5 * theirs + 1e-12, (mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_channels_lie_last_around_convolutions(dtype, frozen):
+    net = bottleneck(dtype)
+    f = torch.compile(net, backend=backend, options={"frozen": frozen})
+    with hyp.nn.policy("always"):
+        for size in [(2, 3, 64, 96), (1, 3, 64, 64), (5, 3, 40, 24)]:
+            torch._dynamo.reset()
+            x = torch.randn(size, device="cuda", dtype=dtype)
+            wanted = net(x)
+            got = f(x)
+            assert [t.stride() for t in got] == [t.stride() for t in wanted]
+            agree(got, net, x)
+    assert hyp.report().hypatia > 0
+
+
+def test_whole_graphs_are_replayed(monkeypatch):
+    chosen = []
+
+    def choose(self):
+        chosen.append(self.recorded)
+        self.chosen = self.recorded
+
+    monkeypatch.setattr(_whole.Whole, "choose", choose)
+    net = bottleneck(torch.bfloat16)
+    f = torch.compile(net, backend=backend)
+    xs = [torch.randn(4, 3, 64, 64, device="cuda").bfloat16() for _ in range(60)]
+    results = []
+    with hyp.nn.policy("measure"):
+        for x in xs:
+            results.append(f(x))
+            hyp.wait_for_plans()
+    assert len(chosen) == 1 and chosen[0].recording is not None, chosen and chosen[0].given_up
+    for x, got in zip(xs, results, strict=True):
+        agree(got, net, x)
+    with hyp.nn.policy("measure"):
+        replayed_elsewhere(f, net, xs)
+    assert not chosen[0].given_up
+
+
+def replayed_elsewhere(f, net, xs):
+    # Weights are read where they lie.
+    net.last.weight.mul_(2)
+    agree(f(xs[0]), net, xs[0])
+    # Other streams, and PyTorch's own captures, get what the graph computes.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        got = f(xs[1])
+    torch.cuda.synchronize()
+    agree(got, net, xs[1])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = f(xs[2])
+    graph.replay()
+    agree(got, net, xs[2])
+
+
+def test_a_cache_that_calls_change_is_replayed_in_place(monkeypatch):
+    chosen = []
+
+    def choose(self):
+        chosen.append(self.recorded)
+        self.chosen = self.recorded
+
+    monkeypatch.setattr(_whole.Whole, "choose", choose)
+
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(64, 64), nn.Linear(64, 8)
+            self.register_buffer("cache", torch.zeros(2, 16, 64))
+            self.register_buffer("at", torch.zeros(1, dtype=torch.int64))
+
+        def forward(self, x):
+            self.cache.index_copy_(1, self.at, torch.tanh(self.inner(x)) * 2)
+            self.at.add_(1)
+            return torch.tanh(self.outer(self.cache)) * 3
+
+    net = Cached().cuda()
+    twin = copy.deepcopy(net)
+    f = torch.compile(net, backend=backend)
+    with hyp.nn.policy("measure"):
+        for i in range(64):
+            if i % 16 == 0:
+                net.at.zero_()
+                twin.at.zero_()
+            x = torch.randn(2, 1, 64, device="cuda")
+            torch.testing.assert_close(f(x), twin(x), rtol=1e-4, atol=1e-5)
+            hyp.wait_for_plans()
+            assert torch.equal(net.at, twin.at)
+            torch.testing.assert_close(net.cache, twin.cache, rtol=1e-4, atol=1e-5)
+    assert len(chosen) == 1 and chosen[0].recording is not None, chosen and chosen[0].given_up
 
 
 def test_measuring_chooses_the_faster_side():
