@@ -72,9 +72,8 @@ pub(super) fn emit(
     let args = arguments(&operands, &outputs, flat, strided, kernel.rank);
     let geometry =
         if flat { Geometry::Flat { block, vector: vector * packs } } else { Geometry::Grid { block, vector } };
-    let entry = Entry { name: identifier("hypatia_", &kernel.name), geometry };
+    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
     let formula = formulas(program, kernel, &outputs);
-    let entries = vec![entry];
     let kind = if kernel.acc.is_some() { "the pass after a matrix product" } else { "a pointwise region" };
     let header = Header {
         name: &kernel.name,
@@ -287,7 +286,7 @@ fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, stri
         out.push(Arg::axes(rank, format!("sizes of the {rank} axes of the outputs")));
         for o in operands.iter().filter(|o| o.access == "strided") {
             let about = format!("elements between neighbours along each axis of {}, 0 where it is repeated", o.name);
-            out.push(Arg::strides(&o.name, rank, about));
+            out.push(Arg::strides(o.role, rank, about));
         }
     } else {
         if !flat {

@@ -16,7 +16,8 @@ use super::row_values::{KEPT_BYTES, Piece, Values, call, dtypes, union};
 use super::teams::{Stream, Team};
 use super::term::{Functions, compute_name, formula, identity_literal};
 use super::{
-    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage,
+    vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -565,11 +566,12 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     let [outer, inner] = kernel.axes;
     let about = format!("sizes: of the axes that number the rows ({outer}), then of those that make a row ({inner})");
     out.push(Arg::axes(outer + inner, about));
-    let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (format!("in{i}"), *a));
-    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (format!("out{i}"), o.1));
-    for (name, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
+    let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (ArgRole::Read(i), *a));
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (ArgRole::Written(i), o.1));
+    for (role, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
+        let name = role.tensor_name();
         let about = format!("elements between neighbours along each of these axes of {name}, 0 where it is repeated");
-        out.push(Arg::strides(&name, outer + inner, about));
+        out.push(Arg::strides(role, outer + inner, about));
     }
     out
 }

@@ -459,7 +459,7 @@ fn argument(a: &Arg) -> ArgEntry {
         ArgKind::Input(d) => ("input", d, 1),
         ArgKind::Output(d) => ("output", d, 1),
         ArgKind::Size => ("size", DType::I64, 1),
-        ArgKind::Sizes(n) | ArgKind::Strides(n) => ("sizes", DType::I64, n),
+        ArgKind::Sizes(n) | ArgKind::Strides { axes: n, .. } => ("sizes", DType::I64, n),
         ArgKind::Map { dtype, .. } => ("tensor_map", dtype, 1),
     };
     ArgEntry { name: a.name.clone(), role: role.into(), dtype: dtype.to_string(), count, about: a.about.clone() }

@@ -35,7 +35,7 @@ pub struct GeneratedAttentionGrad {
     factors: [Strides; FACTORS],
     results: [Strides; RESULTS],
     /// The strides of what the terms read.
-    strides: Vec<(String, Vec<i64>)>,
+    strides: Vec<(ArgRole, Vec<i64>)>,
     /// What each input of the terms reads, by its place among the step's operands.
     reads: Vec<(ArgRole, View)>,
     /// The keys of each query, if a mask hides some.
@@ -136,10 +136,10 @@ impl GeneratedAttentionGrad {
             work = work.sizes(name, &[size]);
         }
         for (i, s) in self.factors.iter().enumerate() {
-            work = work.strides(format!("in{i}_strides"), s);
+            work = work.strides(ArgRole::Read(i), s);
         }
         for i in if of_keys { 1..RESULTS } else { 0..1 } {
-            work = work.strides(format!("out{i}_strides"), &self.results[i]);
+            work = work.strides(ArgRole::Written(i), &self.results[i]);
         }
         work.strides.extend(self.strides.iter().cloned());
         work.views.extend(self.reads.iter().cloned());
