@@ -6,7 +6,7 @@
 //! of its own, which PyTorch keeps for the captured graph.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hypatia::session::{Compiled, Pending};
@@ -20,7 +20,10 @@ use crate::errors::{raised, wrong_input};
 use crate::plan::Plan;
 
 /// Scratch memory by GPU and stream.
-static SCRATCH: Mutex<Option<HashMap<(i32, usize), Scratch>>> = Mutex::new(None);
+type ScratchMemory = Option<HashMap<(i32, usize), Scratch>>;
+
+/// The scratch memory of this process.
+static SCRATCH: Mutex<ScratchMemory> = Mutex::new(None);
 
 /// How long a thread that released the interpreter's lock to synchronise a device needs to begin,
 /// with much to spare: from then on a capture does not disturb it.
@@ -50,6 +53,26 @@ struct Scratch {
 pub fn release_scratch() {
     let released = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner).take();
     drop(released);
+}
+
+/// All scratch memory, locked, after that of a GPU and a stream was grown to `wanted` bytes.
+fn locked_scratch(
+    allocate: &Bound<'_, PyAny>,
+    key: (i32, usize),
+    wanted: usize,
+) -> PyResult<MutexGuard<'static, ScratchMemory>> {
+    let all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
+    if all.as_ref().and_then(|m| m.get(&key)).is_some_and(|s| s.bytes >= wanted) {
+        return Ok(all);
+    }
+    // The lock is not held while Python runs.
+    drop(all);
+    let made = allocated(allocate, wanted, key.0)?;
+    let mut all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
+    let replaced = all.get_or_insert_default().insert(key, made);
+    drop(all);
+    drop(replaced);
+    Ok(SCRATCH.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// The order in which the axes of an input lie in memory, where that is not their own.
@@ -102,17 +125,7 @@ pub fn run<'py>(
         return py.detach(move || unsafe { later.replaced() }).map_err(raised).map(|()| Vec::new());
     }
     let key = (gpu, stream.addr());
-    let mut all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
-    if all.as_ref().and_then(|m| m.get(&key)).is_none_or(|s| s.bytes < wanted) {
-        // The lock is not held while Python runs.
-        drop(all);
-        let made = allocated(allocate, wanted, gpu)?;
-        all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
-        let replaced = all.get_or_insert_default().insert(key, made);
-        drop(all);
-        drop(replaced);
-        all = SCRATCH.lock().unwrap_or_else(PoisonError::into_inner);
-    }
+    let all = locked_scratch(allocate, key, wanted)?;
     let scratch = all.as_ref().and_then(|m| m.get(&key)).filter(|s| s.bytes >= wanted);
     let scratch = scratch.ok_or_else(|| wrong_input("scratch memory was released during a run"))?;
     submit(scratch.address)?;

@@ -166,13 +166,13 @@ impl Arg {
     /// The input tensor at that position.
     pub fn read(place: usize, dtype: DType, about: impl Into<String>) -> Arg {
         let role = ArgRole::Read(place);
-        Arg { name: format!("in{place}"), role, kind: ArgKind::Input(dtype), about: about.into() }
+        Arg { name: role.tensor_name(), role, kind: ArgKind::Input(dtype), about: about.into() }
     }
 
     /// The output tensor at that position.
     pub fn written(place: usize, dtype: DType, about: impl Into<String>) -> Arg {
         let role = ArgRole::Written(place);
-        Arg { name: format!("out{place}"), role, kind: ArgKind::Output(dtype), about: about.into() }
+        Arg { name: role.tensor_name(), role, kind: ArgKind::Output(dtype), about: about.into() }
     }
 
     /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two
@@ -206,9 +206,9 @@ impl Arg {
         Arg { name: "sizes".into(), role: ArgRole::Axes, kind: ArgKind::Sizes(count), about: about.into() }
     }
 
-    /// The strides of the tensor of that name.
-    pub fn strides(tensor: &str, count: usize, about: impl Into<String>) -> Arg {
-        Arg::named(format!("{tensor}_strides"), ArgKind::Strides(count), about)
+    /// The strides of the tensor of that role, along this many axes.
+    pub fn strides(of: ArgRole, axes: usize, about: impl Into<String>) -> Arg {
+        Arg::named(of.strides_name(), ArgKind::Strides { of, axes }, about)
     }
 
     /// The number of rows.
@@ -258,6 +258,30 @@ pub enum ArgRole {
     Named,
 }
 
+impl ArgRole {
+    /// The name of a tensor of this role in sources; empty if it is no tensor.
+    fn tensor_name(self) -> String {
+        match self {
+            ArgRole::Read(place) => format!("in{place}"),
+            ArgRole::Written(place) => format!("out{place}"),
+            ArgRole::Accumulator => "acc".into(),
+            ArgRole::Factor(0) => "a".into(),
+            ArgRole::Factor(_) => "b".into(),
+            ArgRole::Sums => "sums".into(),
+            ArgRole::Order => "order".into(),
+            ArgRole::From => "from".into(),
+            ArgRole::To => "to".into(),
+            ArgRole::Rows | ArgRole::RowLength | ArgRole::Axes | ArgRole::Problems => String::new(),
+            ArgRole::TiledRows | ArgRole::TiledColumns | ArgRole::Named => String::new(),
+        }
+    }
+
+    /// The name of the argument with the strides of the tensor of this role.
+    pub fn strides_name(self) -> String {
+        format!("{}_strides", self.tensor_name())
+    }
+}
+
 /// Kinds of arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgKind {
@@ -270,7 +294,12 @@ pub enum ArgKind {
     /// This many 64-bit signed integers, passed by value: sizes, outermost first.
     Sizes(usize),
     /// The same: elements between neighbours along each axis of a tensor.
-    Strides(usize),
+    Strides {
+        /// The role of the tensor.
+        of: ArgRole,
+        /// The number of axes.
+        axes: usize,
+    },
     /// A `CUtensorMap` of three axes, passed by value: for boxes of `inner` elements of the two
     /// inner axes, the densest first, in rows of 128 bytes that are swizzled; zero outside of the
     /// tensor.
@@ -289,7 +318,7 @@ impl ArgKind {
             ArgKind::Input(t) => format!("const {}*", storage(t)),
             ArgKind::Output(t) => format!("{}*", storage(t)),
             ArgKind::Size => "long long".into(),
-            ArgKind::Sizes(count) | ArgKind::Strides(count) => format!("Axes<{count}>"),
+            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("Axes<{count}>"),
             ArgKind::Map { .. } => "CUtensorMap".into(),
         }
     }

@@ -106,7 +106,7 @@ fn about(arg: &Arg) -> String {
             let how = if matches!(arg.role, ArgRole::Written(_)) { "written" } else { "read" };
             format!("{dtype}, {how}: {what}")
         }
-        ArgKind::Size | ArgKind::Sizes(_) | ArgKind::Strides(_) => what,
+        ArgKind::Size | ArgKind::Sizes(_) | ArgKind::Strides { .. } => what,
     }
 }
 
@@ -155,11 +155,11 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         let declaration = match a.kind {
             ArgKind::Input(_) | ArgKind::Output(_) => format!("CUdeviceptr {own}"),
             ArgKind::Size => format!("int64_t {own}"),
-            ArgKind::Sizes(count) | ArgKind::Strides(count) => format!("const int64_t {own}[{count}]"),
+            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("const int64_t {own}[{count}]"),
             ArgKind::Map { .. } => format!("const hypatia_tensor *{own}"),
         };
         values.push(match a.kind {
-            ArgKind::Sizes(_) | ArgKind::Strides(_) => format!("(void *){own}"),
+            ArgKind::Sizes(_) | ArgKind::Strides { .. } => format!("(void *){own}"),
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
@@ -213,7 +213,7 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         values.push(match a.kind {
             ArgKind::Input(_) | ArgKind::Output(_) => format!("ctypes.c_void_p({own}.data_ptr())"),
             ArgKind::Size => format!("ctypes.c_longlong({own})"),
-            ArgKind::Sizes(count) | ArgKind::Strides(count) => format!("_axes({own}, {count}, \"{own}\")"),
+            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("_axes({own}, {count}, \"{own}\")"),
             ArgKind::Map { dtype, inner: [inner, outer] } => {
                 format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
             }
@@ -258,7 +258,7 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             about => default.as_ref().map_or(what.clone(), |d| format!("{what}; {d}")),
         }).collect::<Vec<_>>(),
         product => work.multiplies(),
-        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes(_) | ArgKind::Strides(_))),
+        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes(_) | ArgKind::Strides { .. })),
         derived => derived,
         launched => launched,
         choice => choice.value(),

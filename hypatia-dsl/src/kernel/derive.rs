@@ -151,13 +151,8 @@ pub(super) fn finish(
         order.iter().map(|i| &body.steps[*i]).map(|s| (s.kind, extract(body, s.value, &order))).collect();
     let terms: Vec<Term> = values.iter().map(|v| extract(body, v.id, &order)).collect();
     let summands: Vec<Term> = sums.iter().map(|s| extract(body, s.value.id, &order)).collect();
-    let mut tensors = Vec::new();
-    for (i, (ty, axes)) in body.inputs.iter().enumerate() {
-        let reads = |t: &Term| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input == i as u32));
-        let picks = body.gathers.iter().any(|g| g.index == i);
-        let used = picks || terms.iter().chain(&summands).chain(steps.iter().map(|(_, t)| t)).any(reads);
-        tensors.push(if used { placed(body, &shape, axes, ty)? } else { vec![Vec::new(); axes.len()] });
-    }
+    let all: Vec<&Term> = terms.iter().chain(&summands).chain(steps.iter().map(|(_, t)| t)).collect();
+    let mut tensors = placed_inputs(body, &shape, &all)?;
     for (value, ty) in values.iter().zip(results) {
         tensors.push(placed(body, &shape, &value.axes, ty)?);
     }
@@ -166,16 +161,7 @@ pub(super) fn finish(
     }
     let sizes = shape.lead.iter().chain(&shape.row).map(|a| body.space.size(*a)).collect();
     let space = RowSpace { sizes, outer: shape.lead.len(), tensors };
-    let inputs = body.inputs.iter().zip(&space.tensors).map(|((ty, _), axes)| (ty.dtype, space.access(axes)));
-    let mut inputs: Vec<(DType, RowAccess)> = inputs.collect();
-    for gathered in &body.gathers {
-        let whole_rows = space.order(&space.tensors[gathered.table]).iter().copied().eq(space.outer..space.sizes.len());
-        let one_each = space.order(&space.tensors[gathered.index]).iter().copied().eq(0..space.outer);
-        if !whole_rows || !one_each {
-            return Err("a table does not hold whole rows".into());
-        }
-        inputs[gathered.table].1 = RowAccess::Gathered;
-    }
+    let inputs = accesses(body, &space)?;
     let mut outputs = Vec::new();
     for ((ty, axes), term) in results.iter().zip(&space.tensors[body.inputs.len()..]).zip(terms) {
         outputs.push((ty.dtype, space.output_access(axes, shape.of_groups)?, term));
@@ -199,6 +185,32 @@ pub(super) fn finish(
         kernel.axes = [space.outer, space.sizes.len() - space.outer];
     }
     Ok((kernel, space))
+}
+
+/// The axes of each input; none for an input that no term reads and that picks no rows.
+fn placed_inputs(body: &Body<'_>, shape: &Shape, terms: &[&Term]) -> Derived<Vec<Vec<Vec<usize>>>> {
+    let inputs = body.inputs.iter().enumerate().map(|(i, (ty, axes))| {
+        let reads = |t: &&Term| t.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input == i as u32));
+        let picks = body.gathers.iter().any(|g| g.index == i);
+        let used = picks || terms.iter().any(reads);
+        if used { placed(body, shape, axes, ty) } else { Ok(vec![Vec::new(); axes.len()]) }
+    });
+    inputs.collect()
+}
+
+/// The element type and the access of each input.
+fn accesses(body: &Body<'_>, space: &RowSpace) -> Derived<Vec<(DType, RowAccess)>> {
+    let inputs = body.inputs.iter().zip(&space.tensors).map(|((ty, _), axes)| (ty.dtype, space.access(axes)));
+    let mut inputs: Vec<(DType, RowAccess)> = inputs.collect();
+    for gathered in &body.gathers {
+        let whole_rows = space.order(&space.tensors[gathered.table]).iter().copied().eq(space.outer..space.sizes.len());
+        let one_each = space.order(&space.tensors[gathered.index]).iter().copied().eq(0..space.outer);
+        if !whole_rows || !one_each {
+            return Err("a table does not hold whole rows".into());
+        }
+        inputs[gathered.table].1 = RowAccess::Gathered;
+    }
+    Ok(inputs)
 }
 
 /// The axes that number the rows, in the order of the first output that has most of them, and the

@@ -114,6 +114,19 @@ pub enum Reduction {
     Prod,
 }
 
+impl Reduction {
+    /// Its name in a plan.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reduction::Sum => "sum",
+            Reduction::Mean => "mean",
+            Reduction::Max => "max",
+            Reduction::Min => "min",
+            Reduction::Prod => "prod",
+        }
+    }
+}
+
 /// The access mode of a row-wise kernel's operand. The iteration space is `[rows, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowAccess {

@@ -293,36 +293,8 @@ pub fn float(f: BuiltinScalar, x: f64, y: f64) -> f64 {
                 x
             }
         }
-        Max | Min if x.is_nan() || y.is_nan() => f64::NAN,
-        // Of two equal numbers, the sign decides between zeros.
-        Max if x == y => {
-            if x.is_sign_positive() {
-                x
-            } else {
-                y
-            }
-        }
-        Min if x == y => {
-            if x.is_sign_negative() {
-                x
-            } else {
-                y
-            }
-        }
-        Max => {
-            if x > y {
-                x
-            } else {
-                y
-            }
-        }
-        Min => {
-            if x < y {
-                x
-            } else {
-                y
-            }
-        }
+        Max => extremum(x, y, x > y || x == y && x.is_sign_positive()),
+        Min => extremum(x, y, x < y || x == y && x.is_sign_negative()),
         Pow => libm::pow(x, y),
         Fmod => x % y,
         Exp => libm::exp(x),
@@ -342,6 +314,15 @@ pub fn float(f: BuiltinScalar, x: f64, y: f64) -> f64 {
         Trunc => x.trunc(),
         Eq | Lt | Le | Not | And | Or | Xor | Select | IsNan | IsInf => f64::NAN,
     }
+}
+
+/// `x` if it comes `first`, else `y`; NaN if one of them is NaN. Of two equal numbers, the sign
+/// decides between zeros.
+fn extremum(x: f64, y: f64, first: bool) -> f64 {
+    if x.is_nan() || y.is_nan() {
+        return f64::NAN;
+    }
+    if first { x } else { y }
 }
 
 /// A builtin from integers to an integer, wrapping; the results of float functions are rounded

@@ -65,21 +65,33 @@ impl<'a> Cx<'a> {
                 None => return self.too_many(def, callee, args, span),
             }
         }
-        if let [t] = types {
-            let param = def
-                .params
-                .iter()
-                .position(|p| matches!(p.kind, ParamKind::Attr { ty: crate::ir::AttrType::DType, .. }));
-            match param {
-                Some(i) if matches!(out[i], Argument::Missing) => out[i] = Argument::Type(t),
-                _ => {
-                    return self.error(code::ARITY, format!("`{}` takes no element type in `<>`", def.name), t.span);
-                }
+        self.element_type(def, types, &mut out)?;
+        good &= self.required(def, &mut out, span);
+        good.then_some(out)
+    }
+
+    /// Assigns the element type in `<>` to the parameter that takes one.
+    fn element_type(&mut self, def: &OpDef, types: &'a [Name], out: &mut [Argument<'a>]) -> Option<()> {
+        let t = match types {
+            [] => return Some(()),
+            [t] => t,
+            [_, t, ..] => return self.error(code::ARITY, "at most one element type is allowed in `<>`", t.span),
+        };
+        let param =
+            def.params.iter().position(|p| matches!(p.kind, ParamKind::Attr { ty: crate::ir::AttrType::DType, .. }));
+        match param {
+            Some(i) if matches!(out[i], Argument::Missing) => {
+                out[i] = Argument::Type(t);
+                Some(())
             }
-        } else if let Some(t) = types.get(1) {
-            return self.error(code::ARITY, "at most one element type is allowed in `<>`", t.span);
+            _ => self.error(code::ARITY, format!("`{}` takes no element type in `<>`", def.name), t.span),
         }
-        for (p, g) in def.params.iter().zip(&mut out) {
+    }
+
+    /// True if all required operands are there; a variadic parameter may have none.
+    fn required(&mut self, def: &OpDef, out: &mut [Argument<'a>], span: Span) -> bool {
+        let mut good = true;
+        for (p, g) in def.params.iter().zip(out) {
             match (&p.kind, &g) {
                 (ParamKind::Tensor { variadic: true, .. }, Argument::Missing) => *g = Argument::Many(Vec::new()),
                 (ParamKind::Tensor { optional: false, .. } | ParamKind::Term, Argument::Missing) => {
@@ -95,7 +107,7 @@ impl<'a> Cx<'a> {
                 _ => {}
             }
         }
-        good.then_some(out)
+        good
     }
 
     fn named(&mut self, def: &OpDef, out: &mut [Argument<'a>], name: &'a Name, value: &'a Expr) -> Option<()> {

@@ -8,7 +8,7 @@ use crate::builtin::{BuiltinOp, BuiltinScalar, SECOND, view};
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Fact, Head, OpBody, OpId, ParamKind,
+    AExpr, AFn, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Fact, Head, OpBody, OpId, Param, ParamKind,
     ScalarId, Sort, TypePat, VarId,
 };
 use crate::source::Span;
@@ -415,6 +415,7 @@ impl<'a> Cx<'a> {
         }
     }
 
+    /// The application of an op.
     fn op_build(
         &mut self,
         id: OpId,
@@ -442,35 +443,7 @@ impl<'a> Cx<'a> {
                     good &= a.is_some();
                     attrs.extend(a);
                 }
-                (ParamKind::Tensor { optional: true, .. }, g) => {
-                    let a = match g {
-                        Argument::One(e) => self.optional_build(e),
-                        _ => Some(Build::Absent),
-                    };
-                    good &= a.is_some();
-                    operands.extend(a.map(BuildArg::One));
-                }
-                (ParamKind::Tensor { .. }, Argument::Many(list)) => {
-                    for e in list {
-                        let a = self.variadic_build(e);
-                        good &= a.is_some();
-                        operands.extend(a);
-                    }
-                }
-                (ParamKind::Tensor { ty, .. }, Argument::One(e)) if self.integer_literal(id, ty, e).is_some() => {
-                    operands.extend(self.integer_literal(id, ty, e).map(BuildArg::One));
-                }
-                (ParamKind::Tensor { .. }, Argument::One(e)) if matches!(e.kind, ExprKind::Absent) => {
-                    self.never_absent::<()>(def, &p.name, e.span);
-                    good = false;
-                }
-                (kind, Argument::One(e)) => {
-                    let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };
-                    let a = self.build(e, sort);
-                    good &= a.as_ref().is_some_and(|a| sort != ValueSort::Term || self.has_accumulators(id, a, e.span));
-                    operands.extend(a.map(BuildArg::One));
-                }
-                _ => good = false,
+                (_, g) => good &= self.operand_build(id, p, g, &mut operands),
             }
         }
         let output = self.output(id, callee, output, e.span);
@@ -478,6 +451,42 @@ impl<'a> Cx<'a> {
             return None;
         }
         Some(Build::Node(BuildNode { head: Head::Op(id), args: operands, attrs, output: output? }))
+    }
+
+    /// Adds what a parameter that is no attribute is given to `operands`; false if it is refused.
+    fn operand_build(&mut self, id: OpId, p: &Param, given: Argument<'a>, operands: &mut Vec<BuildArg>) -> bool {
+        match (&p.kind, given) {
+            (ParamKind::Tensor { optional: true, .. }, g) => {
+                let a = match g {
+                    Argument::One(e) => self.optional_build(e),
+                    _ => Some(Build::Absent),
+                };
+                let good = a.is_some();
+                operands.extend(a.map(BuildArg::One));
+                good
+            }
+            (ParamKind::Tensor { .. }, Argument::Many(list)) => {
+                let before = operands.len();
+                operands.extend(list.iter().filter_map(|e| self.variadic_build(e)));
+                operands.len() == before + list.len()
+            }
+            (ParamKind::Tensor { ty, .. }, Argument::One(e)) if self.integer_literal(id, ty, e).is_some() => {
+                operands.extend(self.integer_literal(id, ty, e).map(BuildArg::One));
+                true
+            }
+            (ParamKind::Tensor { .. }, Argument::One(e)) if matches!(e.kind, ExprKind::Absent) => {
+                self.never_absent::<()>(self.s.program.op(id), &p.name, e.span);
+                false
+            }
+            (kind, Argument::One(e)) => {
+                let sort = if matches!(kind, ParamKind::Term) { ValueSort::Term } else { ValueSort::Tensor };
+                let a = self.build(e, sort);
+                let good = a.as_ref().is_some_and(|a| sort != ValueSort::Term || self.has_accumulators(id, a, e.span));
+                operands.extend(a.map(BuildArg::One));
+                good
+            }
+            _ => false,
+        }
     }
 
     /// A whole number in the place of an integer tensor is a constant of that type, or i64 if any

@@ -21,6 +21,10 @@ const SETTINGS: &[&str] = &["until", "iterations", "nodes", "steps", "after", "b
 /// The default node budget of a ruleset: a fixed part, and a part for each node of the graph.
 const DEFAULT_NODES: (u64, u64) = (10_000, 50);
 
+/// A ruleset, its item if it was written, and where it wants to run.
+type Declared = (Option<ItemRef>, RuleSetDef, Order);
+
+/// Adds the rulesets to the Program, in the order in which they run.
 pub(super) fn collect(s: &mut Sema<'_>) {
     let fold = RuleSetDef {
         name: ast::FOLD.to_string(),
@@ -30,7 +34,19 @@ pub(super) fn collect(s: &mut Sema<'_>) {
         nodes: DEFAULT_NODES,
         steps: None,
     };
-    let mut sets: Vec<(Option<ItemRef>, RuleSetDef, Order)> = vec![(None, fold, Order::default())];
+    let mut sets: Vec<Declared> = vec![(None, fold, Order::default())];
+    declared(s, &mut sets);
+    for i in run_order(s, &sets) {
+        let (at, def, _) = sets[i].clone();
+        if let Some(at) = at {
+            s.ruleset_ids.insert(at, RuleSetId(s.program.rulesets.len() as u32));
+        }
+        s.program.rulesets.push(def);
+    }
+}
+
+/// Adds the rulesets of all files, with their settings, to `sets`.
+fn declared(s: &mut Sema<'_>, sets: &mut Vec<Declared>) {
     for (at, item) in s.items() {
         let ItemKind::RuleSet(r) = &item.kind else { continue };
         let mut def = RuleSetDef {
@@ -58,8 +74,11 @@ pub(super) fn collect(s: &mut Sema<'_>) {
         }
         sets.push((Some(at), def, order));
     }
-    // A stable topological order. A set that nothing holds back goes first, in the order of the
-    // files; of sets in a circle, the first in the files.
+}
+
+/// A stable topological order. A set that nothing holds back goes first, in the order of the files;
+/// of sets in a circle, the first in the files.
+fn run_order(s: &mut Sema<'_>, sets: &[Declared]) -> Vec<usize> {
     let mut order: Vec<usize> = Vec::new();
     while order.len() < sets.len() {
         let open = |i: &usize| !order.contains(i);
@@ -79,13 +98,7 @@ pub(super) fn collect(s: &mut Sema<'_>) {
             }
         }
     }
-    for i in order {
-        let (at, def, _) = sets[i].clone();
-        if let Some(at) = at {
-            s.ruleset_ids.insert(at, RuleSetId(s.program.rulesets.len() as u32));
-        }
-        s.program.rulesets.push(def);
-    }
+    order
 }
 
 /// Where a ruleset wants to run.

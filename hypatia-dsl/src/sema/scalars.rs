@@ -185,53 +185,15 @@ impl TermBuilder<'_> {
         r
     }
 
+    /// The term of an expression whose depth was counted.
     fn inner(&mut self, cx: &mut Cx<'_>, e: &Expr) -> Option<(TermId, Kind)> {
         if let Some(v) = super::patterns::literal(e) {
             return Some((self.term.add(TermNode::Lit(Literal(v))), Kind::Number));
         }
         match &e.kind {
-            ExprKind::Path(p) => {
-                let name = p.text();
-                if let Some((i, k)) = self.params.get(name.as_str()) {
-                    return Some((self.term.add(TermNode::Param(*i)), *k));
-                }
-                let mut d =
-                    Diagnostic::error(code::UNBOUND, format!("`{name}` is not a parameter of this scalar"), p.span)
-                        .label("not bound");
-                let mut names: Vec<&str> = self.params.keys().copied().collect();
-                names.sort_unstable();
-                if let Some(s) = closest(&name, names.iter().copied()) {
-                    d = d.hint(format!("did you mean `{s}`?"));
-                } else {
-                    d = d.note(format!("its parameters are {}", names.join(", ")));
-                }
-                cx.report(d)
-            }
+            ExprKind::Path(p) => self.parameter(cx, p),
             ExprKind::Call { callee, optional: false, types, args } => {
-                if let ([t], [a]) = (types.as_slice(), args.as_slice())
-                    && (callee.text() == BuiltinOp::Cast.name() || callee.text() == BuiltinScalar::Round.name())
-                {
-                    return self.cast(cx, t, &a.value);
-                }
-                match cx.callee(callee)? {
-                    Callee::Head(Head::Scalar(id)) => {
-                        if args.len() != cx.s.program.scalar(id).params.len() || args.iter().any(|a| a.name.is_some()) {
-                            return self.arity(cx, id, args, e.span);
-                        }
-                        let args: Vec<&Expr> = args.iter().map(|a| &a.value).collect();
-                        self.call(cx, id, &args)
-                    }
-                    _ => {
-                        let d = Diagnostic::error(
-                            code::SORT,
-                            format!("`{}` works on tensors; a scalar computes one element", callee.text()),
-                            callee.span,
-                        )
-                        .label("not a scalar")
-                        .hint("declare an `op` if it needs whole tensors");
-                        cx.report(d)
-                    }
-                }
+                self.application(cx, callee, (types, args), e.span)
             }
             ExprKind::Unary(op, a) => {
                 let b = if *op == UnaryOp::Neg { BuiltinScalar::Neg } else { BuiltinScalar::Not };
@@ -256,6 +218,58 @@ impl TermBuilder<'_> {
                 self.call(cx, id, &[c, a, b])
             }
             _ => cx.misplaced(e, "in a scalar"),
+        }
+    }
+
+    /// The parameter of that name.
+    fn parameter(&mut self, cx: &mut Cx<'_>, p: &ast::Path) -> Option<(TermId, Kind)> {
+        let name = p.text();
+        if let Some((i, k)) = self.params.get(name.as_str()) {
+            return Some((self.term.add(TermNode::Param(*i)), *k));
+        }
+        let mut d = Diagnostic::error(code::UNBOUND, format!("`{name}` is not a parameter of this scalar"), p.span)
+            .label("not bound");
+        let mut names: Vec<&str> = self.params.keys().copied().collect();
+        names.sort_unstable();
+        if let Some(s) = closest(&name, names.iter().copied()) {
+            d = d.hint(format!("did you mean `{s}`?"));
+        } else {
+            d = d.note(format!("its parameters are {}", names.join(", ")));
+        }
+        cx.report(d)
+    }
+
+    /// A scalar function of arguments as written, or a conversion to an element type.
+    fn application(
+        &mut self,
+        cx: &mut Cx<'_>,
+        callee: &ast::Path,
+        (types, args): (&[ast::Name], &[ast::Arg]),
+        span: Span,
+    ) -> Option<(TermId, Kind)> {
+        if let ([t], [a]) = (types, args)
+            && (callee.text() == BuiltinOp::Cast.name() || callee.text() == BuiltinScalar::Round.name())
+        {
+            return self.cast(cx, t, &a.value);
+        }
+        match cx.callee(callee)? {
+            Callee::Head(Head::Scalar(id)) => {
+                if args.len() != cx.s.program.scalar(id).params.len() || args.iter().any(|a| a.name.is_some()) {
+                    return self.arity(cx, id, args, span);
+                }
+                let args: Vec<&Expr> = args.iter().map(|a| &a.value).collect();
+                self.call(cx, id, &args)
+            }
+            _ => {
+                let d = Diagnostic::error(
+                    code::SORT,
+                    format!("`{}` works on tensors; a scalar computes one element", callee.text()),
+                    callee.span,
+                )
+                .label("not a scalar")
+                .hint("declare an `op` if it needs whole tensors");
+                cx.report(d)
+            }
         }
     }
 

@@ -256,6 +256,7 @@ impl Evaluator<'_> {
             && self.expr(b).as_ref().and_then(as_number).is_some_and(|n| n != 0.0)
     }
 
+    /// The value of a function of numbers, lists or shapes.
     fn call(&mut self, f: AFn, args: &[AExpr]) -> Option<AttrValue> {
         if let (AFn::Floor, [AExpr::Binary(BinaryOp::Div, a, b)]) = (f, args) {
             return match (self.expr(a)?, self.expr(b)?) {
@@ -280,31 +281,13 @@ impl Evaluator<'_> {
                 }
                 Some(dims(shape))
             }
-            (AFn::Permute, [list, perm]) => {
-                let (list, perm) = (self.expect_list(list)?, self.expect_list(perm)?);
-                self.spend(perm.len())?;
-                let perm = permutation(&perm).filter(|p| p.len() == list.len())?;
-                Some(AttrValue::List(perm.into_iter().map(|i| list[i].clone()).collect()))
-            }
             (AFn::Reduce, [shape, axes, keep]) => {
                 let (shape, axes, keep) = (self.dims(shape)?, self.expect_list(axes)?, self.truth(keep)?);
                 let axes: Option<Vec<usize>> =
                     axes.iter().map(|a| position(as_dim(a)?.as_const()?, shape.len())).collect();
                 Some(dims(reduce(&shape, &axes?, keep)))
             }
-            (AFn::IsPermutation, [list]) => {
-                let list = self.expect_list(list)?;
-                as_dims(&list)?.iter().try_for_each(|d| d.as_const().map(|_| ()))?;
-                Some(AttrValue::Bool(permutation(&list).is_some()))
-            }
-            (AFn::Inverse, [list]) => {
-                let perm = permutation(&self.expect_list(list)?)?;
-                let mut inverse = vec![int(0); perm.len()];
-                for (i, p) in perm.into_iter().enumerate() {
-                    inverse[p] = int(i as i64);
-                }
-                Some(AttrValue::List(inverse))
-            }
+            (AFn::Permute | AFn::IsPermutation | AFn::Inverse, _) => self.permutations(f, args),
             (AFn::Sort, [list]) => sorted(self.expect_list(list)?),
             (AFn::Reverse, [list]) => {
                 let mut list = self.expect_list(list)?;
@@ -327,6 +310,32 @@ impl Evaluator<'_> {
                 None
             }
             (_, [a]) => number_function(f, &self.expr(a)?),
+            _ => None,
+        }
+    }
+
+    /// The value of a function that takes a permutation.
+    fn permutations(&mut self, f: AFn, args: &[AExpr]) -> Option<AttrValue> {
+        match (f, args) {
+            (AFn::Permute, [list, perm]) => {
+                let (list, perm) = (self.expect_list(list)?, self.expect_list(perm)?);
+                self.spend(perm.len())?;
+                let perm = permutation(&perm).filter(|p| p.len() == list.len())?;
+                Some(AttrValue::List(perm.into_iter().map(|i| list[i].clone()).collect()))
+            }
+            (AFn::IsPermutation, [list]) => {
+                let list = self.expect_list(list)?;
+                as_dims(&list)?.iter().try_for_each(|d| d.as_const().map(|_| ()))?;
+                Some(AttrValue::Bool(permutation(&list).is_some()))
+            }
+            (AFn::Inverse, [list]) => {
+                let perm = permutation(&self.expect_list(list)?)?;
+                let mut inverse = vec![int(0); perm.len()];
+                for (i, p) in perm.into_iter().enumerate() {
+                    inverse[p] = int(i as i64);
+                }
+                Some(AttrValue::List(inverse))
+            }
             _ => None,
         }
     }

@@ -65,35 +65,49 @@ fn precedence(op: BinaryOp) -> (u8, &'static str) {
     }
 }
 
-fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
-    if depth > MAX_DEPTH {
-        out.push_str("...");
-        return;
-    }
-    let depth = depth + 1;
-    let list = |items: &[AExpr], out: &mut String| {
-        for (i, item) in items.iter().enumerate() {
-            out.push_str(if i > 0 { ", " } else { "" });
-            write(vars, item, 0, depth, out);
-        }
-    };
-    let level = match expr {
+/// The level of an expression's outermost operator, as in [`precedence`].
+fn level(expr: &AExpr) -> u8 {
+    match expr {
         AExpr::Binary(op, ..) => precedence(*op).0,
         AExpr::Not(_) => 3,
         AExpr::Neg(_) => 7,
         AExpr::If(..) => 0,
         _ => 10,
-    };
-    let parenthesised = level < outer;
+    }
+}
+
+/// Writes an expression, in parentheses if its level is below `outer`.
+fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
+    if depth > MAX_DEPTH {
+        out.push_str("...");
+        return;
+    }
+    let parenthesised = level(expr) < outer;
     if parenthesised {
         out.push('(');
     }
+    write_bare(vars, expr, depth + 1, out);
+    if parenthesised {
+        out.push(')');
+    }
+}
+
+/// Writes expressions with commas between them.
+fn write_list(vars: &[Var], items: &[AExpr], depth: u32, out: &mut String) {
+    for (i, item) in items.iter().enumerate() {
+        out.push_str(if i > 0 { ", " } else { "" });
+        write(vars, item, 0, depth, out);
+    }
+}
+
+/// Writes an expression without parentheses around it; `depth` is that of its parts.
+fn write_bare(vars: &[Var], expr: &AExpr, depth: u32, out: &mut String) {
     match expr {
         AExpr::Value(v) => out.push_str(&show_value(v)),
         AExpr::Var(v) => out.push_str(name(vars, *v)),
         AExpr::List(items) => {
             out.push('[');
-            list(items, out);
+            write_list(vars, items, depth, out);
             out.push(']');
         }
         AExpr::Spread(inner) => {
@@ -125,15 +139,7 @@ fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
             out.push_str("not ");
             write(vars, a, 3, depth, out);
         }
-        AExpr::Binary(op, a, b) => {
-            let (level, symbol) = precedence(*op);
-            // Comparisons do not chain, and `**` is right-associative.
-            let left = level + (level == 4 || level == 8) as u8;
-            let right = level + (level != 8) as u8;
-            write(vars, a, left, depth, out);
-            out.push_str(&format!(" {symbol} "));
-            write(vars, b, right, depth, out);
-        }
+        AExpr::Binary(op, a, b) => write_binary(vars, (*op, a, b), depth, out),
         AExpr::If(c, a, b) => {
             out.push_str("if ");
             write(vars, c, 1, depth, out);
@@ -145,7 +151,7 @@ fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
         AExpr::Call(f, args) => {
             out.push_str(f.name());
             out.push('(');
-            list(args, out);
+            write_list(vars, args, depth, out);
             out.push(')');
         }
         AExpr::Fact(fact, var) => out.push_str(&format!("{}({})", fact.name(), name(vars, *var))),
@@ -155,9 +161,17 @@ fn write(vars: &[Var], expr: &AExpr, outer: u8, depth: u32, out: &mut String) {
         AExpr::Device(DeviceFact::Sm) => out.push_str("sm"),
         AExpr::Device(DeviceFact::Name) => out.push_str("device"),
     }
-    if parenthesised {
-        out.push(')');
-    }
+}
+
+/// Writes both operands of an operator, each in parentheses if it would be read otherwise without.
+fn write_binary(vars: &[Var], (op, a, b): (BinaryOp, &AExpr, &AExpr), depth: u32, out: &mut String) {
+    let (level, symbol) = precedence(op);
+    // Comparisons do not chain, and `**` is right-associative.
+    let left = level + (level == 4 || level == 8) as u8;
+    let right = level + (level != 8) as u8;
+    write(vars, a, left, depth, out);
+    out.push_str(&format!(" {symbol} "));
+    write(vars, b, right, depth, out);
 }
 
 /// A type pattern with the names of its variables: `T[..s, m, k]`.

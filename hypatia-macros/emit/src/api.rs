@@ -96,11 +96,20 @@ pub(super) fn ops(program: &Program, options: &Options) -> TokenStream {
     quote!(#(#traits)*)
 }
 
-fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
-    let name = ident(&op.name);
-    let text = op.name.as_str();
-    let doc = docs(&op.doc);
-    let value = host.value();
+/// The parameters of an op's method, and the statements that collect what they are given.
+struct Params {
+    /// The parameters.
+    list: Vec<TokenStream>,
+    /// Statements that add to `operands`.
+    operands: Vec<TokenStream>,
+    /// Statements that add to `attrs`.
+    attrs: Vec<TokenStream>,
+    /// The term, as an option.
+    term: TokenStream,
+}
+
+/// The parameters of an op, in declaration order.
+fn params(op: &OpDef, value: &TokenStream) -> Params {
     let mut params = Vec::new();
     let mut operands = Vec::new();
     let mut attrs = Vec::new();
@@ -142,6 +151,18 @@ fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
             }
         }
     }
+    // What the term reads comes after the other operands.
+    operands.extend(behind);
+    Params { list: params, operands, attrs, term }
+}
+
+/// The head and the body of an op's method.
+fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
+    let name = ident(&op.name);
+    let text = op.name.as_str();
+    let doc = docs(&op.doc);
+    let value = host.value();
+    let Params { list, operands, attrs, term } = params(op, &value);
     let single = op.results.len() == 1 && !op.variadic_result;
     let finish = match (host, single) {
         (Host::Graph, true) => quote! {
@@ -157,14 +178,13 @@ fn op_method(op: &OpDef, host: Host) -> (TokenStream, TokenStream) {
     let head = quote! {
         #(#doc)*
         #track
-        fn #name #lifetime (#receiver #(, #params)*) -> #result
+        fn #name #lifetime (#receiver #(, #list)*) -> #result
     };
     let body = quote! {
         use ::hypatia::graph::AttrValue;
         let mut operands: ::std::vec::Vec<::std::option::Option<#value>> = ::std::vec::Vec::new();
         let mut attrs: ::std::vec::Vec<(&str, AttrValue)> = ::std::vec::Vec::new();
         #(#operands)*
-        #behind
         #(#attrs)*
         #finish
     };

@@ -253,6 +253,8 @@ impl Run {
         })
     }
 
+    /// Runs the model, compares its outputs with the expected ones, and times it with and without
+    /// rules.
     fn execute(
         &self,
         model: &Model,
@@ -275,14 +277,7 @@ impl Run {
         let results = compiled.run(&ordered)?;
         drop(first);
         let first = since_start();
-        let mut checks = Vec::new();
-        for ((name, got), mut tolerance) in names.iter().zip(&results).zip(model.tolerances()) {
-            tolerance.rtol = self.rtol.unwrap_or(tolerance.rtol);
-            tolerance.atol = self.atol;
-            let want = expected.and_then(|e| e.iter().find(|(n, _)| n == name));
-            let check = want.map(|(_, want)| Comparison::of(got, want, tolerance)).transpose();
-            checks.push(check.map_err(|e| Error::Input(format!("--check: output `{name}`: {e}")))?);
-        }
+        let checks = self.compared(model, &results, expected)?;
         // A tolerance given by the caller is never loosened.
         let loosened = match self.rtol {
             Some(_) => vec![None; checks.len()],
@@ -316,6 +311,24 @@ impl Run {
             runs,
             first,
         })
+    }
+
+    /// The comparison of each output with the expected one, if there is one.
+    fn compared(
+        &self,
+        model: &Model,
+        results: &[Tensor],
+        expected: Option<&[(String, Tensor)]>,
+    ) -> Result<Vec<Option<Comparison>>> {
+        let mut checks = Vec::new();
+        for ((name, got), mut tolerance) in model.outputs().iter().zip(results).zip(model.tolerances()) {
+            tolerance.rtol = self.rtol.unwrap_or(tolerance.rtol);
+            tolerance.atol = self.atol;
+            let want = expected.and_then(|e| e.iter().find(|(n, _)| n == name));
+            let check = want.map(|(_, want)| Comparison::of(got, want, tolerance)).transpose();
+            checks.push(check.map_err(|e| Error::Input(format!("--check: output `{name}`: {e}")))?);
+        }
+        Ok(checks)
     }
 
     fn to_text(&self, o: &Outcome) -> String {

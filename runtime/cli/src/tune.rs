@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use anstream::eprintln;
@@ -14,11 +14,12 @@ use hypatia_cuda::Gpu;
 use hypatia_cuda::tune::machine;
 use hypatia_cuda::tuner::{Effort, Tuner};
 use hypatia_cuda::tuning::{BESIDE, Choice, Machine, TuningFile};
+use hypatia_dsl::ir::Program;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
 use super::device::{CostOptions, DeviceChoice, MemoryOptions, Precision, notes_after_run};
-use super::inputs::load_random;
+use super::inputs::{Named, load_random};
 use super::model::{Domains, RuleOptions, Sizes, must_be_model};
 use super::output::write_stdout;
 use super::{Exit, Global, claims};
@@ -89,6 +90,21 @@ impl Tune {
         Ok((options, here))
     }
 
+    /// The model with inputs, and where these come from.
+    fn load(&self, program: Arc<Program>, options: Options) -> Result<(Model, Named, String)> {
+        match &self.inputs {
+            Some(path) => {
+                let inputs = npz::read(path)?;
+                let graph = self.sizes.load_for(&self.model, program, &inputs)?;
+                Ok((Model::new(graph, options), inputs, path.display().to_string()))
+            }
+            None => {
+                let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, 0)?;
+                Ok((model, inputs, format!("random{dims}")))
+            }
+        }
+    }
+
     /// Runs the command.
     pub fn run(&self, global: &Global) -> Result<Exit> {
         must_be_model(&self.model)?;
@@ -105,17 +121,7 @@ impl Tune {
         self.firing.apply(&program, &mut options.optimize)?;
         let (options, here) = self.on_device(options)?;
         let on = options.gpu.clone();
-        let (model, inputs, source) = match &self.inputs {
-            Some(path) => {
-                let inputs = npz::read(path)?;
-                let graph = self.sizes.load_for(&self.model, program, &inputs)?;
-                (Model::new(graph, options), inputs, path.display().to_string())
-            }
-            None => {
-                let (model, inputs, dims) = load_random(&self.model, program, options, &self.sizes, 0)?;
-                (model, inputs, format!("random{dims}"))
-            }
-        };
+        let (model, inputs, source) = self.load(program, options)?;
         let (model, _) = self.precision.narrowed(model)?;
         let started = Instant::now();
         let compiled = model.compile(&inputs)?;
@@ -137,22 +143,25 @@ impl Tune {
             notes_after_run(None).iter().for_each(|note| eprintln!("{note}"));
         }
         let seconds = started.elapsed().as_secs_f64();
-        let text = if self.json {
+        write_stdout(&self.report((&here, &source), &choices, seconds, &output));
+        Ok(Exit::Ok)
+    }
+
+    /// What was measured on which machine, with which inputs, as text or JSON.
+    fn report(&self, (here, source): (&Machine, &str), choices: &[Choice], seconds: f64, output: &Path) -> String {
+        if self.json {
             let choices: Vec<_> = choices.iter().map(to_json).collect();
             let file = output.display().to_string();
             let value = serde_json::json!({
                 "file": file, "machine": here.to_string(), "inputs": source, "seconds": seconds, "choices": choices,
             });
-            format!("{value:#}\n")
-        } else {
-            let mut text = format!("device     {here}\ninputs     {source}\n");
-            choices.iter().for_each(|c| text.push_str(&line(c)));
-            let (n, file) = (choices.len(), output.display());
-            let _ = writeln!(text, "{n} choices measured in {seconds:.1} s, written to {file}");
-            text
-        };
-        write_stdout(&text);
-        Ok(Exit::Ok)
+            return format!("{value:#}\n");
+        }
+        let mut text = format!("device     {here}\ninputs     {source}\n");
+        choices.iter().for_each(|c| text.push_str(&line(c)));
+        let (n, file) = (choices.len(), output.display());
+        let _ = writeln!(text, "{n} choices measured in {seconds:.1} s, written to {file}");
+        text
     }
 }
 

@@ -177,37 +177,13 @@ impl RowCode {
     ) {
         let (n, len) = (self.n, rows * self.n);
         let mut known = 0;
-        for (i, kind) in self.reductions.iter().enumerate() {
+        for i in 0..self.reductions.len() {
             let (done, mine) = results.split_at_mut(known);
-            let (extent, count) = (self.extents[i], rows * self.each(i));
+            let count = rows * self.each(i);
             known += count;
             let loader = RowLoader { code: self, inputs, results: done, first, rows, column: 0 };
             self.whole.run_root(registers, &loader, i, 0, len);
-            let lane = (self.whole.root_f32(registers, i, len), self.whole.root_int(registers, i, len));
-            match lane {
-                (Some(values), _) => reduce_rows(*kind, values, extent, mine),
-                (_, Some(values)) => {
-                    let rows = values
-                        .chunks_exact(extent)
-                        .map(|row| row.iter().fold(int_identity(*kind), |a, b| join_ints(*kind, a, *b)));
-                    mine.iter_mut().zip(rows).for_each(|(to, v)| *to = held(v));
-                }
-                _ => {
-                    let (mut at, mut strands) = (0, [identity(*kind); STRANDS]);
-                    self.whole.root_f64(registers, i, len, |v| {
-                        let column = at % extent;
-                        strands[column % STRANDS] = join(*kind, strands[column % STRANDS], v);
-                        if column + 1 == extent {
-                            mine[at / extent] = finished(*kind, total(*kind, &strands), extent);
-                            strands = [identity(*kind); STRANDS];
-                        }
-                        at += 1;
-                    });
-                }
-            }
-            if self.results[i].is_float() {
-                mine[..count].iter_mut().for_each(|v| *v = self.results[i].round(*v));
-            }
+            self.reduce(registers, i, len, &mut mine[..count]);
         }
         let steps = self.reductions.len();
         let loader = RowLoader { code: self, inputs, results: &results[..known], first, rows, column: 0 };
@@ -231,6 +207,37 @@ impl RowCode {
                 }
                 _ => self.whole.store(registers, steps + i, outs[i], at * n, len),
             }
+        }
+    }
+
+    /// The results of a reduction whose `len` operands are in the registers.
+    fn reduce(&self, registers: &Registers, reduction: usize, len: usize, out: &mut [f64]) {
+        let (kind, extent) = (self.reductions[reduction], self.extents[reduction]);
+        let lane = (self.whole.root_f32(registers, reduction, len), self.whole.root_int(registers, reduction, len));
+        match lane {
+            (Some(values), _) => reduce_rows(kind, values, extent, out),
+            (_, Some(values)) => {
+                let rows = values
+                    .chunks_exact(extent)
+                    .map(|row| row.iter().fold(int_identity(kind), |a, b| join_ints(kind, a, *b)));
+                out.iter_mut().zip(rows).for_each(|(to, v)| *to = held(v));
+            }
+            _ => {
+                let (mut at, mut strands) = (0, [identity(kind); STRANDS]);
+                self.whole.root_f64(registers, reduction, len, |v| {
+                    let column = at % extent;
+                    strands[column % STRANDS] = join(kind, strands[column % STRANDS], v);
+                    if column + 1 == extent {
+                        out[at / extent] = finished(kind, total(kind, &strands), extent);
+                        strands = [identity(kind); STRANDS];
+                    }
+                    at += 1;
+                });
+            }
+        }
+        let ty = self.results[reduction];
+        if ty.is_float() {
+            out.iter_mut().for_each(|v| *v = ty.round(*v));
         }
     }
 

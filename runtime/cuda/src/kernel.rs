@@ -97,7 +97,7 @@ pub fn arguments(
     pointer: &dyn Fn(&Arg) -> Option<Location>,
 ) -> Result<Vec<Argument>> {
     let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
-    let sizes = |name: &str| work.sizes.iter().chain(&work.strides).find(|(n, _)| n == name).map(|(_, v)| v);
+    let sizes = |name: &str| work.sizes.iter().find(|(n, _)| n == name).map(|(_, v)| v);
     let argument = |a: &Arg| match (a.kind, a.role) {
         (ArgKind::Input(_) | ArgKind::Output(_), _) => {
             let own = own.iter().find(|(n, _)| *n == a.name).map(|(_, memory)| Argument::Own(memory.clone()));
@@ -110,11 +110,13 @@ pub fn arguments(
         (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
         (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
         (ArgKind::Map { dtype, inner }, _) => {
-            let shape = work.maps.iter().find(|(n, _)| *n == a.name).map(|(_, shape)| *shape);
+            let shape = work.maps.iter().find(|(role, _)| *role == a.role).map(|(_, shape)| *shape);
             pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner })
         }
-        (ArgKind::Sizes(count) | ArgKind::Strides(count), _) => {
-            sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes)
+        (ArgKind::Sizes(count), _) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
+        (ArgKind::Strides { of, axes }, _) => {
+            let strides = work.strides.iter().find(|(role, _)| *role == of).map(|(_, v)| v);
+            strides.filter(|v| v.len() == axes).cloned().map(Argument::Sizes)
         }
     };
     source.args.iter().map(|a| argument(a).ok_or_else(|| unknown(&a.name))).collect()

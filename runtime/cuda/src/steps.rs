@@ -424,8 +424,7 @@ fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Pe
     }
     let kernels = step_kernels(step);
     if kernels.is_empty() {
-        let what = format!("{:?}", step.action);
-        let what = what.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default().to_lowercase();
+        let what = step.action.name();
         return Err(Error::Device(format!("{what} has no CUDA kernel yet; use --device cpu")));
     }
     kernels.into_iter().map(launch).collect()

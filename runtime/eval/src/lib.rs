@@ -184,6 +184,7 @@ impl Evaluator<'_> {
         Ok(results)
     }
 
+    /// The results of an op with these operands, of those types.
     fn prim<R: Number>(
         &self,
         prim: &Prim,
@@ -209,15 +210,7 @@ impl Evaluator<'_> {
                 let acc = matmul::matmul(arg(0)?, arg(1)?, acc, shape, mode)?;
                 self.epilogue(acc, term, &args[2..], *dtype)?
             }
-            Prim::Gemm2 => {
-                let dtype_of_sums = accumulator_dtype(arg(0)?.dtype);
-                let acc = matmul::matmul(arg(0)?, arg(1)?, dtype_of_sums, shape, mode)?;
-                let second = matmul::matmul(arg(0)?, arg(2)?, dtype_of_sums, shape, mode)?;
-                let second = rounded(second, dtype_of_sums, mode)?;
-                let own = &args[3..];
-                let term = term.map(|t| t.reading_second(own.len() as u32));
-                self.epilogue(acc, term.as_ref(), &[own, &[Some(&second)]].concat(), *dtype)?
-            }
+            Prim::Gemm2 => self.pair([arg(0)?, arg(1)?, arg(2)?], term, &args[3..], (*dtype, shape))?,
             Prim::Conv { axes, groups } if term.is_some() => {
                 let acc = accumulator_dtype(arg(0)?.dtype);
                 let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, acc, shape, mode)?;
@@ -256,6 +249,22 @@ impl Evaluator<'_> {
             }
         };
         Ok(vec![one])
+    }
+
+    /// Two products of one left operand, through the term of both accumulators.
+    fn pair<R: Number>(
+        &self,
+        [a, b, c]: [&RefTensor<R>; 3],
+        term: Option<&Term>,
+        reads: &[Option<&RefTensor<R>>],
+        (dtype, shape): (DType, &[usize]),
+    ) -> Result<RefTensor<R>> {
+        let dtype_of_sums = accumulator_dtype(a.dtype);
+        let acc = matmul::matmul(a, b, dtype_of_sums, shape, self.mode)?;
+        let second = matmul::matmul(a, c, dtype_of_sums, shape, self.mode)?;
+        let second = rounded(second, dtype_of_sums, self.mode)?;
+        let term = term.map(|t| t.reading_second(reads.len() as u32));
+        self.epilogue(acc, term.as_ref(), &[reads, &[Some(&second)]].concat(), dtype)
     }
 
     /// An accumulator, rounded to its type, through the term of its node.

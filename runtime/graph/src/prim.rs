@@ -215,6 +215,29 @@ impl Attrs<'_> {
         axes.dedup();
         Ok(axes)
     }
+
+    /// A convolution with a filter of that shape.
+    fn conv(&self, filter: Option<&[usize]>) -> Result<Prim> {
+        let sizes = filter.and_then(|w| w.get(2..)).ok_or_else(|| self.bad(0))?;
+        let groups = usize::try_from(self.int(4)?).ok().filter(|g| *g > 0).ok_or_else(|| self.bad(4))?;
+        Ok(Prim::Conv { axes: self.windows(sizes, 0, 3, Some(1))?, groups })
+    }
+
+    /// A slice of an operand of shape `x`, with a result of shape `result`.
+    fn slice(&self, x: &[usize], result: &[usize]) -> Result<Prim> {
+        let axis = self.axis(0, x.len())?;
+        let size = x.get(axis).copied().unwrap_or(0) as i64;
+        let (start, step) = (self.int(1)?, self.int(3)?);
+        let count = result.get(axis).copied().unwrap_or(0) as i64;
+        // A start outside the axis is clamped to its end. It stays outside only if the slice has no
+        // elements.
+        let start = if step > 0 { start.clamp(0, size) } else { start.clamp(-1, size - 1) };
+        let last = (count - 1).checked_mul(step).and_then(|d| d.checked_add(start)).ok_or_else(|| self.bad(1))?;
+        if count > 0 && !((0..size).contains(&start) && (0..size).contains(&last)) {
+            return Err(self.bad(1));
+        }
+        Ok(Prim::Slice { axis, start: if count > 0 { start } else { 0 }, step })
+    }
 }
 
 impl Prim {
@@ -235,11 +258,7 @@ impl Prim {
             BuiltinOp::Matmul => Ok(Prim::Matmul),
             BuiltinOp::Gemm => Ok(Prim::Gemm),
             BuiltinOp::Gemm2 => Ok(Prim::Gemm2),
-            BuiltinOp::Conv | BuiltinOp::ConvGemm => {
-                let filter = shapes.get(1).and_then(|w| w.get(2..)).ok_or_else(|| a.bad(0))?;
-                let groups = usize::try_from(a.int(4)?).ok().filter(|g| *g > 0).ok_or_else(|| a.bad(4))?;
-                Ok(Prim::Conv { axes: a.windows(filter, 0, 3, Some(1))?, groups })
-            }
+            BuiltinOp::Conv | BuiltinOp::ConvGemm => a.conv(shapes.get(1).copied()),
             BuiltinOp::Windows => Ok(Prim::Windows(a.windows(&a.counts(0)?, 1, 2, None)?)),
             BuiltinOp::Cast => Ok(Prim::Cast(a.dtype(0)?)),
             BuiltinOp::Reshape => Ok(Prim::Reshape),
@@ -248,20 +267,7 @@ impl Prim {
                 Ok(Prim::Transpose(perm))
             }
             BuiltinOp::Expand => Ok(Prim::Expand),
-            BuiltinOp::Slice => {
-                let axis = a.axis(0, rank)?;
-                let size = first.and_then(|s| s.get(axis)).copied().unwrap_or(0) as i64;
-                let (start, step) = (a.int(1)?, a.int(3)?);
-                let count = result.get(axis).copied().unwrap_or(0) as i64;
-                // A start outside the axis is clamped to its end. It stays outside only if the
-                // slice has no elements.
-                let start = if step > 0 { start.clamp(0, size) } else { start.clamp(-1, size - 1) };
-                let last = (count - 1).checked_mul(step).and_then(|d| d.checked_add(start)).ok_or_else(|| a.bad(1))?;
-                if count > 0 && !((0..size).contains(&start) && (0..size).contains(&last)) {
-                    return Err(a.bad(1));
-                }
-                Ok(Prim::Slice { axis, start: if count > 0 { start } else { 0 }, step })
-            }
+            BuiltinOp::Slice => a.slice(first.unwrap_or_default(), result),
             BuiltinOp::Concat => Ok(Prim::Concat(a.axis(0, rank)?)),
             BuiltinOp::Split => {
                 let sizes: Option<Vec<usize>> = a.ints(1)?.into_iter().map(|v| usize::try_from(v).ok()).collect();

@@ -91,7 +91,7 @@ impl Plan {
             Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),
             Action::Scatter(reduction) => format!("scatter, {}", reduction.name()),
             Action::Argsort(axis, _) => format!("argsort along {axis}"),
-            Action::Reduce(kind, axes) => format!("{kind:?} over {axes:?}").to_lowercase(),
+            Action::Reduce(kind, axes) => format!("{} over {axes:?}", kind.name()),
             Action::Cumsum(how) => format!("cumsum along {}", how.axis),
             Action::Argmax(axis, _) => format!("argmax along {axis}"),
         }

@@ -266,6 +266,30 @@ pub enum Action {
     Argmax(usize, bool),
 }
 
+impl Action {
+    /// Its name in a message.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Action::Gemm(_) => "gemm",
+            Action::Call(_) => "call",
+            Action::Conv(_) => "conv",
+            Action::Pointwise(_) => "pointwise",
+            Action::Rowwise(_) => "rowwise",
+            Action::Copy => "copy",
+            Action::Concat(_) => "concat",
+            Action::Pad(_) => "pad",
+            Action::Gather(_) => "gather",
+            Action::GatherElements(_) => "gatherelements",
+            Action::GatherNd(_) => "gathernd",
+            Action::Scatter(_) => "scatter",
+            Action::Argsort(..) => "argsort",
+            Action::Reduce(..) => "reduce",
+            Action::Cumsum(_) => "cumsum",
+            Action::Argmax(..) => "argmax",
+        }
+    }
+}
+
 /// One launch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {

@@ -258,71 +258,101 @@ const F32_NOISE: f64 = 6e-8;
 /// The rounding of numbers of twice the digits of f64.
 const DOUBLE_NOISE: f64 = 1e-31;
 
+/// What may explain a difference, computed once for all elements of a result.
+struct Explanations {
+    /// True if the elements are no floats.
+    discrete: bool,
+    /// The size of the noise in `scatter`.
+    noise: f64,
+    scatter: Option<Scatter>,
+    double: Option<Vec<RefTensor<Double>>>,
+    choice: Option<Choice>,
+}
+
 impl Job<'_> {
+    /// Records the first element of each kind that differs in what it means: not by rounding, and
+    /// not by what the rule's class allows.
     fn meaning(&mut self, root: usize, dtype: DType, left: &RefTensor, right: &RefTensor) -> Result<()> {
-        let discrete = !dtype.is_float();
         let noise = if self.has(DType::F64) { F64_NOISE } else { F32_NOISE };
-        let mut scatter: Option<Scatter> = None;
-        let mut double: Option<Vec<RefTensor<Double>>> = None;
-        let mut choice = self.choice(root, Mode::Exact)?;
+        let choice = self.choice(root, Mode::Exact)?;
+        let mut known = Explanations { discrete: !dtype.is_float(), noise, scatter: None, double: None, choice };
         for (index, (l, r)) in left.to_f64().into_iter().zip(right.to_f64()).enumerate() {
-            let mut found = Difference::between(root, index, left, right, None);
+            let found = Difference::between(root, index, left, right, None);
             if l.is_finite() && r.is_finite() {
-                let same = match discrete {
-                    true => left.at(index) == right.at(index),
-                    false => (l - r).abs() <= TIGHT * l.abs().max(r.abs()) || l.abs().max(r.abs()) < 1e-290,
-                };
-                if self.seen.value.is_some() || same {
-                    continue;
-                }
-                let diff = (l - r).abs();
-                if let (Class::Approx { rel, abs }, false) = (self.class, discrete) {
-                    self.seen.apart = self.seen.apart.max(diff / (1.0 + l.abs()));
-                    if diff <= rel * l.abs() + abs {
-                        continue;
-                    }
-                    found.exact = Some(l);
-                }
-                if choice.as_mut().is_some_and(|c| c.ties(index, left, right)) {
-                    self.seen.tied = true;
-                    continue;
-                }
-                if matches!(self.class, Class::Within(_)) && self.tensors().any(infinite) {
-                    self.seen.infinity.get_or_insert(found);
-                    continue;
-                }
-                // A value without any rounded intermediate result must match exactly, unless the
-                // class lets rounding decide about it.
-                let near = matches!(self.class, Class::Within(n) if apart(left, right, index) <= u64::from(n));
-                let strict = (discrete && !self.has_floats())
-                    || (self.distribution == Distribution::Nice && !near && self.unrounded()?);
-                if !strict {
-                    let s = self.scatter(&mut scatter, noise)?;
-                    let spread = FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index));
-                    if diff <= spread && !self.differ_in_double(&mut double, root, index, spread / noise)? {
-                        continue;
-                    }
-                }
-                // Below its normal range, f64 has few digits left.
-                if !discrete && self.underflows()? {
-                    continue;
-                }
-                self.seen.value = Some(found);
+                self.finite(found, [left, right], [l, r], &mut known)?;
             } else if self.seen.structure.is_none() && self.seen.infinity.is_none() && self.other_kind(l, r) {
-                if self.overflows()? {
-                    continue;
-                }
-                if self.distribution != Distribution::Nice {
-                    let s = self.scatter(&mut scatter, noise)?;
-                    if s.unsteady(root, index) || s.unsteady(root + self.roots, index) {
-                        continue;
-                    }
-                }
-                match self.distribution {
-                    Distribution::Infinite => self.seen.infinity = Some(found),
-                    _ => self.seen.structure = Some(found),
-                }
+                self.of_other_kind(found, &mut known)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Records a difference of two finite elements if nothing explains it.
+    fn finite(
+        &mut self,
+        mut found: Difference,
+        [left, right]: [&RefTensor; 2],
+        [l, r]: [f64; 2],
+        known: &mut Explanations,
+    ) -> Result<()> {
+        let (root, index, discrete) = (found.root, found.index, known.discrete);
+        let same = match discrete {
+            true => left.at(index) == right.at(index),
+            false => (l - r).abs() <= TIGHT * l.abs().max(r.abs()) || l.abs().max(r.abs()) < 1e-290,
+        };
+        if self.seen.value.is_some() || same {
+            return Ok(());
+        }
+        let diff = (l - r).abs();
+        if let (Class::Approx { rel, abs }, false) = (self.class, discrete) {
+            self.seen.apart = self.seen.apart.max(diff / (1.0 + l.abs()));
+            if diff <= rel * l.abs() + abs {
+                return Ok(());
+            }
+            found.exact = Some(l);
+        }
+        if known.choice.as_mut().is_some_and(|c| c.ties(index, left, right)) {
+            self.seen.tied = true;
+            return Ok(());
+        }
+        if matches!(self.class, Class::Within(_)) && self.tensors().any(infinite) {
+            self.seen.infinity.get_or_insert(found);
+            return Ok(());
+        }
+        // A value without any rounded intermediate result must match exactly, unless the class lets
+        // rounding decide about it.
+        let near = matches!(self.class, Class::Within(n) if apart(left, right, index) <= u64::from(n));
+        let strict = (discrete && !self.has_floats())
+            || (self.distribution == Distribution::Nice && !near && self.unrounded()?);
+        if !strict {
+            let s = self.scatter(&mut known.scatter, known.noise)?;
+            let spread = FACTOR * (s.spread(root, index) + s.spread(root + self.roots, index));
+            if diff <= spread && !self.differ_in_double(&mut known.double, root, index, spread / known.noise)? {
+                return Ok(());
+            }
+        }
+        // Below its normal range, f64 has few digits left.
+        if discrete || !self.underflows()? {
+            self.seen.value = Some(found);
+        }
+        Ok(())
+    }
+
+    /// Records a difference of two elements of which one is infinite or NaN and the other is not,
+    /// if neither overflow nor rounding explains it.
+    fn of_other_kind(&mut self, found: Difference, known: &mut Explanations) -> Result<()> {
+        if self.overflows()? {
+            return Ok(());
+        }
+        if self.distribution != Distribution::Nice {
+            let s = self.scatter(&mut known.scatter, known.noise)?;
+            if s.unsteady(found.root, found.index) || s.unsteady(found.root + self.roots, found.index) {
+                return Ok(());
+            }
+        }
+        match self.distribution {
+            Distribution::Infinite => self.seen.infinity = Some(found),
+            _ => self.seen.structure = Some(found),
         }
         Ok(())
     }

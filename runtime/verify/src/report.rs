@@ -121,60 +121,8 @@ impl Report {
     /// The report for people.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
-        for e in &self.entries {
-            let word = match e.status {
-                Status::Verified => "ok",
-                Status::False(_) => "FALSE",
-                Status::Vacuous { .. } => "VACUOUS",
-                Status::NotExercised { .. } => "NOT EXERCISED",
-            };
-            let classes = match &e.status {
-                _ if e.classes.is_empty() => String::new(),
-                // A false rule has no class, but a rule that claims too much has a weaker class
-                // that holds.
-                Status::False(c) if c.kind == "class" => format!("  {}", show_broken_claims(&e.classes)),
-                Status::False(_) => String::new(),
-                _ => format!("  {}", show_classes(&e.classes)),
-            };
-            let proved = match e.proved {
-                Some(Proved::Bits) => "; proved (bits)",
-                Some(Proved::Reals) => "; proved (reals)",
-                None => "",
-            };
-            let cases = if e.cases == 1 { "case" } else { "cases" };
-            let tried = format!("({} {cases})", e.cases);
-            let _ = writeln!(out, "{} {} ... {word} {tried}{classes}{proved}", e.subject.name(), e.name);
-            if let Some(note) = &e.note {
-                let _ = writeln!(out, "  note: {note}");
-            }
-            for warning in &e.warnings {
-                let _ = writeln!(out, "  warning: {warning}");
-            }
-        }
-        for e in &self.entries {
-            let place = format!("{}:{}:{}", e.origin.file, e.origin.line, e.origin.column);
-            match &e.status {
-                Status::Verified => {}
-                Status::Vacuous { reason } => {
-                    let _ = writeln!(out, "\n{} {} says nothing: {reason}\n  --> {place}", e.subject.name(), e.name);
-                }
-                Status::NotExercised { reason } => {
-                    let _ = writeln!(
-                        out,
-                        "\n{} {} could not be exercised\n  --> {place}\n{reason}",
-                        e.subject.name(),
-                        e.name
-                    );
-                }
-                Status::False(c) => {
-                    let _ = writeln!(out, "\n{} {} is false: {}\n  --> {place}", e.subject.name(), e.name, c.message);
-                    if !c.test.is_empty() {
-                        let heading = "counterexample (paste it into the file; it fails under `hypatia test`)";
-                        let _ = writeln!(out, "{heading}:\n\n{}", c.test);
-                    }
-                }
-            }
-        }
+        self.entries.iter().for_each(|e| e.write_verdict(&mut out));
+        self.entries.iter().for_each(|e| e.write_reason(&mut out));
         let (verified, wrong, skipped) = self.counts();
         let vacuous = self.vacuous();
         let (bits, reals, tested) = self.shares();
@@ -220,6 +168,60 @@ impl Subject {
 }
 
 impl Entry {
+    /// Writes the verdict on one line, then notes and warnings.
+    fn write_verdict(&self, out: &mut String) {
+        let word = match self.status {
+            Status::Verified => "ok",
+            Status::False(_) => "FALSE",
+            Status::Vacuous { .. } => "VACUOUS",
+            Status::NotExercised { .. } => "NOT EXERCISED",
+        };
+        let classes = match &self.status {
+            _ if self.classes.is_empty() => String::new(),
+            // A false rule has no class, but a rule that claims too much has a weaker class that
+            // holds.
+            Status::False(c) if c.kind == "class" => format!("  {}", show_broken_claims(&self.classes)),
+            Status::False(_) => String::new(),
+            _ => format!("  {}", show_classes(&self.classes)),
+        };
+        let proved = match self.proved {
+            Some(Proved::Bits) => "; proved (bits)",
+            Some(Proved::Reals) => "; proved (reals)",
+            None => "",
+        };
+        let cases = if self.cases == 1 { "case" } else { "cases" };
+        let tried = format!("({} {cases})", self.cases);
+        let _ = writeln!(out, "{} {} ... {word} {tried}{classes}{proved}", self.subject.name(), self.name);
+        if let Some(note) = &self.note {
+            let _ = writeln!(out, "  note: {note}");
+        }
+        for warning in &self.warnings {
+            let _ = writeln!(out, "  warning: {warning}");
+        }
+    }
+
+    /// Writes why an entry is not verified, and its counterexample.
+    fn write_reason(&self, out: &mut String) {
+        let place = format!("{}:{}:{}", self.origin.file, self.origin.line, self.origin.column);
+        let subject = format!("{} {}", self.subject.name(), self.name);
+        match &self.status {
+            Status::Verified => {}
+            Status::Vacuous { reason } => {
+                let _ = writeln!(out, "\n{subject} says nothing: {reason}\n  --> {place}");
+            }
+            Status::NotExercised { reason } => {
+                let _ = writeln!(out, "\n{subject} could not be exercised\n  --> {place}\n{reason}");
+            }
+            Status::False(c) => {
+                let _ = writeln!(out, "\n{subject} is false: {}\n  --> {place}", c.message);
+                if !c.test.is_empty() {
+                    let heading = "counterexample (paste it into the file; it fails under `hypatia test`)";
+                    let _ = writeln!(out, "{heading}:\n\n{}", c.test);
+                }
+            }
+        }
+    }
+
     fn to_json(&self) -> serde_json::Value {
         let (status, detail) = match &self.status {
             Status::Verified => ("verified", serde_json::Value::Null),

@@ -220,7 +220,7 @@ fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     let mut out = sums(kernel, ArgKind::Input(DType::F32)).to_vec();
     out.push(Arg::written(0, kernel.problem.dtype, "batch x queries x value, with its strides"));
     let about = "elements of out0 between neighbours along the batch's axes, queries and values";
-    out.push(Arg::strides("out0", AXES, about));
+    out.push(Arg::strides(ArgRole::Written(0), AXES, about));
     out.extend(lse(&kernel.problem));
     out.push(Arg::rows("queries of all heads"));
     let sizes = [
@@ -273,7 +273,7 @@ pub(super) fn read(operands: &[Operand], factors: usize) -> Vec<Arg> {
         }
         out.push(Arg::read(at, o.dtype, "read with its strides"));
         let about = format!("elements of in{at} between neighbours along the batch's axes, queries and keys");
-        out.push(Arg::strides(&format!("in{at}"), AXES, about));
+        out.push(Arg::strides(ArgRole::Read(at), AXES, about));
     }
     out
 }
@@ -300,7 +300,7 @@ pub(super) fn lse(of: &AttentionProblem) -> Vec<Arg> {
     let strides = "elements of out1 between neighbours along the batch's axes and queries";
     let both = [
         Arg::written(1, DType::F32, "batch x queries: the log-sum-exp of each query's scores"),
-        Arg::strides("out1", AXES, strides),
+        Arg::strides(ArgRole::Written(1), AXES, strides),
     ];
     both.into_iter().filter(|_| of.lse).collect()
 }

@@ -145,9 +145,10 @@ fn input(i: usize, (o, along): (&Operand, &[Along; AXES]), side: GradSide) -> Va
 
 fn arguments(kernel: &AttentionGradKernel) -> Vec<Arg> {
     let (of, t) = (&kernel.problem, &kernel.tiling);
-    let strides = |name: &str, rows: &str| {
+    let strides = |of: ArgRole, rows: &str| {
+        let name = of.tensor_name();
         let about = format!("elements of {name} between neighbours along the batch's axes, {rows} and elements");
-        Arg::strides(name, AXES, about)
+        Arg::strides(of, AXES, about)
     };
     let factors = [
         ("batch x queries x head", "queries"),
@@ -157,7 +158,7 @@ fn arguments(kernel: &AttentionGradKernel) -> Vec<Arg> {
     ];
     let mut out = Vec::new();
     for (i, (about, rows)) in factors.into_iter().enumerate() {
-        out.extend([Arg::read(i, of.dtype, about), strides(&format!("in{i}"), rows)]);
+        out.extend([Arg::read(i, of.dtype, about), strides(ArgRole::Read(i), rows)]);
     }
     let results = match kernel.side {
         GradSide::Queries => 0..1,
@@ -165,7 +166,7 @@ fn arguments(kernel: &AttentionGradKernel) -> Vec<Arg> {
     };
     for i in results {
         let (about, rows) = factors[i];
-        out.extend([Arg::written(i, of.dtype, about), strides(&format!("out{i}"), rows)]);
+        out.extend([Arg::written(i, of.dtype, about), strides(ArgRole::Written(i), rows)]);
     }
     out.extend(read(&of.inputs, FACTORS));
     out.extend(match kernel.side {

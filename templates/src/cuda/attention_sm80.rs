@@ -58,17 +58,18 @@ pub(super) fn emit(program: &Program, kernel: &WarpAttention) -> Result<CudaSour
 
 fn arguments(kernel: &WarpAttention) -> Vec<Arg> {
     let (of, t) = (&kernel.problem, &kernel.tiling);
-    let strides = |name: &str, rows: &str| {
+    let strides = |of: ArgRole, rows: &str| {
+        let name = of.tensor_name();
         let about = format!("elements of {name} between neighbours along the batch's axes, {rows} and elements");
-        Arg::strides(name, AXES, about)
+        Arg::strides(of, AXES, about)
     };
     let factors =
         [("batch x queries x head", "queries"), ("batch x keys x head", "keys"), ("batch x keys x value", "keys")];
     let mut out = Vec::new();
     for (i, (about, rows)) in factors.into_iter().enumerate().take(FACTORS) {
-        out.extend([Arg::read(i, of.dtype, about), strides(&format!("in{i}"), rows)]);
+        out.extend([Arg::read(i, of.dtype, about), strides(ArgRole::Read(i), rows)]);
     }
-    out.extend([Arg::written(0, of.dtype, "batch x queries x value"), strides("out0", "queries")]);
+    out.extend([Arg::written(0, of.dtype, "batch x queries x value"), strides(ArgRole::Written(0), "queries")]);
     out.extend(lse(of));
     out.extend(read(&of.inputs, FACTORS));
     out.extend(sizes(ArgRole::TiledRows, ArgRole::Named));

@@ -7,7 +7,9 @@ use minijinja::{Value, context};
 
 use super::pointwise::declarations;
 use super::term::{Functions, widen};
-use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
+use super::{
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage,
+};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{
@@ -64,8 +66,8 @@ fn sizes(list: &[(&str, &str)]) -> Vec<Arg> {
     list.iter().map(|(name, about)| Arg::named(*name, ArgKind::Size, *about)).collect()
 }
 
-fn strides(name: &str, axes: &str, count: usize) -> Arg {
-    Arg::strides(name, count, format!("elements of {name} between {axes}"))
+fn strides(of: ArgRole, axes: &str, count: usize) -> Arg {
+    Arg::strides(of, count, format!("elements of {} between {axes}", of.tensor_name()))
 }
 
 /// Prints the sums of a right factor.
@@ -75,7 +77,7 @@ pub(super) fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<
     let mut args = Vec::new();
     for f in &factors {
         args.push(Arg::read(*f, kernel.factor, "products x depth x columns"));
-        args.push(strides(&format!("in{f}"), "outer and inner products, terms and columns", 4));
+        args.push(strides(ArgRole::Read(*f), "outer and inner products, terms and columns", 4));
     }
     args.push(Arg::named("sums", ArgKind::Output(stored), "sums of blocks, and sums of squares, for each term"));
     args.extend(sizes(&[
@@ -104,13 +106,13 @@ fn arguments(kernel: &ChecksumKernel) -> Vec<Arg> {
     let sum = sum_type(kernel.factor);
     let mut args = vec![
         Arg::read(0, kernel.factor, "products x rows x depth"),
-        strides("in0", "outer and inner products, rows and terms", 4),
+        strides(ArgRole::Read(0), "outer and inner products, rows and terms", 4),
         Arg::named(
             "sums",
             ArgKind::Input(sums_in_memory(sum, kernel.by_units)),
             "sums of the right factor and of its squares",
         ),
-        strides("sums", "outer and inner products", 2),
+        strides(ArgRole::Sums, "outer and inner products", 2),
     ];
     match kernel.compared {
         Compared::Accumulators => {
@@ -120,7 +122,7 @@ fn arguments(kernel: &ChecksumKernel) -> Vec<Arg> {
         }
         Compared::Result { dtype, .. } => {
             args.push(Arg { kind: ArgKind::Input(dtype), ..Arg::written(0, dtype, "products x rows x columns") });
-            args.push(strides("out0", "outer and inner products, rows and columns", 4));
+            args.push(strides(ArgRole::Written(0), "outer and inner products, rows and columns", 4));
             args.push(Arg::named("columns", ArgKind::Size, "columns of the product"));
         }
     }
@@ -187,7 +189,7 @@ pub(super) fn compare(program: &Program, kernel: &ChecksumKernel) -> Result<Cuda
 pub(super) fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaSource, EmitError> {
     let mut args = vec![
         Arg::written(0, kernel.dtype, "products x rows x columns"),
-        strides("out0", "outer and inner products, rows and columns", 4),
+        strides(ArgRole::Written(0), "outer and inner products, rows and columns", 4),
         fault(),
     ];
     args.extend(sizes(&[

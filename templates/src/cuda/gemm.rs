@@ -152,7 +152,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         out.push(Arg::read(at, o.dtype, about(&o.access, shape)));
         if o.access == Access::Strided {
             let about = format!("elements of in{at} between neighbouring products, rows and columns");
-            out.push(Arg::strides(&format!("in{at}"), 3, about));
+            out.push(Arg::strides(ArgRole::Read(at), 3, about));
         }
     }
     let sizes = [

@@ -106,24 +106,24 @@ fn input(at: usize, o: &Operand) -> Value {
 }
 
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
-    let strides = |name: &str, count: usize| {
+    let strides = |of: ArgRole, count: usize| {
         let axes = ["outer products", "inner products", "rows", "columns"][..count].join(", ");
-        Arg::strides(name, count, format!("elements of {name} between {axes}"))
+        Arg::strides(of, count, format!("elements of {} between {axes}", of.tensor_name()))
     };
     let mut out = Vec::new();
     let by_k = ["products x rows x depth", "products x columns x depth"];
     let by_other = ["products x depth x rows", "products x depth x columns"];
     for (i, Factor { dtype, dense_k, .. }) in kernel.factors.iter().enumerate() {
         out.push(Arg::read(i, *dtype, if *dense_k { by_k[i] } else { by_other[i] }));
-        out.push(strides(&format!("in{i}"), STRIDES - 1));
+        out.push(strides(ArgRole::Read(i), STRIDES - 1));
     }
     out.push(Arg::written(0, kernel.output, "products x rows x columns"));
-    out.push(strides("out0", STRIDES - 1));
+    out.push(strides(ArgRole::Written(0), STRIDES - 1));
     for (i, o) in kernel.inputs.iter().enumerate() {
         let at = i + FACTORS;
         out.push(Arg::read(at, o.dtype, about(&o.access, "products x rows x columns")));
         if !matches!(o.access, Access::Row | Access::Splat) {
-            out.push(strides(&format!("in{at}"), STRIDES));
+            out.push(strides(ArgRole::Read(at), STRIDES));
         }
     }
     let sizes = [

@@ -87,7 +87,7 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
     if !dtype.is_int() || axes > MAX_RANK {
         return Err(malformed(&kernel.name, "a product of no integers, or of more than 16 axes"));
     }
-    let strides = |i: usize, of: &str| Arg::strides(&format!("in{i}"), axes, of);
+    let strides = |i: usize, about: &str| Arg::strides(ArgRole::Read(i), axes, about);
     let about = About {
         name: &kernel.name,
         doc: &kernel.doc,
@@ -204,11 +204,13 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
             _ => Arg::with(ArgRole::To, *name, ArgKind::Output(DType::I64), "positions, with their strides"),
         })
         .collect();
+    let strides = |a: &Arg| {
+        let about = format!("elements of {} between neighbours along each of these axes", a.name);
+        Arg::strides(a.role, axes, about)
+    };
+    let strides: Vec<Arg> = args.iter().map(strides).collect();
     args.push(Arg::axes(axes, "sizes: of the axes that number the lines, then of the one that is sorted"));
-    for name in operands {
-        let about = format!("elements of {name} between neighbours along each of these axes");
-        args.push(Arg::strides(name, axes, about));
-    }
+    args.extend(strides);
     if kernel.indices {
         args.push(Arg::named("size", ArgKind::Size, "size of the axis that in0 indexes"));
     }

@@ -8,8 +8,8 @@ use minijinja::{Value, context};
 use super::pointwise::declarations;
 use super::term::{Functions, compute_name, widen};
 use super::{
-    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
-    vector_width,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render,
+    storage, vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -34,12 +34,13 @@ struct Form {
     args: Vec<Arg>,
 }
 
+/// The form of each kind of move, with its arguments in the order of the source.
 fn form(kernel: &MoveKernel) -> Form {
     let dtype = kernel.dtype;
     let out = |about: &str| Arg::written(0, dtype, about);
     let sizes = |rank: usize, about: &str| Arg::axes(rank, about);
     let strides =
-        |i: usize, rank: usize| Arg::strides(&format!("in{i}"), rank, "elements between neighbours along each axis");
+        |i: usize, rank: usize| Arg::strides(ArgRole::Read(i), rank, "elements between neighbours along each axis");
     let row_major = "all elements in row-major order";
     match kernel.moves {
         Move::Concat { count, axis, rank } => {
@@ -181,7 +182,7 @@ pub(super) fn argmax(program: &Program, kernel: &ArgmaxKernel) -> Result<CudaSou
         Arg::read(0, dtype, "read with its strides"),
         Arg::written(0, DType::I64, "one position a row"),
         Arg::axes(axes, "sizes: of the axes that number the rows, then of the one that is searched"),
-        Arg::strides("in0", axes, "elements between neighbours along each of these axes"),
+        Arg::strides(ArgRole::Read(0), axes, "elements between neighbours along each of these axes"),
     ];
     let entries: Vec<Entry> = SEARCHES
         .iter()

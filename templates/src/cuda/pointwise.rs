@@ -4,6 +4,7 @@
 //! single elements treats its output as one flat array; any other kernel loops over rows and
 //! columns, so that no index is divided per element.
 
+use minijinja::value::merge_maps;
 use minijinja::{Value, context};
 
 use super::term::{Functions, Lowered, compute_name, inlining, widen};
@@ -71,15 +72,8 @@ pub(super) fn emit(
     let args = arguments(&operands, &outputs, flat, strided, kernel.rank);
     let geometry =
         if flat { Geometry::Flat { block, vector: vector * packs } } else { Geometry::Grid { block, vector } };
-    let entry = Entry { name: identifier("hypatia_", &kernel.name), geometry };
-    let formula: Vec<String> = kernel
-        .term
-        .roots
-        .iter()
-        .zip(&outputs)
-        .map(|(r, (name, _))| format!("{name} = {}", super::term::formula(program, &kernel.term, *r, &|_| None)))
-        .collect();
-    let entries = vec![entry];
+    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
+    let formula = formulas(program, kernel, &outputs);
     let kind = if kernel.acc.is_some() { "the pass after a matrix product" } else { "a pointwise region" };
     let header = Header {
         name: &kernel.name,
@@ -95,29 +89,42 @@ pub(super) fn emit(
 
     let plain = unrestricted(kernel, &outputs, shared);
     let live: Vec<&Pointer> = operands.iter().filter(|o| used.contains(&o.name)).collect();
-    let ctx = context! {
+    let own = context! {
         entry => entries[0].name.clone(),
         block => block,
         vector => vector,
         packs => packs,
         loop_template => if flat { "flat.cu.j2" } else { "grid.cu.j2" },
         args => declarations(&args, &plain),
-        operands => live.iter().map(|o| context! {
-            name => o.name.clone(), type => storage(o.dtype), access => o.access, restrict => restrict(&o.name, &plain),
-        }).collect::<Value>(),
-        outputs => outputs.iter().map(|(name, d)| context! {
-            name => name.clone(), type => storage(*d), restrict => restrict(name, &plain),
-        }).collect::<Value>(),
-        alignment => alignment(&live, &outputs),
         axes => if strided { kernel.rank } else { 0 },
         strided => strided,
-        call_packed => call(&live, &outputs, true, flat),
-        call_single => call(&live, &outputs, false, flat),
-        ..base
     };
+    let ctx = merge_maps([own, elements(&live, &outputs, &plain, flat), base]);
     let template = if kernel.acc.is_some() { "epilogue.cu.j2" } else { "pointwise.cu.j2" };
     let text = render(template, &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+/// What each output is, in words.
+fn formulas(program: &Program, kernel: &PointwiseKernel, outputs: &[(String, DType)]) -> Vec<String> {
+    let formula = |r| super::term::formula(program, &kernel.term, r, &|_| None);
+    kernel.term.roots.iter().zip(outputs).map(|(r, (name, _))| format!("{name} = {}", formula(*r))).collect()
+}
+
+/// What the template knows of the operands and results, and its calls of the function of one
+/// element.
+fn elements(live: &[&Pointer], outputs: &[(String, DType)], plain: &[String], flat: bool) -> Value {
+    context! {
+        operands => live.iter().map(|o| context! {
+            name => o.name.clone(), type => storage(o.dtype), access => o.access, restrict => restrict(&o.name, plain),
+        }).collect::<Value>(),
+        outputs => outputs.iter().map(|(name, d)| context! {
+            name => name.clone(), type => storage(*d), restrict => restrict(name, plain),
+        }).collect::<Value>(),
+        alignment => alignment(live, outputs),
+        call_packed => call(live, outputs, true, flat),
+        call_single => call(live, outputs, false, flat),
+    }
 }
 
 /// The work of a thread at a time.
@@ -279,7 +286,7 @@ fn arguments(operands: &[Pointer], outputs: &[(String, DType)], flat: bool, stri
         out.push(Arg::axes(rank, format!("sizes of the {rank} axes of the outputs")));
         for o in operands.iter().filter(|o| o.access == "strided") {
             let about = format!("elements between neighbours along each axis of {}, 0 where it is repeated", o.name);
-            out.push(Arg::strides(&o.name, rank, about));
+            out.push(Arg::strides(o.role, rank, about));
         }
     } else {
         if !flat {

@@ -16,7 +16,8 @@ use super::row_values::{KEPT_BYTES, Piece, Values, call, dtypes, union};
 use super::teams::{Stream, Team};
 use super::term::{Functions, compute_name, formula, identity_literal};
 use super::{
-    Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage, vector_width,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage,
+    vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -136,6 +137,16 @@ impl Sharing {
         self.team.as_ref().and_then(|t| t.chunks).map(|c| c as usize * self.vector)
     }
 
+    /// The entry points, and what the template knows of them.
+    fn entries(&self, kernel: &RowwiseKernel, target: Option<RowTarget>) -> (Vec<Entry>, Value) {
+        match (target, &self.team) {
+            (Some(RowTarget::Sums { n, split }), Some(team)) => sums_entry(kernel, n, team, split),
+            (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, self.stream.as_ref()),
+            (Some(_), _) => columns_entry(kernel),
+            (None, _) => entry_points(kernel, self.pack, self.vector),
+        }
+    }
+
     /// What the template wants to know of it.
     fn context(&self, kernel: &RowwiseKernel) -> Value {
         let team = self.team.as_ref();
@@ -158,6 +169,7 @@ impl Sharing {
     }
 }
 
+/// The source of a kernel, for those rows or for any.
 pub(super) fn emit(
     program: &Program,
     kernel: &RowwiseKernel,
@@ -181,12 +193,7 @@ pub(super) fn emit(
         values.functions.need("quotient");
         values.functions.need("axes");
     }
-    let (entries, entry_points) = match (target, &sharing.team) {
-        (Some(RowTarget::Sums { n, split }), Some(team)) => sums_entry(kernel, n, team, split),
-        (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, sharing.stream.as_ref()),
-        (Some(_), _) => columns_entry(kernel),
-        (None, _) => entry_points(kernel, sharing.pack, sharing.vector),
-    };
+    let (entries, entry_points) = sharing.entries(kernel, target);
     let formula = describe(program, kernel);
     let header = Header {
         name: &kernel.name,
@@ -200,23 +207,34 @@ pub(super) fn emit(
     let streams = sharing.stream.is_some();
     let passes = passes(&mut values.functions, kernel, &values.steps, &values.step_types, &carried, streams)?;
     let (row_passes, group_passes) = passes;
+    let of_kernel = context! {
+        args => declarations(&args, &[]),
+        arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
+        passes => row_passes,
+        group_passes => group_passes,
+        entry_points => entry_points,
+        ..common(header, &values.functions, dtypes(kernel), &values.bodies)?
+    };
+    let ctx = merge_maps([of_kernel, rows(kernel, &values, &used, carried, streams), sharing.context(kernel)]);
+    let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+/// What the template knows of a row's operands and results.
+fn rows(kernel: &RowwiseKernel, values: &Values<'_, '_>, used: &[usize], carried: Vec<usize>, streams: bool) -> Value {
     let out_inputs = values.read_by_rows(&carried);
     let in_rows = union(values.steps.iter()).into_iter().chain(out_inputs.iter().copied());
     let in_rows: Vec<usize> = used.iter().copied().filter(|i| in_rows.clone().any(|r| r == *i)).collect();
-    let of_values = context! {
-        args => declarations(&args, &[]),
-        arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
-        row_params => row_params(kernel, &used, streams),
-        row_args => row_args(kernel, &used, streams),
+    context! {
+        row_params => row_params(kernel, used, streams),
+        row_args => row_args(kernel, used, streams),
         kept => per_element(kernel, &in_rows),
         carried => carried,
         gathers => !kernel.gathers.is_empty(),
         outer => kernel.axes[0],
         inner => kernel.axes[1],
-        strided => strided(kernel, &used),
-        splats => of_access(kernel, &used, RowAccess::Splat),
-        passes => row_passes,
-        group_passes => group_passes,
+        strided => strided(kernel, used),
+        splats => of_access(kernel, used, RowAccess::Splat),
         group => kernel.groups.map(|g| g.size),
         out_loads => loads(kernel, &out_inputs, streams),
         full_outputs => values.results(&[RowAccess::Full, RowAccess::Strided]),
@@ -224,13 +242,8 @@ pub(super) fn emit(
         row_outputs => values.results(&[RowAccess::PerRow]),
         sums => values.summands(),
         sum_type => kernel.sum_type().map(compute_name),
-        alignment => alignment(kernel, &used),
-        entry_points => entry_points,
-        ..common(header, &values.functions, dtypes(kernel), &values.bodies)?
-    };
-    let ctx = merge_maps([of_values, sharing.context(kernel)]);
-    let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
-    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+        alignment => alignment(kernel, used),
+    }
 }
 
 fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
@@ -300,49 +313,11 @@ fn passes(
     carried: &[usize],
     streamed: bool,
 ) -> Result<(Value, Value), EmitError> {
-    let mut together: Vec<Vec<usize>> = Vec::new();
-    for (i, piece) in steps.iter().enumerate() {
-        match together.last_mut() {
-            Some(pass) if i != kernel.row_steps() && !piece.steps.iter().any(|s| pass.contains(s)) => pass.push(i),
-            _ => together.push(vec![i]),
-        }
-    }
-    // Integers are computed in 64 bits, but the element type sets the limits of an operand.
-    let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
-    let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
-    let bare = |i: usize| {
-        let term = &kernel.steps[i].1;
-        matches!(term.nodes.get(term.root().0 as usize), Some(TermNode::In { .. }))
-    };
     let (mut over_rows, mut over_groups) = (Vec::new(), Vec::new());
-    for pass in together {
+    for pass in steps_of_passes(kernel, steps) {
         let mut values = Vec::new();
         for &i in &pass {
-            let (kind, ty) = (kernel.steps[i].0, types[i]);
-            let combine = |f: &mut Functions<'_>, a: &str, b: &str| combine(f, kind, ty, a, b);
-            let name = format!("r{i}");
-            let element = call(kernel, &steps[i], steps);
-            let carries = carried.contains(&i);
-            let term = if carries { format!("e{i}") } else { element.clone() };
-            let start = match kind {
-                Reduction::Sum | Reduction::Mean => 0.0,
-                Reduction::Prod => 1.0,
-                Reduction::Max => f64::NEG_INFINITY,
-                Reduction::Min => f64::INFINITY,
-            };
-            let grouped = i >= kernel.row_steps();
-            let count = kernel.groups.filter(|_| grouped).map_or("n".to_string(), |g| g.size.to_string());
-            let finish = if kind == Reduction::Mean { format!("{name} = {name} / {count};") } else { String::new() };
-            values.push(context! {
-                name => name.clone(),
-                type => compute_name(ty),
-                identity => identity_literal(start, if ty == DType::I64 && bare(i) { narrow } else { ty })?,
-                element => carries.then(|| format!("const float e{i} = stays({element});")),
-                carried => carries.then(|| format!("e{i}_kept[c].v[k] = e{i};")),
-                accumulate => combine(functions, &name, &term),
-                combine => combine(functions, "a", "b"),
-                finish => finish,
-            });
+            values.push(reduced(functions, kernel, i, (types[i], carried.contains(&i)), steps)?);
         }
         let about: Vec<String> = pass.iter().map(|i| format!("r{i}: {}", reduction_word(kernel, *i))).collect();
         let inputs = union(pass.iter().map(|i| &steps[*i]));
@@ -354,6 +329,57 @@ fn passes(
         });
     }
     Ok((over_rows.into_iter().collect(), over_groups.into_iter().collect()))
+}
+
+/// The steps of each pass.
+fn steps_of_passes(kernel: &RowwiseKernel, steps: &[Piece]) -> Vec<Vec<usize>> {
+    let mut together: Vec<Vec<usize>> = Vec::new();
+    for (i, piece) in steps.iter().enumerate() {
+        match together.last_mut() {
+            Some(pass) if i != kernel.row_steps() && !piece.steps.iter().any(|s| pass.contains(s)) => pass.push(i),
+            _ => together.push(vec![i]),
+        }
+    }
+    together
+}
+
+/// What the template knows of step `i`, a reduction of that type; its elements stay in registers if
+/// it `carries` them.
+fn reduced(
+    functions: &mut Functions<'_>,
+    kernel: &RowwiseKernel,
+    i: usize,
+    (ty, carries): (DType, bool),
+    steps: &[Piece],
+) -> Result<Value, EmitError> {
+    let (kind, operand) = &kernel.steps[i];
+    let combine = |f: &mut Functions<'_>, a: &str, b: &str| combine(f, *kind, ty, a, b);
+    let name = format!("r{i}");
+    let element = call(kernel, &steps[i], steps);
+    let term = if carries { format!("e{i}") } else { element.clone() };
+    let start = match kind {
+        Reduction::Sum | Reduction::Mean => 0.0,
+        Reduction::Prod => 1.0,
+        Reduction::Max => f64::NEG_INFINITY,
+        Reduction::Min => f64::INFINITY,
+    };
+    // Integers are computed in 64 bits, but the element type sets the limits of an operand.
+    let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
+    let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
+    let bare = matches!(operand.nodes.get(operand.root().0 as usize), Some(TermNode::In { .. }));
+    let grouped = i >= kernel.row_steps();
+    let count = kernel.groups.filter(|_| grouped).map_or("n".to_string(), |g| g.size.to_string());
+    let finish = if *kind == Reduction::Mean { format!("{name} = {name} / {count};") } else { String::new() };
+    Ok(context! {
+        name => name.clone(),
+        type => compute_name(ty),
+        identity => identity_literal(start, if ty == DType::I64 && bare { narrow } else { ty })?,
+        element => carries.then(|| format!("const float e{i} = stays({element});")),
+        carried => carries.then(|| format!("e{i}_kept[c].v[k] = e{i};")),
+        accumulate => combine(functions, &name, &term),
+        combine => combine(functions, "a", "b"),
+        finish => finish,
+    })
 }
 
 fn reduction_word(kernel: &RowwiseKernel, step: usize) -> String {
@@ -540,11 +566,12 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     let [outer, inner] = kernel.axes;
     let about = format!("sizes: of the axes that number the rows ({outer}), then of those that make a row ({inner})");
     out.push(Arg::axes(outer + inner, about));
-    let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (format!("in{i}"), *a));
-    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (format!("out{i}"), o.1));
-    for (name, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
+    let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (ArgRole::Read(i), *a));
+    let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (ArgRole::Written(i), o.1));
+    for (role, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
+        let name = role.tensor_name();
         let about = format!("elements between neighbours along each of these axes of {name}, 0 where it is repeated");
-        out.push(Arg::strides(&name, outer + inner, about));
+        out.push(Arg::strides(role, outer + inner, about));
     }
     out
 }

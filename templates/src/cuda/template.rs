@@ -313,18 +313,21 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
             out.push(arg(name.into(), ArgKind::Size, about.into()));
         }
     }
-    for t in filling.inputs.iter().chain(if filling.epilogue.is_some() { &[] } else { filling.outputs.as_slice() }) {
+    let results = if filling.epilogue.is_some() { &[] } else { filling.outputs.as_slice() };
+    let read = filling.inputs.iter().enumerate().map(|(i, t)| (input(i), t));
+    let written = results.iter().enumerate().map(|(i, t)| (ArgRole::Written(i), t));
+    for (role, t) in read.chain(written) {
         // A value of rank 0 has no axis.
         let axes = t.rank.max(1);
         if filling.epilogue.is_none() {
             out.push(arg(format!("{}_sizes", t.name), ArgKind::Sizes(axes), format!("sizes of {}", t.name)));
         }
         let about = format!("elements between neighbours along each axis of {}", t.name);
-        out.push(Arg::strides(&t.name, axes, about));
+        out.push(Arg::strides(role, axes, about));
     }
     for (i, _) in operands.iter().enumerate().filter(|(_, o)| o.access == Access::Strided) {
         let about = format!("elements of in{i} between neighbouring products, rows and columns");
-        out.push(Arg::strides(&format!("in{i}"), 3, about));
+        out.push(Arg::strides(ArgRole::Read(i), 3, about));
     }
     out
 }

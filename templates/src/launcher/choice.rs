@@ -188,7 +188,7 @@ impl Choice {
         // One thread a row pays where no operand's rows lie densely.
         if source.entries.iter().any(|e| matches!(e.geometry, Geometry::Columns { .. })) {
             let apart = source.args.iter().filter_map(|a| match a.kind {
-                ArgKind::Strides(count) => Some(format!("{}[{}] != 1", spelled(&a.name), count - 1)),
+                ArgKind::Strides { axes, .. } => Some(format!("{}[{}] != 1", spelled(&a.name), axes - 1)),
                 _ => None,
             });
             params.push(Quantity::Apart);

@@ -66,7 +66,8 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
             named[at].push(name.clone());
             let kernel = Some(out.instances[at].kernel.clone());
             let (rows, n) = (Some(work.rows), Some(work.n));
-            let sizes = work.sizes.into_iter().chain(work.strides).collect();
+            let strides = work.strides.into_iter().map(|(of, strides)| (of.strides_name(), strides));
+            let sizes = work.sizes.into_iter().chain(strides).collect();
             out.steps.push(StepEntry { step: name.clone(), kernel, runs: runs.into(), rows, n, sizes });
         }
         if !matches!(step.action, Action::Gemm(_) | Action::Call(_)) && step_kernels(step).is_empty() {

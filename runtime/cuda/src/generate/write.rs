@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::source::read_regular;
-use hypatia_templates::cuda::{ArgKind, CudaSource, EmitError, Geometry, NVRTC_OPTIONS, identifier};
+use hypatia_templates::cuda::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, NVRTC_OPTIONS, identifier};
 use hypatia_templates::launcher::{Launcher, launcher, tile_counts};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -435,55 +435,8 @@ fn compile(
     Ok(out)
 }
 
+/// The entry of a kernel in the list of kernels.
 fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins: Vec<CubinEntry>) -> KernelEntry {
-    let args = source
-        .args
-        .iter()
-        .map(|a| {
-            let (role, dtype, count) = match a.kind {
-                ArgKind::Input(d) => ("input", d, 1),
-                ArgKind::Output(d) => ("output", d, 1),
-                ArgKind::Size => ("size", DType::I64, 1),
-                ArgKind::Sizes(n) | ArgKind::Strides(n) => ("sizes", DType::I64, n),
-                ArgKind::Map { dtype, .. } => ("tensor_map", dtype, 1),
-            };
-            ArgEntry {
-                name: a.name.clone(),
-                role: role.into(),
-                dtype: dtype.to_string(),
-                count,
-                about: a.about.clone(),
-            }
-        })
-        .collect();
-    let entries = source
-        .entries
-        .iter()
-        .map(|e| {
-            let (geometry, block, vector, threads_per_row, up_to) = match e.geometry {
-                Geometry::Flat { block, vector } => ("flat", block, Some(vector), None, None),
-                Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
-                Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
-                Geometry::Columns { block } => ("columns", block, None, None, None),
-                Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
-                Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
-                Geometry::Parts { block, .. } => ("parts", block, None, None, None),
-                Geometry::Problems { block, .. } => ("problems", block, None, None, None),
-                Geometry::Declared => ("declared", 0, None, None, None),
-            };
-            FunctionEntry {
-                symbol: e.name.clone(),
-                geometry: geometry.into(),
-                block,
-                vector,
-                threads_per_row,
-                up_to,
-                shared_memory: e.geometry.shared(),
-                grid: grid(e.geometry, source),
-                launch: source.launch.clone().unwrap_or_else(|| e.geometry.to_string()),
-            }
-        })
-        .collect();
     KernelEntry {
         kernel: instance.kernel.clone(),
         kind: instance.kind.into(),
@@ -492,11 +445,49 @@ fn entry(instance: &Instance, source: &CudaSource, file: Option<String>, cubins:
         formula: source.formula.clone(),
         file,
         sha256: hex(source.text.as_bytes()),
-        args,
-        entries,
+        args: source.args.iter().map(argument).collect(),
+        entries: source.entries.iter().map(|e| function(e, source)).collect(),
         cubins,
         header: None,
         module: None,
+    }
+}
+
+/// The entry of an argument.
+fn argument(a: &Arg) -> ArgEntry {
+    let (role, dtype, count) = match a.kind {
+        ArgKind::Input(d) => ("input", d, 1),
+        ArgKind::Output(d) => ("output", d, 1),
+        ArgKind::Size => ("size", DType::I64, 1),
+        ArgKind::Sizes(n) | ArgKind::Strides { axes: n, .. } => ("sizes", DType::I64, n),
+        ArgKind::Map { dtype, .. } => ("tensor_map", dtype, 1),
+    };
+    ArgEntry { name: a.name.clone(), role: role.into(), dtype: dtype.to_string(), count, about: a.about.clone() }
+}
+
+/// The entry of an entry point.
+fn function(e: &Entry, source: &CudaSource) -> FunctionEntry {
+    let (geometry, block, vector, threads_per_row, up_to) = match e.geometry {
+        Geometry::Flat { block, vector } => ("flat", block, Some(vector), None, None),
+        Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
+        Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
+        Geometry::Columns { block } => ("columns", block, None, None, None),
+        Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
+        Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
+        Geometry::Parts { block, .. } => ("parts", block, None, None, None),
+        Geometry::Problems { block, .. } => ("problems", block, None, None, None),
+        Geometry::Declared => ("declared", 0, None, None, None),
+    };
+    FunctionEntry {
+        symbol: e.name.clone(),
+        geometry: geometry.into(),
+        block,
+        vector,
+        threads_per_row,
+        up_to,
+        shared_memory: e.geometry.shared(),
+        grid: grid(e.geometry, source),
+        launch: source.launch.clone().unwrap_or_else(|| e.geometry.to_string()),
     }
 }
 

@@ -92,7 +92,7 @@ pub(super) struct Attended {
     /// Queries, keys, values, results.
     pub factors: [(View, Strides); 4],
     /// The strides of what the scores read.
-    strides: Vec<(String, Vec<i64>)>,
+    strides: Vec<(ArgRole, Vec<i64>)>,
     /// What each input of the term reads, by its place among the step's operands.
     reads: Vec<(ArgRole, View)>,
     /// The keys of each query, if a mask hides some.
@@ -165,10 +165,10 @@ impl Attended {
     }
 
     /// The strides of the results.
-    pub fn results(&self) -> Vec<(String, Vec<i64>)> {
+    pub fn results(&self) -> Vec<(ArgRole, Vec<i64>)> {
         let all = [Some(self.factors[3].1), self.lse];
-        let named = |(i, s): (usize, Strides)| (format!("out{i}_strides"), s.map(|s| s as i64).to_vec());
-        all.into_iter().flatten().enumerate().map(named).collect()
+        let result = |(i, s): (usize, Strides)| (ArgRole::Written(i), s.map(|s| s as i64).to_vec());
+        all.into_iter().flatten().enumerate().map(result).collect()
     }
 
     /// Tiles of keys that the blocks of a head visit.
@@ -236,7 +236,7 @@ pub(super) struct Beside {
     pub inputs: Vec<Operand>,
     pub along: Vec<[Along; BATCH + 2]>,
     /// The strides of each.
-    pub of_inputs: Vec<(String, Vec<i64>)>,
+    pub of_inputs: Vec<(ArgRole, Vec<i64>)>,
     pub views: Vec<(ArgRole, View)>,
 }
 
@@ -262,7 +262,7 @@ impl Beside {
             out.inputs.push(Operand { dtype: view.dtype, access });
             out.along.push(axes);
             let place = i + factors;
-            out.of_inputs.push((format!("in{place}_strides"), own.map(|s| s as i64).to_vec()));
+            out.of_inputs.push((ArgRole::Read(place), own.map(|s| s as i64).to_vec()));
             out.views.push((ArgRole::Read(place), view.clone()));
         }
         out

@@ -35,7 +35,7 @@ pub struct GeneratedAttentionGrad {
     factors: [Strides; FACTORS],
     results: [Strides; RESULTS],
     /// The strides of what the terms read.
-    strides: Vec<(String, Vec<i64>)>,
+    strides: Vec<(ArgRole, Vec<i64>)>,
     /// What each input of the terms reads, by its place among the step's operands.
     reads: Vec<(ArgRole, View)>,
     /// The keys of each query, if a mask hides some.
@@ -81,25 +81,10 @@ impl GeneratedAttentionGrad {
             intervals: intervals.is_some(),
         };
         let widths = [step.head, step.head, step.value, step.value, step.head, step.head, step.value];
-        let placed = all.iter().zip(&strides).zip(widths);
-        let good = |((view, s), width): ((&&View, &Strides), usize)| {
-            view.dtype == q.dtype && (s[BATCH + 1] == 1 || width == 1)
-        };
-        let stored = |s: &Strides| [0, 1, 2].iter().all(|a| sizes[*a] == 1 || s[*a] != 0);
-        let counted = sizes.iter().chain(&widths).all(|s| i32::try_from(*s).is_ok());
-        let distinct = strides[FACTORS..][..RESULTS].iter().all(stored);
-        let some = step.keys > 0 && step.queries > 0 && problem.refusal().is_none();
-        if !placed.clone().all(good) || !counted || !distinct || !some {
+        if !fits((&all, &strides, widths), sizes) || problem.refusal().is_some() {
             return None;
         }
-        let unit_of = |i: usize| {
-            let [s0, s1, s2, row, _] = strides[i];
-            let rows = if [0, 3, 4].contains(&i) { sizes[BATCH] } else { sizes[BATCH + 1] };
-            let steps = [(s0, sizes[0]), (s1, sizes[1]), (s2, sizes[2]), (row, rows)];
-            // Results are stored in whole units.
-            let end = (i >= FACTORS).then_some((widths[i] as isize, 2));
-            unit(all[i], &steps.into_iter().chain(end).collect::<Vec<_>>())
-        };
+        let unit_of = |i: usize| unit_of(i, all[i], (&strides[i], widths[i]), sizes);
         Some(GeneratedAttentionGrad {
             sizes,
             problem,
@@ -151,10 +136,10 @@ impl GeneratedAttentionGrad {
             work = work.sizes(name, &[size]);
         }
         for (i, s) in self.factors.iter().enumerate() {
-            work = work.strides(format!("in{i}_strides"), s);
+            work = work.strides(ArgRole::Read(i), s);
         }
         for i in if of_keys { 1..RESULTS } else { 0..1 } {
-            work = work.strides(format!("out{i}_strides"), &self.results[i]);
+            work = work.strides(ArgRole::Written(i), &self.results[i]);
         }
         work.strides.extend(self.strides.iter().cloned());
         work.views.extend(self.reads.iter().cloned());
@@ -214,6 +199,33 @@ impl GeneratedAttentionGrad {
         };
         of_side(GradSide::Queries) + of_side(GradSide::Keys)
     }
+}
+
+/// Whether a template can address the factors and the results, with rows of these widths: all have
+/// one type and dense rows, and no two elements of a result are one.
+fn fits((all, strides, widths): (&[&View], &[Strides], [usize; FACTORS + RESULTS]), sizes: [usize; BATCH + 2]) -> bool {
+    let alike = |((view, s), width): ((&&View, &Strides), usize)| {
+        view.dtype == all[0].dtype && (s[BATCH + 1] == 1 || width == 1)
+    };
+    let stored = |s: &Strides| [0, 1, 2].iter().all(|a| sizes[*a] == 1 || s[*a] != 0);
+    let counted = sizes.iter().chain(&widths).all(|s| i32::try_from(*s).is_ok());
+    let distinct = strides[FACTORS..][..RESULTS].iter().all(stored);
+    let some = sizes[BATCH] > 0 && sizes[BATCH + 1] > 0;
+    all.iter().zip(strides).zip(widths).all(alike) && counted && distinct && some
+}
+
+/// How many elements of a factor or of a result are accessed at once: `i` is its place among them.
+fn unit_of(
+    i: usize,
+    view: &View,
+    ([s0, s1, s2, row, _], width): (&Strides, usize),
+    sizes: [usize; BATCH + 2],
+) -> usize {
+    let rows = if [0, 3, 4].contains(&i) { sizes[BATCH] } else { sizes[BATCH + 1] };
+    let steps = [(*s0, sizes[0]), (*s1, sizes[1]), (*s2, sizes[2]), (*row, rows)];
+    // Results are stored in whole units.
+    let end = (i >= FACTORS).then_some((width as isize, 2));
+    unit(view, &steps.into_iter().chain(end).collect::<Vec<_>>())
 }
 
 /// What a weight is the exponential of.

@@ -7,6 +7,7 @@
 
 use hypatia_dsl::kernel::chain::{ChainKernel, ChainLayer, ChainTiling, GROUP_ROWS, padded};
 use hypatia_dsl::kernel::{Access, Operand, StoredTiling};
+use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::map_shape::MapShape;
@@ -26,7 +27,7 @@ pub struct GeneratedChain {
     /// Without its tiling.
     kernel: ChainKernel,
     /// The shapes for the copy engine; `None` if it cannot move an operand or the result.
-    maps: Option<Vec<(String, MapShape)>>,
+    maps: Option<Vec<(ArgRole, MapShape)>>,
     hopper: bool,
 }
 
@@ -42,8 +43,8 @@ impl GeneratedChain {
         let (count, stride) = rows(x)?;
         let width = layers.first()?.product.k;
         let map =
-            |name: String, view: &View, sizes: [usize; 2], ld: usize| Some((name, MapShape::of(view, &sizes, &[ld])?));
-        let mut maps = vec![map("in0_map".into(), x, [width, count], stride)];
+            |role: ArgRole, view: &View, sizes: [usize; 2], ld: usize| Some((role, MapShape::of(view, &sizes, &[ld])?));
+        let mut maps = vec![map(ArgRole::Read(0), x, [width, count], stride)];
         let (mut rest, mut at) = (beside, 1);
         let mut described = Vec::with_capacity(layers.len());
         for layer in layers {
@@ -52,7 +53,7 @@ impl GeneratedChain {
             let (k, n) = (layer.product.k, layer.product.n);
             let [.., of_k, of_n] = weight.strides.as_slice() else { return None };
             let (by_k, ld) = matrix_layout(k, n, *of_k, *of_n)?;
-            maps.push(map(format!("in{at}_map"), weight, if by_k { [k, n] } else { [n, k] }, ld));
+            maps.push(map(ArgRole::Read(at), weight, if by_k { [k, n] } else { [n, k] }, ld));
             let operand =
                 |v: &View| Operand { dtype: v.dtype, access: if is_number(v) { Access::Splat } else { Access::Row } };
             described.push(ChainLayer {
@@ -66,7 +67,7 @@ impl GeneratedChain {
             (rest, at) = (others, at + layer.reads);
         }
         let last = described.last()?.columns;
-        maps.push(map("out0_map".into(), out, [last, count], last));
+        maps.push(map(ArgRole::Written(0), out, [last, count], last));
         let kernel = ChainKernel {
             name: "chain".into(),
             doc: String::new(),

@@ -11,7 +11,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{
     BlockSumsKernel, ChecksumKernel, Compared, DisturbKernel, RowSums, bytes_of_sum, sum_type, sums_in_memory,
 };
-use hypatia_templates::cuda::{CHECKSUM_SLICE, compared_at_a_time};
+use hypatia_templates::cuda::{ArgRole, CHECKSUM_SLICE, compared_at_a_time};
 use hypatia_templates::instances::Body;
 
 use super::warp_tiled::{Strides, product_strides};
@@ -165,9 +165,9 @@ impl Checksum {
         let tiles = outer * inner * blocks * k.div_ceil(CHECKSUM_SLICE);
         let mut work = named(Work::new(1, tiles * THREADS), [("depth", k), ("blocks", blocks), ("width", width)]);
         work = named(work, [("columns", n), ("outer", outer), ("inner", inner)]);
-        work = work.strides("in1_strides", &self.strides[1]);
+        work = work.strides(ArgRole::Read(1), &self.strides[1]);
         if let Some(second) = &self.second {
-            work = work.strides("in2_strides", second);
+            work = work.strides(ArgRole::Read(2), second);
         }
         work.once = self.constant.is_some();
         let pair = self.second.is_some();
@@ -192,8 +192,8 @@ impl Checksum {
         let blocks = n.div_ceil(width);
         let mut work = named(Work::new(0, 0), [("depth", k), ("blocks", blocks), ("width", width)]);
         work = named(work, [("rows", m), ("outer", outer), ("inner", inner)]);
-        work = work.strides("in0_strides", &self.strides[0]);
-        work = work.strides("sums_strides", &of_b.strides.map(|s| s as isize));
+        work = work.strides(ArgRole::Read(0), &self.strides[0]);
+        work = work.strides(ArgRole::Sums, &of_b.strides.map(|s| s as isize));
         work.reports.push(("report".into(), REPORTS));
         let compared = match seen {
             Seen::Sums { columns, addends } => {
@@ -203,7 +203,7 @@ impl Checksum {
                 Compared::Accumulators
             }
             Seen::Result(scale) => {
-                work = named(work, [("columns", n)]).strides("out0_strides", &self.strides[2]);
+                work = named(work, [("columns", n)]).strides(ArgRole::Written(0), &self.strides[2]);
                 Compared::Result { dtype: out_type, scale, width }
             }
         };
@@ -224,7 +224,7 @@ impl Checksum {
     fn disturbance(&self) -> (Body, Work) {
         let [outer, inner, m, n, _] = self.sizes;
         let mut work = named(Work::new(1, outer * inner * m * n), [("rows", m), ("columns", n)]);
-        work = named(work, [("outer", outer), ("inner", inner)]).strides("out0_strides", &self.strides[2]);
+        work = named(work, [("outer", outer), ("inner", inner)]).strides(ArgRole::Written(0), &self.strides[2]);
         work.reports.push(("fault".into(), FAULT));
         (Body::Disturb(DisturbKernel { name: "disturb".into(), doc: String::new(), dtype: self.types[2] }), work)
     }

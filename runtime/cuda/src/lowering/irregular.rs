@@ -30,8 +30,8 @@ pub(super) fn product(step: &Step, g: &GemmStep) -> Kernels {
     let work = Work::new(tiles, g.k)
         .sizes("sizes", &[axes.as_slice(), &[g.m, g.n]].concat())
         .sizes("k", &[g.k])
-        .strides("in0_strides", &[&strides[0][..], &a.strides[lead..]].concat())
-        .strides("in1_strides", &[&strides[1][..], &b.strides[lead..]].concat());
+        .strides(ArgRole::Read(0), &[&strides[0][..], &a.strides[lead..]].concat())
+        .strides(ArgRole::Read(1), &[&strides[1][..], &b.strides[lead..]].concat());
     Some(vec![(Body::Product(kernel), work)])
 }
 
@@ -116,7 +116,7 @@ impl Sort<'_> {
             };
             let work =
                 Work::new(rows, n).view(ArgRole::Read(0), self.of).view(ArgRole::To, view).sizes("sizes", &sizes);
-            let work = work.strides("in0_strides", of_x).strides("to_strides", strides);
+            let work = work.strides(ArgRole::Read(0), of_x).strides(ArgRole::To, strides);
             (Body::Sort(kernel), work.sizes("size", &[self.indices.unwrap_or(0)]))
         };
         let mut out = vec![work(lines * n.div_ceil(SORT_TILE), Sorting::Tiles, written(0))];
@@ -125,7 +125,7 @@ impl Sort<'_> {
             let (view, strides) = written(i);
             out.push((
                 body,
-                merge.view(ArgRole::From, view).strides("from_strides", strides).sizes("run", &[SORT_TILE << i]),
+                merge.view(ArgRole::From, view).strides(ArgRole::From, strides).sizes("run", &[SORT_TILE << i]),
             ));
         }
         Some(out)

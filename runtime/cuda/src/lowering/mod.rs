@@ -3,7 +3,8 @@
 //! In: a step of a plan that is not a library call. Out: the kernel descriptions that
 //! `hypatia-templates` prints, in launch order, and the values of their sizes and strides.
 //! Invariant: equal work gives equal descriptions, whatever the step's name, so that it is printed
-//! and compiled once; arguments have their names from the source.
+//! and compiled once. Tensors, their strides and their maps go by the tensor's role; sizes, and
+//! memory that is no operand, by the argument's name in the source.
 
 pub mod attention;
 pub mod attention_grad;
@@ -45,13 +46,13 @@ pub struct Work {
     pub n: usize,
     /// Values of arguments that are sizes, by name.
     pub sizes: Vec<(String, Vec<i64>)>,
-    /// Values of arguments that are strides, by name.
-    pub strides: Vec<(String, Vec<i64>)>,
+    /// Strides that are arguments, by the role of their tensor.
+    pub strides: Vec<(ArgRole, Vec<i64>)>,
     /// The views of arguments that the step's reads and writes do not give: those of other roles,
     /// and those whose position is another one in the step.
     pub views: Vec<(ArgRole, View)>,
-    /// The shapes of tensors that the copy engine moves, by argument.
-    pub maps: Vec<(String, map_shape::MapShape)>,
+    /// The shapes of tensors that the copy engine moves, by their role.
+    pub maps: Vec<(ArgRole, map_shape::MapShape)>,
     /// Byte offsets into the workspace, by argument: results that the next launch of the step
     /// reads.
     pub rooms: Vec<(String, usize)>,
@@ -99,8 +100,8 @@ impl Work {
         self
     }
 
-    fn strides(mut self, name: impl Into<String>, values: &[isize]) -> Work {
-        self.strides.push((name.into(), values.iter().map(|v| *v as i64).collect()));
+    fn strides(mut self, of: ArgRole, values: &[isize]) -> Work {
+        self.strides.push((of, values.iter().map(|v| *v as i64).collect()));
         self
     }
 }
@@ -157,7 +158,7 @@ fn pointwise_work(kernel: &PointwiseKernel, shape: &[usize], strides: &[Vec<isiz
     let mut work = if kernel.is_flat() { Work::new(1, rows * n) } else { Work::new(rows, n) }.sizes("sizes", shape);
     for (i, (operand, strides)) in kernel.inputs.iter().zip(strides).enumerate() {
         if operand.access == Access::Strided {
-            work = work.strides(format!("in{i}_strides"), strides);
+            work = work.strides(ArgRole::Read(i), strides);
         }
     }
     work
@@ -166,10 +167,10 @@ fn pointwise_work(kernel: &PointwiseKernel, shape: &[usize], strides: &[Vec<isiz
 fn rowwise(r: &RowwiseStep) -> (Body, Work) {
     let kernel = RowwiseKernel { name: "rowwise".into(), doc: String::new(), ..r.kernel.clone() };
     let mut work = Work::new(r.rows, r.n).sizes("sizes", &r.layout.sizes);
-    let inputs = (0..kernel.inputs.len()).map(|i| format!("in{i}_strides"));
-    let outputs = (0..kernel.outputs.len()).map(|i| format!("out{i}_strides"));
-    for (name, strides) in inputs.chain(outputs).zip(&r.layout.strides) {
-        work = work.strides(name, strides);
+    let inputs = (0..kernel.inputs.len()).map(ArgRole::Read);
+    let outputs = (0..kernel.outputs.len()).map(ArgRole::Written);
+    for (of, strides) in inputs.chain(outputs).zip(&r.layout.strides) {
+        work = work.strides(of, strides);
     }
     (Body::Rowwise(kernel), work)
 }
@@ -258,7 +259,7 @@ fn concat(step: &Step, axis: usize) -> Option<(Body, Work)> {
     let (rows, n) = rows_of(&shape);
     let mut work = Work::new(rows, n).sizes("sizes", &shape).sizes("ends", &ends);
     for (i, own) in strides.iter().enumerate() {
-        work = work.strides(format!("in{i}_strides"), own);
+        work = work.strides(ArgRole::Read(i), own);
     }
     let moves = Move::Concat { count: step.reads.len(), axis: place, rank: shape.len() };
     Some((move_body("concat", moves, out.dtype), work))
@@ -270,7 +271,7 @@ fn pad(step: &Step, before: &[i64]) -> Option<(Body, Work)> {
     let shape = ranked(&out.shape, 1);
     let mut work = Work::new(rows, n).sizes("sizes", &shape).sizes("data", &ranked(&x.shape, 1));
     work.sizes.push(("before".into(), ranked(before, 0)));
-    let work = work.strides("in0_strides", &ranked(&x.strides, 0));
+    let work = work.strides(ArgRole::Read(0), &ranked(&x.strides, 0));
     Some((move_body("pad", Move::Pad { rank: shape.len() }, out.dtype), work))
 }
 
@@ -286,7 +287,7 @@ fn gather_elements(step: &Step, axis: usize) -> Option<(Body, Work)> {
     let ([x, ids], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
     let (rows, n) = rows_of(&out.shape);
     let work = Work::new(rows, n).sizes("sizes", &out.shape).sizes("size", &[x.shape[axis]]);
-    let work = work.strides("in0_strides", &x.strides);
+    let work = work.strides(ArgRole::Read(0), &x.strides);
     let moves = Move::GatherElements { index: ids.dtype, axis, rank: out.shape.len() };
     Some((move_body("gather_elements", moves, out.dtype), work))
 }
@@ -297,11 +298,11 @@ fn gather_nd(step: &Step, batch: usize) -> Option<(Body, Work)> {
     let (outer, tuples): (usize, usize) = (lead[..batch].iter().product(), lead[batch..].iter().product());
     let inner: usize = x.shape[batch + width..].iter().product();
     let strides = row_major(&x.shape);
-    let work = Work::new(outer * tuples, inner)
+    let mut work = Work::new(outer * tuples, inner)
         .sizes("sizes", &[outer, tuples, inner])
         .sizes("batch", &[x.shape[batch..].iter().product()])
-        .sizes("dims", &x.shape[batch..batch + width])
-        .strides("steps", &strides[batch..batch + width]);
+        .sizes("dims", &x.shape[batch..batch + width]);
+    work.sizes.push(("steps".into(), strides[batch..batch + width].iter().map(|s| *s as i64).collect()));
     Some((move_body("gather_nd", Move::GatherNd { index: ids.dtype, width: *width }, out.dtype), work))
 }
 
@@ -361,5 +362,5 @@ fn argmax(step: &Step, axis: usize, last: bool) -> Option<(Body, Work)> {
     let layout = row_layout(x, &[axis]);
     let kernel = ArgmaxKernel { name: "argmax".into(), doc: String::new(), dtype: x.dtype, outer: layout.outer, last };
     let work = Work::new(layout.rows(), layout.n()).sizes("sizes", &layout.sizes);
-    Some((Body::Argmax(kernel), work.strides("in0_strides", &layout.strides[0])))
+    Some((Body::Argmax(kernel), work.strides(ArgRole::Read(0), &layout.strides[0])))
 }

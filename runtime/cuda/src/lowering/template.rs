@@ -58,11 +58,11 @@ fn product(
     for (name, size) in ["batch", "m", "n", "k"].into_iter().zip(sizes) {
         work = work.sizes(name, &[size]);
     }
-    work = work.strides("a_strides", &strides[0]).strides("b_strides", &strides[1]);
+    work = work.strides(ArgRole::Factor(0), &strides[0]).strides(ArgRole::Factor(1), &strides[1]);
     for (i, ((operand, strides), view)) in operands.iter().zip(beside).enumerate() {
         work = work.view(ArgRole::Read(i), view);
         if operand.access == Access::Strided {
-            work = work.strides(format!("in{i}_strides"), strides);
+            work = work.strides(ArgRole::Read(i), strides);
         }
     }
     Some((filled, work))
@@ -92,7 +92,7 @@ fn tensors(
             false => (view.shape.clone(), view.strides.clone()),
         };
         work = work.view(role, view).sizes(format!("{name}_sizes"), &sizes);
-        work = work.strides(format!("{name}_strides"), &strides);
+        work = work.strides(role, &strides);
     }
     Some((filled, work))
 }

@@ -6,6 +6,7 @@
 
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, RowSums, Tiling};
 use hypatia_dsl::scalar::Term;
+use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::batched::{Strides, batched};
@@ -19,8 +20,8 @@ pub struct TiledProduct {
     /// Products, and rows, columns and length of the sums of each.
     sizes: [usize; 4],
     kernel: GemmKernel,
-    maps: Vec<(String, MapShape)>,
-    strides: Vec<(String, Vec<i64>)>,
+    maps: Vec<(ArgRole, MapShape)>,
+    strides: Vec<(ArgRole, Vec<i64>)>,
 }
 
 impl TiledProduct {
@@ -68,13 +69,13 @@ impl TiledProduct {
         let (a_inner, a_outer) = if a_by_m { (m, k) } else { (k, m) };
         let (b_inner, b_outer) = if b_by_k { (k, n) } else { (n, k) };
         let mut maps = vec![
-            ("in0_map".to_string(), map(a, a_inner, a_outer, a_ld, &strides[0])?),
-            ("in1_map".to_string(), map(b, b_inner, b_outer, b_ld, &strides[1])?),
-            ("out0_map".to_string(), map(out, n, m, out_ld, &strides[2])?),
+            (ArgRole::Read(0), map(a, a_inner, a_outer, a_ld, &strides[0])?),
+            (ArgRole::Read(1), map(b, b_inner, b_outer, b_ld, &strides[1])?),
+            (ArgRole::Written(0), map(out, n, m, out_ld, &strides[2])?),
         ];
         if let Some((c, of)) = &second {
             let (_, c_ld) = matrix_layout(k, n, of[1], of[2]).filter(|(by_k, _)| *by_k == b_by_k)?;
-            maps.push(("in2_map".to_string(), map(c, b_inner, b_outer, c_ld, of)?));
+            maps.push((ArgRole::Read(2), map(c, b_inner, b_outer, c_ld, of)?));
         }
         let mut inputs = Vec::new();
         let mut of_inputs = Vec::new();
@@ -87,11 +88,11 @@ impl TiledProduct {
             }
             let shape = map(view, n, m, usize::try_from(own[1]).unwrap_or(0), &own);
             match (&access, shape) {
-                (Access::Full, Some(shape)) => maps.push((format!("in{}_map", i + factors), shape)),
+                (Access::Full, Some(shape)) => maps.push((ArgRole::Read(i + factors), shape)),
                 (Access::Full, None) => access = Access::Strided,
                 _ => {}
             }
-            of_inputs.push((format!("in{}_strides", i + factors), own.map(|s| s as i64).to_vec()));
+            of_inputs.push((ArgRole::Read(i + factors), own.map(|s| s as i64).to_vec()));
             inputs.push(Operand { dtype: view.dtype, access });
         }
         let kernel = GemmKernel {

@@ -6,6 +6,7 @@
 //! joins them; the sums lie in the workspace in between.
 
 use hypatia_dsl::kernel::attention::{AttentionKernel, AttentionTiling, BATCH, QUERY_ROWS};
+use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::attention::{Attended, Strides};
@@ -17,7 +18,7 @@ use crate::address::WORKSPACE;
 #[derive(Clone, Debug)]
 pub struct TiledAttention {
     pub(super) attended: Attended,
-    maps: Vec<(String, MapShape)>,
+    maps: Vec<(ArgRole, MapShape)>,
 }
 
 impl TiledAttention {
@@ -39,10 +40,10 @@ impl TiledAttention {
             dense.then(|| MapShape::of(view, &shape, &steps?)).flatten()
         };
         let maps = vec![
-            ("q_map".to_string(), map(0, problem.head)?),
-            ("k_map".to_string(), map(1, problem.head)?),
-            ("v_map".to_string(), map(2, problem.value)?),
-            ("out_map".to_string(), map(3, problem.value)?),
+            (ArgRole::Read(0), map(0, problem.head)?),
+            (ArgRole::Read(1), map(1, problem.head)?),
+            (ArgRole::Read(2), map(2, problem.value)?),
+            (ArgRole::Written(0), map(3, problem.value)?),
         ];
         Some(TiledAttention { attended, maps })
     }

@@ -6,6 +6,7 @@
 
 use hypatia_dsl::kernel::attention::BATCH;
 use hypatia_dsl::kernel::attention_sm80::{WarpAttention, WarpAttentionTiling};
+use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::attention::Attended;
@@ -52,7 +53,7 @@ impl WarpedAttention {
         }
         let mut work = self.attended.work([tiling.rows, tiling.keys]);
         for (i, (_, strides)) in self.attended.factors.iter().enumerate().take(3) {
-            work = work.strides(format!("in{i}_strides"), strides);
+            work = work.strides(ArgRole::Read(i), strides);
         }
         Some((Body::WarpAttention(kernel), work))
     }

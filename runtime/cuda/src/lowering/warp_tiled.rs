@@ -7,6 +7,7 @@
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{Access, Factor, Operand, RowSums, WarpGemm, WarpTiling};
+use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::{Work, fastest_first};
@@ -24,7 +25,7 @@ pub struct WarpProduct {
     /// Outer and inner products, and rows, columns and length of the sums of each.
     sizes: [usize; 5],
     kernel: WarpGemm,
-    strides: Vec<(String, Vec<i64>)>,
+    strides: Vec<(ArgRole, Vec<i64>)>,
 }
 
 impl WarpProduct {
@@ -55,14 +56,14 @@ impl WarpProduct {
         let (out_unit, out_lines) = lines(2, out_ld, m);
         let mut accesses: Vec<Access> = (3..all.len()).map(|i| access(strides[i], sizes)).collect();
         let vector = vector(out.dtype, out_unit, beside, &accesses, &strides[3..], sizes);
-        let mut named = vec![("in0", a_lines), ("in1", b_lines), ("out0", out_lines)].into_iter();
-        let mut of_all: Vec<(String, Vec<i64>)> = named.by_ref().map(|(n, s)| (format!("{n}_strides"), s)).collect();
+        let mut of_all: Vec<(ArgRole, Vec<i64>)> =
+            vec![(ArgRole::Read(0), a_lines), (ArgRole::Read(1), b_lines), (ArgRole::Written(0), out_lines)];
         for (i, (access, view)) in accesses.iter_mut().zip(beside).enumerate() {
             // A row that begins between two wide accesses is read element by element.
             if *access == Access::Row && unit(view, &[]) < wide(vector, view.dtype) {
                 *access = Access::Strided;
             }
-            of_all.push((format!("in{}_strides", i + 2), strides[i + 3].map(|s| s as i64).to_vec()));
+            of_all.push((ArgRole::Read(i + 2), strides[i + 3].map(|s| s as i64).to_vec()));
         }
         let inputs = accesses.into_iter().zip(beside).map(|(access, v)| Operand { dtype: v.dtype, access });
         let kernel = WarpGemm {
@@ -264,10 +265,10 @@ mod tests {
         let (q, k) = (heads(whole(&[2, 24, 3, 64])), heads(whole(&[2, 40, 3, 64])).transposed(&[0, 1, 3, 2]));
         let p = WarpProduct::of(&step(&[2, 3], 24, 40, 64), &[q, k], &whole(&[2, 3, 24, 40])).unwrap();
         assert_eq!(p.sizes, [2, 3, 24, 40, 64]);
-        let strides = |name: &str| p.strides.iter().find(|(n, _)| n == name).unwrap().1.clone();
-        assert_eq!(strides("in0_strides"), [24 * 3 * 64, 64, 3 * 64]);
-        assert_eq!(strides("in1_strides"), [40 * 3 * 64, 64, 3 * 64]);
-        assert_eq!(strides("out0_strides"), [3 * 24 * 40, 24 * 40, 40]);
+        let strides = |of: ArgRole| p.strides.iter().find(|(role, _)| *role == of).unwrap().1.clone();
+        assert_eq!(strides(ArgRole::Read(0)), [24 * 3 * 64, 64, 3 * 64]);
+        assert_eq!(strides(ArgRole::Read(1)), [40 * 3 * 64, 64, 3 * 64]);
+        assert_eq!(strides(ArgRole::Written(0)), [3 * 24 * 40, 24 * 40, 40]);
         assert_eq!((p.kernel.factors.map(|f| f.unit), p.kernel.vector), ([16, 16], 8));
     }
 

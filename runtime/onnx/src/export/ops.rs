@@ -50,6 +50,7 @@ impl Body {
         self.term(&call.graph.program, &term, &Leaves { acc: None, reads: &reads, compute, result })
     }
 
+    /// A builtin op as nodes of ONNX; the names of its results.
     fn builtin(&mut self, call: &Call, op: BuiltinOp, attrs: &[AttrValue], term: Option<&Term>) -> Result<Vec<String>> {
         use BuiltinOp::*;
         let a = Attrs(attrs);
@@ -61,25 +62,8 @@ impl Body {
             Amax => one(self.reduction(call, "ReduceMax", &a)?),
             Amin => one(self.reduction(call, "ReduceMin", &a)?),
             Prod => one(self.reduction(call, "ReduceProd", &a)?),
-            Cumsum => {
-                let (x, dtype) = call.read(0)?;
-                let (wide, axis) = (computed_in(dtype), hypatia_tensor::Tensor::from_slice(&[], &[a.int(0)?]));
-                let axis = self.constant(&axis.ok_or_else(|| Error::Internal("an axis".into()))?);
-                let x = self.cast(&x, dtype, wide);
-                let attrs = [("exclusive", Attr::Int(a.int(1)?)), ("reverse", Attr::Int(a.int(2)?))];
-                let sums = self.op("CumSum", &[&x, &axis], &attrs);
-                one(self.cast(&sums, wide, dtype))
-            }
-            Argmax => {
-                let (x, dtype) = call.read(0)?;
-                let x = self.cast(&x, dtype, reducible(dtype));
-                let attrs = [
-                    ("axis", Attr::Int(a.int(0)?)),
-                    ("keepdims", Attr::Int(a.int(1)?)),
-                    ("select_last_index", Attr::Int(a.int(2)?)),
-                ];
-                one(self.op("ArgMax", &[&x], &attrs))
-            }
+            Cumsum => one(self.cumsum(call, &a)?),
+            Argmax => one(self.argmax(call, &a)?),
             Cast => {
                 let (x, dtype) = call.read(0)?;
                 let to = call.node.results[0].dtype;
@@ -124,6 +108,29 @@ impl Body {
             Argsort => one(self.argsort(call, &a)?),
             Iota | Full | Size => one(self.generated(call, op, &a)?),
         }
+    }
+
+    /// Cumulative sums, in a type that ONNX has them for.
+    fn cumsum(&mut self, call: &Call, a: &Attrs) -> Result<String> {
+        let (x, dtype) = call.read(0)?;
+        let (wide, axis) = (computed_in(dtype), hypatia_tensor::Tensor::from_slice(&[], &[a.int(0)?]));
+        let axis = self.constant(&axis.ok_or_else(|| Error::Internal("an axis".into()))?);
+        let x = self.cast(&x, dtype, wide);
+        let attrs = [("exclusive", Attr::Int(a.int(1)?)), ("reverse", Attr::Int(a.int(2)?))];
+        let sums = self.op("CumSum", &[&x, &axis], &attrs);
+        Ok(self.cast(&sums, wide, dtype))
+    }
+
+    /// Positions of maxima, of a type that ONNX has them for.
+    fn argmax(&mut self, call: &Call, a: &Attrs) -> Result<String> {
+        let (x, dtype) = call.read(0)?;
+        let x = self.cast(&x, dtype, reducible(dtype));
+        let attrs = [
+            ("axis", Attr::Int(a.int(0)?)),
+            ("keepdims", Attr::Int(a.int(1)?)),
+            ("select_last_index", Attr::Int(a.int(2)?)),
+        ];
+        Ok(self.op("ArgMax", &[&x], &attrs))
     }
 
     /// A matrix product or a convolution, and its epilogue.

@@ -612,10 +612,10 @@ impl Lower<'_> {
         self.step(name, Action::Pointwise(PointwiseStep { kernel, shape, strides }), reads, writes);
     }
 
-    fn region(&mut self, nodes: &[usize]) -> Result<()> {
+    /// The term of a region, without roots, with the values that it computes and the views that it
+    /// reads, broadcast to that shape.
+    fn region_term(&mut self, nodes: &[usize], shape: &[usize]) -> Result<(Term, HashMap<Value, TermId>, Vec<View>)> {
         let graph = self.graph;
-        let last = nodes.last().copied().ok_or_else(|| Error::Internal("an empty region".into()))?;
-        let (_, shape) = self.ty(Value { node: NodeId(last as u32), output: 0 })?;
         let mut term = Term::empty();
         let mut inside: HashMap<Value, TermId> = HashMap::new();
         let mut reads: Vec<(Value, View)> = Vec::new();
@@ -631,7 +631,7 @@ impl Lower<'_> {
                             let input = match reads.iter().position(|(w, _)| w == v) {
                                 Some(i) => i,
                                 None => {
-                                    reads.push((*v, self.broadcast(*v, &shape)?));
+                                    reads.push((*v, self.broadcast(*v, shape)?));
                                     reads.len() - 1
                                 }
                             };
@@ -656,7 +656,15 @@ impl Lower<'_> {
             let id = if wraps || rounds { term.add(TermNode::Cast { to: dtype, arg: id }) } else { id };
             inside.insert(Value { node: NodeId(*index as u32), output: 0 }, id);
         }
-        let mut reads: Vec<View> = reads.into_iter().map(|(_, v)| v).collect();
+        Ok((term, inside, reads.into_iter().map(|(_, v)| v).collect()))
+    }
+
+    /// A region of pointwise nodes.
+    fn region(&mut self, nodes: &[usize]) -> Result<()> {
+        let graph = self.graph;
+        let last = nodes.last().copied().ok_or_else(|| Error::Internal("an empty region".into()))?;
+        let (_, shape) = self.ty(Value { node: NodeId(last as u32), output: 0 })?;
+        let (mut term, inside, mut reads) = self.region_term(nodes, &shape)?;
         let stored = nodes.iter().filter(|n| self.leaves_group[**n]);
         let stored: Vec<Value> = stored.map(|n| Value { node: NodeId(*n as u32), output: 0 }).collect();
         let order = self.pointwise_order(&reads, &shape).or_else(|| self.read_order(&stored, &shape));

@@ -290,10 +290,7 @@ impl Generator<'_, '_> {
             (Some(BuiltinOp::Slice), 1) => int(self.upto(axis_size().unwrap_or(0))),
             (Some(BuiltinOp::Slice), 2) => {
                 let start = before.get(1).and_then(as_int).unwrap_or(0);
-                let size = axis_size().unwrap_or(0);
-                // A slice that ends before its start is empty.
-                let least = [start.clamp(0, size), 0][self.source.weighted(&[85, 15])];
-                int(size - self.upto(size - least))
+                int(self.slice_end(start, axis_size().unwrap_or(0)))
             }
             (Some(BuiltinOp::Slice), 3) => int([1, 2, 3][self.source.weighted(&[70, 20, 10])]),
             (Some(BuiltinOp::Split), 1) => {
@@ -311,25 +308,41 @@ impl Generator<'_, '_> {
                 let filter = types.get(1).and_then(|t| t.as_ref()).map(sizes).transpose()?.unwrap_or_default();
                 self.convolution(index, &shape, &filter, before)?
             }
-            (Some(BuiltinOp::Windows), _) => {
-                let axes = length.unwrap_or(1 + usize::from(shape.len() > 1)).min(shape.len());
-                let room = shape[shape.len() - axes..].iter().copied();
-                // Windows of 1 or 2 elements, with strides that leave room for one.
-                dims(room.map(|d| if d > 1 { 1 + self.source.pick(2) as i64 } else { 1 }).collect())
-            }
+            (Some(BuiltinOp::Windows), _) => dims(self.windows(&shape, length)),
             (Some(carrier), _) if carrier.accumulator().is_some() => {
-                let own = first.map_or(self.main, |t| t.dtype);
-                // No device narrows an f64 product at the store.
-                let narrow = own.is_float() && own != DType::F64 && self.source.weighted(&[4, 1]) == 1;
-                AttrValue::DType(if narrow { [DType::F32, DType::BF16][self.source.pick(2)] } else { own })
+                AttrValue::DType(self.stored_type(first.map_or(self.main, |t| t.dtype)))
             }
-            (Some(BuiltinOp::Cast), 0) => {
-                let float = [DType::F32, DType::F16, DType::BF16, DType::F64][self.source.pick(4)];
-                let any = DTYPES[self.source.pick(DTYPES.len())];
-                AttrValue::DType([self.main, float, any][self.source.weighted(&[30, 40, 30])])
-            }
+            (Some(BuiltinOp::Cast), 0) => AttrValue::DType(self.cast_type()),
             _ => self.plain(ty, &shape, length)?,
         })
+    }
+
+    /// The end of a slice from `start` on, of an axis of that size.
+    fn slice_end(&mut self, start: i64, size: i64) -> i64 {
+        // A slice that ends before its start is empty.
+        let least = [start.clamp(0, size), 0][self.source.weighted(&[85, 15])];
+        size - self.upto(size - least)
+    }
+
+    /// Windows of 1 or 2 elements along the last axes, with strides that leave room for one.
+    fn windows(&mut self, shape: &[i64], length: Option<usize>) -> Vec<i64> {
+        let axes = length.unwrap_or(1 + usize::from(shape.len() > 1)).min(shape.len());
+        let room = shape[shape.len() - axes..].iter().copied();
+        room.map(|d| if d > 1 { 1 + self.source.pick(2) as i64 } else { 1 }).collect()
+    }
+
+    /// What a product of elements of type `own` stores: mostly the same type.
+    fn stored_type(&mut self, own: DType) -> DType {
+        // No device narrows an f64 product at the store.
+        let narrow = own.is_float() && own != DType::F64 && self.source.weighted(&[4, 1]) == 1;
+        if narrow { [DType::F32, DType::BF16][self.source.pick(2)] } else { own }
+    }
+
+    /// What a cast makes: often a float.
+    fn cast_type(&mut self) -> DType {
+        let float = [DType::F32, DType::F16, DType::BF16, DType::F64][self.source.pick(4)];
+        let any = DTYPES[self.source.pick(DTYPES.len())];
+        [self.main, float, any][self.source.weighted(&[30, 40, 30])]
     }
 
     /// Attributes of a convolution, in order: strides, padding that leaves room for the filter,

@@ -201,34 +201,9 @@ impl Generator<'_, '_> {
             self.bind_lets();
             let mut demand = self.demand(value, var)?;
             demand.small = indexing.contains(&name);
-            if let Distribution::Ensemble(_) = self.distribution {
-                demand.small = true;
-                let centred = self.distribution == Distribution::Ensemble(Ensemble::Offset) && self.is_folded(var);
-                demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(ALTERNATIVES) };
-            }
-            if let Some((constants, operand)) = &mut far {
-                // Only one operand compensates for the constants: two of them would leave the range
-                // together.
-                demand.far = if self.is_folded(var) { *constants } else { std::mem::take(operand) };
-            }
-            let ty = self.graph.ty(value).clone();
-            let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
-            let special =
-                SpecialValues::of(self.distribution, ty.dtype, self.hints.constants.elements(ty.dtype), &self.graph);
-            let Some(data) = tensor(self.source, self.distribution, ty.dtype, &shape, &demand, &special) else {
-                return reject("a tensor is too large");
-            };
-            let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
-            let must =
-                [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
-            let constant = if self.distribution == Distribution::Far {
-                usize::from(self.is_folded(var))
-            } else if must {
-                self.source.weighted(&[1, 15])
-            } else {
-                self.source.weighted(&[4, 1])
-            };
-            if constant == 1 {
+            self.suit_distribution(&mut demand, var, &mut far);
+            let data = self.data(value, &demand)?;
+            if self.becomes_constant(var) {
                 self.graph.nodes[value.node.index()].kind = NodeKind::Const(Arc::new(data));
                 self.graph.inputs.retain(|i| *i != value.node);
                 constants.push((name, value.node));
@@ -243,6 +218,51 @@ impl Generator<'_, '_> {
                 self.env.absent.insert(id);
             }
         }
+        self.refuse_broken_guards()?;
+        let Generator { graph, env, distribution, branches, numbers, .. } = self;
+        Ok(Instance { graph, env, left, inputs, constants, distribution, branches, numbers })
+    }
+
+    /// Adds what the kind of values asks of an input to `demand`. `far` has the ranges that
+    /// [`Generator::far`] chose and no input has taken.
+    fn suit_distribution(&mut self, demand: &mut Demand, var: Option<VarId>, far: &mut Option<(Magnitude, Magnitude)>) {
+        if let Distribution::Ensemble(_) = self.distribution {
+            demand.small = true;
+            let centred = self.distribution == Distribution::Ensemble(Ensemble::Offset) && self.is_folded(var);
+            demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(ALTERNATIVES) };
+        }
+        if let Some((constants, operand)) = far {
+            // Only one operand compensates for the constants: two of them would leave the range
+            // together.
+            demand.far = if self.is_folded(var) { *constants } else { std::mem::take(operand) };
+        }
+    }
+
+    /// The elements of an input.
+    fn data(&mut self, value: Value, demand: &Demand) -> Try<Tensor> {
+        let ty = self.graph.ty(value).clone();
+        let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
+        let special =
+            SpecialValues::of(self.distribution, ty.dtype, self.hints.constants.elements(ty.dtype), &self.graph);
+        tensor(self.source, self.distribution, ty.dtype, &shape, demand, &special)
+            .ok_or_else(|| Reject("a tensor is too large".into()))
+    }
+
+    /// Chooses whether an input is a constant: often if a guard asks for what only constants have.
+    fn becomes_constant(&mut self, var: Option<VarId>) -> bool {
+        let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
+        let must = [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
+        if self.distribution == Distribution::Far {
+            self.is_folded(var)
+        } else if must {
+            self.source.weighted(&[1, 15]) == 1
+        } else {
+            self.source.weighted(&[4, 1]) == 1
+        }
+    }
+
+    /// Refuses an instance for which a `let` has no value or a guard is not known to be true.
+    fn refuse_broken_guards(&mut self) -> Try<()> {
         if !self.bind_lets() {
             return reject("a `let` has no value");
         }
@@ -255,8 +275,7 @@ impl Generator<'_, '_> {
         if has_numbers_of_a_body(self.rule) && any_enlarges(&self.graph) {
             return reject("a number enlarges what stands beside it");
         }
-        let Generator { graph, env, distribution, branches, numbers, .. } = self;
-        Ok(Instance { graph, env, left, inputs, constants, distribution, branches, numbers })
+        Ok(())
     }
 
     /// Evaluates the `let`s whose value is known by now; false if one has no value.

@@ -348,6 +348,8 @@ fn inverse(p: &Polynomial) -> Option<Polynomial> {
 
 #[cfg(test)]
 mod tests {
+    use hypatia_dsl::scalar::float;
+
     use super::*;
 
     fn x() -> Term {
@@ -429,42 +431,33 @@ mod tests {
         assert!(!equal(&call(Lt, [x(), y.clone()]), &call(Lt, [y, x()])));
     }
 
+    /// The value of a term where `x` has this value, and every other leaf is 0.75.
+    fn value(t: &Term, x: f64) -> f64 {
+        let all = |args: &[Term]| args.iter().map(|a| value(a, x)).collect::<Vec<f64>>();
+        let truth = |b: bool| f64::from(u8::from(b));
+        match t {
+            Term::Leaf(name) if name == "x" => x,
+            Term::Leaf(_) => 0.75,
+            Term::Number(v) => *v,
+            // A sum over one index.
+            Term::Apply(_, inner) | Term::Sum(_, _, inner) => value(inner, x),
+            Term::Call(f, args) => match (f, all(args).as_slice()) {
+                (Select, [c, a, _]) if *c != 0.0 => *a,
+                (Select, [_, _, b]) => *b,
+                (Lt, [a, b]) => truth(a < b),
+                (Not, [a]) => truth(*a == 0.0),
+                (And, [a, b]) => truth(*a != 0.0 && *b != 0.0),
+                (Or, [a, b]) => truth(*a != 0.0 || *b != 0.0),
+                (f, [a]) => float(*f, *a, 0.0),
+                (f, [a, b]) => float(*f, *a, *b),
+                _ => f64::NAN,
+            },
+        }
+    }
+
     /// Each law, at numbers: both sides have the same value.
     #[test]
     fn laws_hold_at_numbers() {
-        use hypatia_dsl::scalar::float;
-        fn value(t: &Term, x: f64) -> f64 {
-            let all = |args: &[Term]| args.iter().map(|a| value(a, x)).collect::<Vec<f64>>();
-            let truth = |b: bool| f64::from(u8::from(b));
-            match t {
-                Term::Leaf(name) => {
-                    if name == "x" {
-                        x
-                    } else {
-                        0.75
-                    }
-                }
-                Term::Number(v) => *v,
-                // A sum over one index.
-                Term::Apply(_, inner) | Term::Sum(_, _, inner) => value(inner, x),
-                Term::Call(f, args) => match (f, all(args).as_slice()) {
-                    (Select, [c, a, b]) => {
-                        if *c != 0.0 {
-                            *a
-                        } else {
-                            *b
-                        }
-                    }
-                    (Lt, [a, b]) => truth(a < b),
-                    (Not, [a]) => truth(*a == 0.0),
-                    (And, [a, b]) => truth(*a != 0.0 && *b != 0.0),
-                    (Or, [a, b]) => truth(*a != 0.0 || *b != 0.0),
-                    (f, [a]) => float(*f, *a, 0.0),
-                    (f, [a, b]) => float(*f, *a, *b),
-                    _ => f64::NAN,
-                },
-            }
-        }
         let (y, n) = (Term::Leaf("y".into()), Term::Number);
         let c = call(Lt, [x(), y.clone()]);
         let minus = |t: Term| call(Neg, [t]);

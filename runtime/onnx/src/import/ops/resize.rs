@@ -142,24 +142,9 @@ fn axes(ctx: &Ctx, shape: &[Dim], how: &ResizeAttrs) -> Out<Axes> {
             out.repeated.push((*axis, factor));
             continue;
         }
-        let wanted = match sizes.as_ref().map(|s| s[i].as_const()) {
-            Some(None) => return ctx.unsupported(format!("a resize of axis {axis} to a dynamic size")),
-            wanted => wanted.flatten(),
-        };
-        let Some(input) = shape[*axis].as_const() else {
-            return ctx.unsupported(format!("a resize of axis {axis}, whose size {} is dynamic", shape[*axis]));
-        };
-        let scale = match (&scales, wanted) {
-            (Some(s), _) => s[i],
-            (None, Some(w)) => w as f64 / input as f64,
-            _ => 1.0,
-        };
-        let output = wanted.unwrap_or((scale * input as f64).floor() as i64);
-        if !(scale > 0.0 && scale.is_finite()) && input != 0 || !(0..1 << 31).contains(&output) {
-            return ctx.wrong(format!("axis {axis} of size {input} cannot be scaled by {scale}"));
-        }
+        let wanted = (scales.as_ref().map(|s| s[i]), sizes.as_ref().map(|s| &s[i]));
         let region = region.as_ref().map_or((0.0, 1.0), |r| (r[i], r[count + i]));
-        out.known.push((*axis, Axis { scale, input, output, region }));
+        out.known.push((*axis, scaled(ctx, (*axis, &shape[*axis]), wanted, region)?));
     }
     let policy = policy(ctx)?;
     // Scales are used as given: the policy for the aspect ratio applies to sizes only.
@@ -170,6 +155,32 @@ fn axes(ctx: &Ctx, shape: &[Dim], how: &ResizeAttrs) -> Out<Axes> {
         keep_aspect(&mut out.known, choose);
     }
     Ok(out)
+}
+
+/// An axis of known size that gets this scale or this size.
+fn scaled(
+    ctx: &Ctx,
+    (axis, size): (usize, &Dim),
+    (scale, wanted): (Option<f64>, Option<&Dim>),
+    region: (f64, f64),
+) -> Out<Axis> {
+    let wanted = match wanted.map(Dim::as_const) {
+        Some(None) => return ctx.unsupported(format!("a resize of axis {axis} to a dynamic size")),
+        wanted => wanted.flatten(),
+    };
+    let Some(input) = size.as_const() else {
+        return ctx.unsupported(format!("a resize of axis {axis}, whose size {size} is dynamic"));
+    };
+    let scale = match (scale, wanted) {
+        (Some(s), _) => s,
+        (None, Some(w)) => w as f64 / input as f64,
+        _ => 1.0,
+    };
+    let output = wanted.unwrap_or((scale * input as f64).floor() as i64);
+    if !(scale > 0.0 && scale.is_finite()) && input != 0 || !(0..1 << 31).contains(&output) {
+        return ctx.wrong(format!("axis {axis} of size {input} cannot be scaled by {scale}"));
+    }
+    Ok(Axis { scale, input, output, region })
 }
 
 /// Chooses one of two scales.

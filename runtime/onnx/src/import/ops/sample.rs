@@ -140,11 +140,8 @@ fn neighbours(
     Ok(out)
 }
 
-/// Samples values at positions between -1 and 1 along each axis.
-pub fn grid_sample(ctx: &mut Ctx) -> Out {
-    ctx.arity(2, 2, 1)?;
-    let (x, grid) = (ctx.value(0)?, ctx.value(1)?);
-    let (shape, places) = (ctx.shape_of(x), ctx.shape_of(grid));
+/// How values between elements are computed, and positions beyond the first and the last element.
+fn modes(ctx: &Ctx) -> Out<(&'static str, PaddingMode)> {
     let mode = match ctx.attrs.text_or("mode", "linear")?.as_str() {
         "linear" | "bilinear" => "linear",
         "cubic" | "bicubic" => "cubic",
@@ -157,6 +154,15 @@ pub fn grid_sample(ctx: &mut Ctx) -> Out {
         "reflection" => PaddingMode::Reflection,
         other => return ctx.wrong(format!("there is no padding_mode `{other}`")),
     };
+    Ok((mode, padding))
+}
+
+/// Samples values at positions between -1 and 1 along each axis.
+pub fn grid_sample(ctx: &mut Ctx) -> Out {
+    ctx.arity(2, 2, 1)?;
+    let (x, grid) = (ctx.value(0)?, ctx.value(1)?);
+    let (shape, places) = (ctx.shape_of(x), ctx.shape_of(grid));
+    let (mode, padding) = modes(ctx)?;
     let corners = ctx.attrs.flag("align_corners", false)?;
     let count = shape.len().saturating_sub(2);
     if count == 0
@@ -191,6 +197,14 @@ pub fn grid_sample(ctx: &mut Ctx) -> Out {
     // Each element becomes a row with all its channels.
     let rows = ctx.reshape(x, &[shape[0].clone(), shape[1].clone(), inner])?;
     let rows = ctx.transpose(rows, &[0, 2, 1])?;
+    let sum = blended(ctx, rows, &axes)?;
+    let y = ctx.transpose(sum, &[0, 2, 1])?;
+    Ok(vec![ctx.reshape(y, &[&shape[..2], &places[1..=count]].concat())?.into()])
+}
+
+/// The sum over all combinations of one neighbour along each axis, weighted. Each axis has its
+/// neighbours and its size.
+fn blended(ctx: &mut Ctx, rows: Value, axes: &[(Vec<Neighbour>, i64)]) -> Out<Value> {
     let mut sum: Option<Value> = None;
     let combinations: usize = axes.iter().map(|(n, _)| n.len()).product();
     for mut c in 0..combinations {
@@ -208,9 +222,10 @@ pub fn grid_sample(ctx: &mut Ctx) -> Out {
             Some(s) => ctx.builtin(BuiltinScalar::Add, &[s, part])?,
         });
     }
-    let Some(sum) = sum else { return ctx.wrong("it has no axes") };
-    let y = ctx.transpose(sum, &[0, 2, 1])?;
-    Ok(vec![ctx.reshape(y, &[&shape[..2], &places[1..=count]].concat())?.into()])
+    match sum {
+        Some(sum) => Ok(sum),
+        None => ctx.wrong("it has no axes"),
+    }
 }
 
 /// Gathers the rows of one neighbour along each axis, weighted.
