@@ -129,7 +129,10 @@ impl ClassPatterns {
         set.clear();
         set.join(&self.sets[usize::from(class)]);
         let mut grew = false;
-        for pattern in index.of_value().iter().filter(|p| value_matches(egraph, class, index.shape(**p))) {
+        // Most classes are neither a number nor constant.
+        let data = &egraph[class].data;
+        let of_value = if data.constant || data.value().is_some() { index.of_value() } else { &[] };
+        for pattern in of_value.iter().filter(|p| value_matches(egraph, class, index.shape(**p))) {
             self.include(set, *pattern);
         }
         // Nodes of a class are sorted, so equal heads are adjacent.
