@@ -69,7 +69,7 @@ pub(super) fn nearest(
     let mut optimizer = Optimizer::start(graph, options, folder)?;
     optimizer.run();
     let only = node.map(|n| find_node(&optimizer, n)).transpose()?;
-    let rules: Vec<CompiledRule> = compile(&program, None, &allowed)
+    let rules: Vec<CompiledRule> = compile(&program, &allowed)
         .into_iter()
         .filter(|r| among(r.rule()))
         .filter(|r| only.is_none() || !r.terms)

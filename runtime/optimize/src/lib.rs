@@ -26,12 +26,14 @@ pub mod kernels;
 mod known;
 pub mod language;
 mod layers;
+pub mod live_rules;
 pub mod lower;
 pub mod matcher;
 pub mod numbers;
 mod optimizer;
 pub mod outcome;
 pub mod problem;
+pub mod program_rules;
 pub mod range_loss;
 pub mod report;
 pub mod rewrites;
@@ -114,7 +116,7 @@ impl Options {
         // They decide which model is computed, not how.
         let numerics = Numerics::default();
         let mut options = Options { no_rules: false, numerics, contract: Vec::new(), ..self.clone() };
-        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || optimizer::builds_terms(program, r));
+        let grows = |r: &&Rule| !r.derived && (r.lhs.len() > 1 || program_rules::builds_terms(program, r));
         options.disabled.extend(program.rules.iter().filter(grows).map(|r| r.name.clone()));
         options
     }

@@ -17,6 +17,7 @@ mod frontier;
 pub mod host;
 mod miss;
 pub mod pattern_index;
+mod pattern_set;
 pub mod prepare;
 pub mod regions;
 mod roots;
@@ -211,6 +212,9 @@ pub fn search(
         if candidates.is_empty() && what.rule.lhs.len() == 1 {
             candidates.push(egraph.find(only));
         }
+    }
+    if candidates.is_empty() {
+        return SearchResult::default();
     }
     let n = candidates.len();
     let mut seen = FxHashSet::default();

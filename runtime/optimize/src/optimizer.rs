@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use egg::{Id, Language};
 use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::ir::{Build, BuildNode, Head, OpBody, OpId, ParamKind, Program, Rule, RuleId, RuleSetId};
+use hypatia_dsl::ir::{OpBody, OpId, Program, RuleId, RuleSetId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::analysis::EGraph;
@@ -19,11 +19,13 @@ use super::built_problem::{BuiltProblem, ChosenGraph};
 use super::cost::{Cost, CostModel};
 use super::extract::{extract, refine};
 use super::facts::is_view;
-use super::language::{Discriminant, Node, Payload};
+use super::language::{Node, Payload};
+use super::live_rules::LiveRules;
 use super::lower::{Inserted, Rebuilder, Rebuilt, StatedFacts, insert_graph};
 use super::matcher::{SearchLimits, View};
+use super::program_rules::ProgramRules;
 use super::report::{Firing, Report, RulesetRun, Saved, Site, Summary};
-use super::rewrites::{CompiledRule, SearchState, compile, oversized};
+use super::rewrites::SearchState;
 use super::saturate::{Budget, Rejections, SearchProgress, Trace, run};
 use super::savings::Saving;
 use super::{Optimized, Options, kernels};
@@ -63,8 +65,8 @@ pub struct Optimizer<'a> {
     program: Arc<Program>,
     /// The cost model, with cached node costs.
     model: CostModel,
-    /// The rules that may fire.
-    pub rules: Vec<CompiledRule>,
+    /// The rules that may match.
+    rules: LiveRules,
     /// The state of searches: what they cache and query.
     pub search: SearchState,
     /// The present candidate.
@@ -109,15 +111,16 @@ impl<'a> Optimizer<'a> {
         let inserted = insert_graph(&graph, folder, stated)?;
         let program = graph.program.clone();
         let given = inserted.egraph.classes().filter_map(|c| c.nodes.first().map(|n| (c.id, n.clone()))).collect();
-        let rules = if options.no_rules {
-            Vec::new()
+        let (rules, large) = if options.no_rules {
+            (LiveRules::none(&program), Vec::new())
         } else {
-            let present: HashSet<Discriminant> =
+            let present: FxHashSet<_> =
                 inserted.egraph.classes().flat_map(|c| c.nodes.iter().map(Language::discriminant)).collect();
-            compile(&program, Some(&present), &options.allowed())
+            let rules = LiveRules::of(&program, Some(present.into_iter()), options.allowed());
+            (rules, ProgramRules::of(&program).oversized.clone())
         };
-        let large = if options.no_rules { Vec::new() } else { oversized(&program) };
-        let warnings = large.iter().map(|r| format!("{} is not used: its pattern is too large", r.name)).collect();
+        let large = large.iter().map(|r| &program.rules[r.index()].name);
+        let warnings = large.map(|name| format!("{name} is not used: its pattern is too large")).collect();
         let search = SearchState::of_program(&program);
         let model = CostModel::new(&program, options);
         let mut optimizer = Optimizer {
@@ -163,8 +166,9 @@ impl<'a> Optimizer<'a> {
     /// there is no such match.
     pub fn rewrite(&mut self, rule: usize, skip: usize, limits: SearchLimits) -> Option<Option<(Graph, f64)>> {
         self.search.patterns.refresh(&self.inserted.egraph);
+        self.rules.wake(&self.search.patterns);
         let mut before = 0;
-        for compiled in self.rules.iter().filter(|r| r.id.index() == rule) {
+        for compiled in self.rules.of_rule(RuleId(rule as u32)) {
             let view = View::of(&self.inserted.egraph, &self.search.candidate, &self.search.patterns);
             let found = compiled.find(&view, &Default::default(), limits, None);
             if let Some(m) = found.matches.get(skip - before) {
@@ -305,19 +309,7 @@ impl<'a> Optimizer<'a> {
 
     /// Runs one ruleset, and extracts a new candidate if it fired. Returns how often it fired.
     fn run_ruleset(&mut self, id: RuleSetId, round: usize, all: &mut Budget) -> usize {
-        // Rulesets that grow epilogues also run the identities on terms of every other ruleset:
-        // otherwise `x = x * 1` on tensors would grow an epilogue without end.
-        let of_ruleset = |r: &&CompiledRule| self.program.rules[r.id.index()].ruleset == id;
-        let mut own = self.rules.iter().filter(of_ruleset);
-        let grows = own.any(|r| builds_terms(&self.program, &self.program.rules[r.id.index()]));
-        let rules: Vec<&CompiledRule> = self
-            .rules
-            .iter()
-            .filter(|r| self.program.rules[r.id.index()].ruleset == id || (grows && r.terms))
-            .collect();
-        if rules.is_empty() {
-            return 0;
-        }
+        let Some(mut rules) = self.rules.of_ruleset(id) else { return 0 };
         let begun = Instant::now();
         let ruleset = &self.program.rulesets[id.index()];
         let present = self.inserted.egraph.total_size();
@@ -325,7 +317,8 @@ impl<'a> Optimizer<'a> {
         let seen = &mut self.seen[id.index()];
         let traced = self.traces.len();
         let search = &mut self.search;
-        let ran = run(&mut self.inserted.egraph, &rules, &budget, search, seen, &mut self.traces, &mut self.rejections);
+        let ran =
+            run(&mut self.inserted.egraph, &mut rules, &budget, search, seen, &mut self.traces, &mut self.rejections);
         all.steps = all.steps.saturating_sub(ran.steps);
         self.added[id.index()] += self.inserted.egraph.total_size().saturating_sub(present);
         self.runs.push(RulesetRun {
@@ -707,17 +700,6 @@ pub(super) fn inlined(graph: &Graph, options: &Options, folder: &'static dyn Con
         true => Ok(kernels::select(graph, &options.device, &options.allowed(), folder)?.pruned()),
         false => Ok(graph.inlined()?.pruned()),
     }
-}
-
-/// True for a rule whose right side is an op with an epilogue.
-pub(super) fn builds_terms(program: &Program, rule: &Rule) -> bool {
-    let has_term = |b: &Build| match b {
-        Build::Node(BuildNode { head: Head::Op(op), .. }) => {
-            program.op(*op).params.iter().any(|p| p.kind == ParamKind::Term)
-        }
-        _ => false,
-    };
-    rule.rhs.iter().any(has_term)
 }
 
 /// The rules that fired most often, and how often.

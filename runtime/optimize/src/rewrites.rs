@@ -1,14 +1,12 @@
 //! Compiled rules of a Program, ready to be searched and applied.
 //!
 //! In: a Program. Out: its rules, for the optimiser's own loop and, through `adapter`, for `egg`'s.
-//! Invariant: a compiled rule never changes. A rule is left out if its head occurs nowhere in the
-//! graph. A pointwise rule is compiled twice, for tensors and for terms.
+//! Invariant: a compiled rule never changes. A pointwise rule is compiled twice, for tensors and for
+//! terms.
 
-use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
-use hypatia_dsl::ir::{Build, BuildArg, Head, Pat, Program, Rule, RuleId};
-use hypatia_dsl::kernel::short::is_short;
+use hypatia_dsl::ir::{Program, Rule, RuleId};
 use hypatia_dsl::numerics::{Allowed, Numerics};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -17,9 +15,9 @@ use super::apply::{Applied, Reject, apply, build_sums, check};
 use super::candidate::Candidate;
 use super::language::Discriminant;
 use super::matcher::class_patterns::ClassPatterns;
-use super::matcher::pattern_index::PatternIndex;
 use super::matcher::prepare::Prepared;
 use super::matcher::{Frontiers, Match, SearchLimits, SearchResult, Searchable, View, search};
+use super::program_rules::{Form, ProgramRules};
 
 /// A rule compiled for tensors or for terms: what the optimiser runs and what `hypatia_rules!`
 /// returns. It is immutable; the state of its searches is in [`SearchState`].
@@ -68,6 +66,18 @@ pub struct Progress {
 pub const SEARCH_LIMITS: SearchLimits = SearchLimits { matches: 10_000, steps: 2_000_000 };
 
 impl CompiledRule {
+    /// A rule as its program prepared it.
+    pub fn of_form(program: &Arc<Program>, form: &Form, allowed: &Allowed) -> CompiledRule {
+        let exact = || Arc::new(Prepared::clone(&form.prepared).as_written());
+        CompiledRule {
+            program: program.clone(),
+            id: form.rule,
+            terms: form.terms,
+            prepared: if allowed.is_exact() { exact() } else { form.prepared.clone() },
+            numerics: allowed.numerics,
+        }
+    }
+
     /// The rule.
     pub fn rule(&self) -> &Rule {
         &self.program.rules[self.id.index()]
@@ -133,186 +143,14 @@ impl CompiledRule {
     }
 }
 
-/// Maximum number of applications in the left side of a rule: the matcher recurses once for each.
-const MAX_PATTERN: usize = 300;
-
-/// Rules that are left out because their pattern is too large to match.
-pub fn oversized(program: &Program) -> Vec<&Rule> {
-    program.rules.iter().filter(|r| is_oversized(r)).collect()
-}
-
-fn is_oversized(rule: &Rule) -> bool {
-    fn size(p: &Pat) -> usize {
-        match p {
-            Pat::Bind(_, p) | Pat::Typed(p, _) => 1 + size(p),
-            Pat::OneOf(ps) => 1 + ps.iter().map(size).max().unwrap_or(0),
-            Pat::Node(n) => 1 + n.attrs.len() + n.args.iter().map(size).sum::<usize>(),
-            Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => 1,
-        }
-    }
-    rule.lhs.iter().map(size).sum::<usize>() > MAX_PATTERN
-}
-
-/// What searches need to know of the rules of a program, whatever the graph. A program has it made
-/// once.
-struct ProgramRules {
-    /// By rule.
-    rules: Vec<ProgramRule>,
-    /// The left sides of all rules.
-    index: Arc<PatternIndex>,
-}
-
-struct ProgramRule {
-    /// False for a rule that no graph is searched for.
-    searched: bool,
-    on_tensors: Arc<Prepared>,
-    /// The same rule on terms, if it is pointwise.
-    on_terms: Option<Arc<Prepared>>,
-    /// The heads that it may build.
-    built: Vec<Discriminant>,
-}
-
-/// Maximum number of programs whose rules are kept.
-const KEPT: usize = 4;
-/// The rules of the programs that were used last, the newest first.
-static PROGRAMS: Mutex<VecDeque<(Weak<Program>, Arc<ProgramRules>)>> = Mutex::new(VecDeque::new());
-
-impl ProgramRules {
-    /// The rules of a program.
-    fn of(program: &Arc<Program>) -> Arc<ProgramRules> {
-        let same = |(known, _): &(Weak<Program>, _)| known.as_ptr() == Arc::as_ptr(program);
-        let kept = || PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, rules)) = kept().iter().find(|known| same(known)) {
-            return rules.clone();
-        }
-        let rules = Arc::new(ProgramRules::made(program));
-        let mut kept = kept();
-        kept.retain(|(program, _)| program.strong_count() > 0);
-        kept.push_front((Arc::downgrade(program), rules.clone()));
-        kept.truncate(KEPT);
-        rules
-    }
-
-    fn made(program: &Program) -> ProgramRules {
-        let mut index = PatternIndex::default();
-        let mut prepared = |rule: &Rule, terms: bool| {
-            let mut prepared = Prepared::of(program, rule, terms);
-            index.add_rule(program, &rule.lhs, terms, &mut prepared);
-            Arc::new(prepared)
-        };
-        let rules = program.rules.iter().map(|rule| {
-            let mut built = FxHashSet::default();
-            rule.rhs.iter().for_each(|b| built_heads(program, b, &mut built));
-            ProgramRule {
-                // Rules on the terms of generated kernels run later, in the planner.
-                searched: !is_short(program, rule)
-                    && !rule.lhs.is_empty()
-                    && rule.lhs.len() == rule.rhs.len()
-                    && !is_oversized(rule),
-                on_tensors: prepared(rule, false),
-                on_terms: rule.pointwise.then(|| prepared(rule, true)),
-                built: built.into_iter().collect(),
-            }
-        });
-        let rules = rules.collect();
-        ProgramRules { rules, index: Arc::new(index) }
-    }
-
-    /// Heads that are present, or that a rule may build whose own heads are reachable.
-    fn reachable_heads(&self, present: &HashSet<Discriminant>) -> HashSet<Discriminant> {
-        let mut have = present.clone();
-        // Any scalar may end up in an epilogue, and any result of an op with several may be used.
-        let as_call =
-            |h: &Discriminant| if let Discriminant::Scalar(s) = h { Some(Discriminant::Call(*s)) } else { None };
-        let calls: Vec<Discriminant> = have.iter().filter_map(as_call).collect();
-        have.extend(calls);
-        let mut open: Vec<&ProgramRule> = self.rules.iter().collect();
-        loop {
-            let before = (have.len(), open.len());
-            open.retain(|rule| {
-                // On terms a pointwise rule needs the calls of the same scalars: they are present
-                // if these are.
-                let has = |h: &Discriminant| have.contains(h) || as_call(h).is_some_and(|c| have.contains(&c));
-                let fires = rule.on_tensors.needed.iter().all(has);
-                if fires {
-                    have.extend(rule.built.iter().copied());
-                }
-                !fires
-            });
-            if (have.len(), open.len()) == before {
-                return have;
-            }
-        }
-    }
-}
-
-/// The rules of a program that could fire on a graph with these heads (all rules where `None`).
-pub fn compile(
-    program: &Arc<Program>,
-    present: Option<&HashSet<Discriminant>>,
-    allowed: &Allowed,
-) -> Vec<CompiledRule> {
+/// All rules of a program that graphs are searched for and that may fire.
+pub fn compile(program: &Arc<Program>, allowed: &Allowed) -> Vec<CompiledRule> {
     let all = ProgramRules::of(program);
-    let reachable = present.map(|p| all.reachable_heads(p));
-    let could = |p: &Prepared| reachable.as_ref().is_none_or(|have| p.needed.iter().all(|h| have.contains(h)));
-    let mut out = Vec::new();
-    for (i, of) in all.rules.iter().enumerate() {
-        if !of.searched || allowed.is_off(program, &program.rules[i]) {
-            continue;
-        }
-        let forms = [Some((&of.on_tensors, false)), of.on_terms.as_ref().map(|p| (p, true))];
-        for (prepared, terms) in forms.into_iter().flatten().filter(|(p, _)| could(p)) {
-            let exact = || Arc::new(Prepared::clone(prepared).as_written());
-            out.push(CompiledRule {
-                program: program.clone(),
-                id: RuleId(i as u32),
-                terms,
-                prepared: if allowed.is_exact() { exact() } else { prepared.clone() },
-                numerics: allowed.numerics,
-            });
-        }
-    }
-    out
-}
-
-fn built_heads(program: &Program, build: &Build, out: &mut FxHashSet<Discriminant>) {
-    match build {
-        Build::Node(n) => {
-            match n.head {
-                Head::Scalar(s) => out.extend([Discriminant::Scalar(s), Discriminant::Call(s)]),
-                Head::Op(op) => {
-                    out.insert(Discriminant::Output);
-                    // The op may be inlined; bodies are not recursive, and each op adds its own.
-                    if out.insert(Discriminant::Op(op))
-                        && let hypatia_dsl::ir::OpBody::Defined(bodies) = &program.op(op).body
-                    {
-                        bodies.iter().for_each(|b| built_heads(program, b, out));
-                    }
-                }
-                Head::Acc => out.extend([Discriminant::Acc]),
-                Head::Second => out.extend([Discriminant::Second]),
-                Head::In(_) => out.extend([Discriminant::In]),
-                Head::TermCast => out.extend([Discriminant::TermCast]),
-                // The same functions as on the left side, which are present.
-                Head::Region(_) => out.extend([Discriminant::In]),
-            }
-            for arg in &n.args {
-                match arg {
-                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => built_heads(program, b, out),
-                    BuildArg::Spread(_) => {}
-                }
-            }
-        }
-        Build::Else(_, b) | Build::Frozen(b) => built_heads(program, b, out),
-        Build::If(_, a, b) => {
-            built_heads(program, a, out);
-            built_heads(program, b, out);
-        }
-        Build::Var(_) | Build::Number(_) | Build::Absent => {}
-    }
+    let on = all.forms.iter().filter(|form| !allowed.is_off(program, &program.rules[form.rule.index()]));
+    on.map(|form| CompiledRule::of_form(program, form, allowed)).collect()
 }
 
 /// The compiled rules of a program, as `hypatia_rules!` returns them.
 pub fn rewrites(program: &Arc<Program>) -> Vec<CompiledRule> {
-    compile(program, None, &Allowed::default())
+    compile(program, &Allowed::default())
 }

@@ -17,6 +17,7 @@ use super::Options;
 use super::analysis::EGraph;
 use super::apply::Reject;
 use super::language::Node;
+use super::live_rules::RulesetRules;
 use super::matcher::{Frontiers, LogPosition, Match, SearchLimits, View};
 use super::report::Stop;
 use super::rewrites::{CompiledRule, Progress, SEARCH_LIMITS, SearchState};
@@ -176,7 +177,7 @@ const MAX_IDLE_SEARCHES: usize = 20;
 /// wait until no other rule changes anything, since they match what the other rules build.
 pub fn run(
     egraph: &mut EGraph,
-    rules: &[&CompiledRule],
+    rules: &mut RulesetRules<'_>,
     budget: &Budget,
     search: &mut SearchState,
     seen: &mut SearchProgress,
@@ -185,8 +186,7 @@ pub fn run(
 ) -> RulesetOutcome {
     let mut ran = RulesetOutcome { iterations: 0, fired: 0, stop: Stop::Saturated, steps: 0, looked_through: 0 };
     let mut idle = 0;
-    let (steps, whole): (Vec<&CompiledRule>, Vec<&CompiledRule>) = rules.iter().partition(|r| !r.prepared().any_work);
-    let mut of_work = steps.is_empty();
+    let mut of_work = !rules.steps;
     loop {
         if let Some(stop) = over(egraph, budget, &ran) {
             ran.stop = stop;
@@ -195,9 +195,12 @@ pub fn run(
         ran.iterations += 1;
         ran.looked_through += egraph.total_size();
         search.patterns.refresh(egraph);
+        rules.wake(&search.patterns);
         let log = LogPosition::end(egraph, &search.candidate);
-        let (now, seen_now) = if of_work { (&whole, &mut seen.whole) } else { (&steps, &mut seen.steps) };
-        let Searched { found, capped, mut stop, steps } = search_all(egraph, now, budget, search, *seen_now, ran.steps);
+        let seen_now = if of_work { &mut seen.whole } else { &mut seen.steps };
+        let now = rules.live(of_work);
+        let Searched { found, capped, mut stop, steps } =
+            search_all(egraph, &now, budget, search, *seen_now, ran.steps);
         ran.steps += steps;
         // Regions that were searched completely need no second search.
         *seen_now = (!capped && stop.is_none()).then_some(log);
@@ -217,7 +220,7 @@ pub fn run(
         }
         idle = if changed == 0 && capped { idle + 1 } else { 0 };
         if changed == 0 && !capped {
-            if of_work || whole.is_empty() {
+            if of_work || !rules.of_work {
                 break;
             }
             of_work = true;
@@ -331,6 +334,9 @@ const CLASSES_FOR_THREADS: usize = 500;
 /// Minimum number of rules per thread.
 const RULES_A_THREAD: usize = 8;
 
+/// Steps of matching between two looks at the clock.
+const STEPS_BETWEEN_LOOKS: usize = 1_000;
+
 /// Searches every rule on the present e-graph, after this many steps of matching. All cores search;
 /// the result is the same as on one.
 fn search_all<'r>(
@@ -355,10 +361,17 @@ fn search_all<'r>(
         rules,
         share,
         None,
-        || (view(), steps),
-        |(view, steps), rule| {
-            if *steps > budget.steps || Instant::now() >= budget.deadline {
+        || (view(), steps, 0),
+        |(view, steps, next_look), rule| {
+            if *steps > budget.steps {
                 return None;
+            }
+            // A look at the clock takes as long as searching a rule that matches nowhere.
+            if *steps >= *next_look {
+                if Instant::now() >= budget.deadline {
+                    return None;
+                }
+                *next_look = *steps + STEPS_BETWEEN_LOOKS;
             }
             let found = rule.find(view, known.get(&rule.key()).unwrap_or(&nothing), limits, changes.as_ref());
             *steps += found.steps;
@@ -375,7 +388,11 @@ fn search_all<'r>(
             out.stop = Some(Stop::Time);
             break;
         };
-        progress.entry(rule.key()).or_default().resume = found.resume;
+        match progress.get_mut(&rule.key()) {
+            Some(known) => known.resume = found.resume,
+            None if found.resume == 0 => {}
+            None => progress.entry(rule.key()).or_default().resume = found.resume,
+        }
         out.capped |= found.capped;
         out.steps += found.steps;
         out.found.extend(found.matches.into_iter().map(|m| (*rule, m)));

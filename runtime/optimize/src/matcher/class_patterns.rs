@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 
 use super::bindings::literal_matches;
 use super::pattern_index::{NodeShape, PatternId, PatternIndex, Shape};
+use super::pattern_set::{Collector, PatternSet};
 use crate::analysis::{EGraph, class_type};
 use crate::language::{Discriminant, Node};
 
@@ -21,12 +22,14 @@ use crate::language::{Discriminant, Node};
 #[derive(Debug, Default)]
 pub struct ClassPatterns {
     index: Arc<PatternIndex>,
-    /// Number of words of a set.
-    words: usize,
-    /// The sets, by class.
-    sets: Vec<u64>,
+    /// By class.
+    sets: Vec<PatternSet>,
     /// For a class that is a sum, the patterns that may match some term of it, at any depth.
-    terms: FxHashMap<(Id, Discriminant), Box<[u64]>>,
+    terms: FxHashMap<(Id, Discriminant), PatternSet>,
+    /// The patterns that may match at some class, in the order in which that was found.
+    found: Vec<PatternId>,
+    /// The same as a set.
+    is_found: Collector,
     /// How much of the log of dirty classes was processed.
     seen: usize,
     /// Number of ids of classes at that time.
@@ -53,31 +56,8 @@ impl Work {
     }
 }
 
-/// A set, as bits.
-type Bits = [u64];
-
-fn has(set: &Bits, pattern: PatternId) -> bool {
-    set[pattern.index() / 64] >> (pattern.index() % 64) & 1 == 1
-}
-
-fn insert(set: &mut Bits, pattern: PatternId) {
-    set[pattern.index() / 64] |= 1 << (pattern.index() % 64);
-}
-
 /// Of no index.
 static NONE: LazyLock<ClassPatterns> = LazyLock::new(ClassPatterns::default);
-
-/// The positions of the bits that are set in these words.
-fn members(words: impl Iterator<Item = u64>) -> impl Iterator<Item = usize> {
-    words.enumerate().flat_map(|(i, word)| {
-        let mut rest = word;
-        std::iter::from_fn(move || {
-            let bit = (rest != 0).then(|| rest.trailing_zeros() as usize)?;
-            rest &= rest - 1;
-            Some(64 * i + bit)
-        })
-    })
-}
 
 impl ClassPatterns {
     /// Patterns of no index: anything may match.
@@ -87,32 +67,24 @@ impl ClassPatterns {
 
     /// The patterns of an index; nothing is known about any class.
     pub fn of_index(index: Arc<PatternIndex>) -> ClassPatterns {
-        let words = index.len().div_ceil(64);
-        ClassPatterns { index, words, ..ClassPatterns::default() }
+        let is_found = Collector::of_size(index.len());
+        ClassPatterns { index, is_found, ..ClassPatterns::default() }
     }
 
     /// False if that pattern certainly does not match at a canonical class of an e-graph whose log
     /// has that length.
     pub fn may_match(&self, class: Id, pattern: PatternId, dirty: usize) -> bool {
-        self.seen != dirty || pattern.index() / 64 >= self.words || self.set(class).is_none_or(|s| has(s, pattern))
+        self.seen != dirty || self.set(class).is_none_or(|s| s.has(pattern))
     }
 
-    /// Those of some patterns, given as bits, that may match at a class.
-    pub(super) fn among(&self, class: Id, wanted: &[u64]) -> impl Iterator<Item = PatternId> {
-        let set = self.set(class).unwrap_or_default();
-        members(set.iter().zip(wanted).map(|(s, w)| s & w)).map(|at| self.index.at(at))
+    /// Those of some patterns that may match at a class.
+    pub(super) fn among<'a>(&'a self, class: Id, wanted: &'a PatternSet) -> impl Iterator<Item = PatternId> + use<'a> {
+        self.set(class).into_iter().flat_map(|set| set.both(wanted))
     }
 
-    /// These patterns as bits.
-    pub(super) fn bits(&self, patterns: impl Iterator<Item = PatternId>) -> Vec<u64> {
-        let mut bits = vec![0; self.words];
-        patterns.filter(|p| p.index() / 64 < self.words).for_each(|p| insert(&mut bits, p));
-        bits
-    }
-
-    /// Number of patterns.
-    pub(super) fn len(&self) -> usize {
-        self.index.len()
+    /// The patterns that may match at some class. The list only grows.
+    pub fn found(&self) -> &[PatternId] {
+        &self.found
     }
 
     /// Whether the sets are those of an e-graph whose log has that length.
@@ -120,9 +92,8 @@ impl ClassPatterns {
         self.seen == dirty && !self.index.is_empty()
     }
 
-    fn set(&self, class: Id) -> Option<&Bits> {
-        let at = usize::from(class) * self.words;
-        self.sets.get(at..at + self.words)
+    fn set(&self, class: Id) -> Option<&PatternSet> {
+        self.sets.get(usize::from(class))
     }
 
     /// Processes the classes that became dirty since the last time. The e-graph must be rebuilt.
@@ -132,7 +103,7 @@ impl ClassPatterns {
             return;
         }
         let (known, all) = (self.known, egraph.nodes().len());
-        self.sets.resize(all * self.words, 0);
+        self.sets.resize_with(all, PatternSet::default);
         let mut work = Work { waits: vec![false; all], list: VecDeque::new() };
         // The users of a class that was merged knew less of it than the class that it became.
         let mut merged = vec![false; all];
@@ -141,9 +112,9 @@ impl ClassPatterns {
             merged[usize::from(class)] |= class != *id || usize::from(class) < known;
             work.add(class);
         }
-        let (mut set, mut below) = (vec![0; self.words], vec![0; self.words]);
+        let mut scratch = [Collector::of_size(self.index.len()), Collector::of_size(self.index.len())];
         while let Some(class) = work.next() {
-            let grew = self.recompute(egraph, class, [&mut set, &mut below]);
+            let grew = self.recompute(egraph, class, &mut scratch);
             if std::mem::take(&mut merged[usize::from(class)]) || grew {
                 egraph[class].parents().for_each(|p| work.add(egraph.find(p)));
             }
@@ -153,76 +124,77 @@ impl ClassPatterns {
     }
 
     /// Finds the set of a class anew. Returns whether it, or what its terms match, grew.
-    fn recompute(&mut self, egraph: &EGraph, class: Id, [set, below]: [&mut Bits; 2]) -> bool {
+    fn recompute(&mut self, egraph: &EGraph, class: Id, [set, below]: &mut [Collector; 2]) -> bool {
         let index = self.index.clone();
-        let at = usize::from(class) * self.words;
-        set.copy_from_slice(&self.sets[at..at + self.words]);
+        set.clear();
+        set.join(&self.sets[usize::from(class)]);
         let mut grew = false;
-        for pattern in index.of_value().iter().filter(|p| value_matches(egraph, class, index.shape(**p))) {
+        // Most classes are neither a number nor constant.
+        let data = &egraph[class].data;
+        let of_value = if data.constant || data.value().is_some() { index.of_value() } else { &[] };
+        for pattern in of_value.iter().filter(|p| value_matches(egraph, class, index.shape(**p))) {
             self.include(set, *pattern);
         }
         // Nodes of a class are sorted, so equal heads are adjacent.
         for nodes in egraph[class].nodes.chunk_by(|a, b| a.payload.discriminant() == b.payload.discriminant()) {
             let head = nodes[0].payload.discriminant();
             let Some(of_head) = index.of_head(head) else { continue };
+            below.clear();
             // Where no operand matters, what it matches does not either.
             if of_head.is_sum || !of_head.keys.is_empty() {
                 grew |= self.collect(egraph, (class, head), nodes, of_head.is_sum, below);
             }
             let holds = |pattern: PatternId| match index.shape(pattern) {
                 Shape::Node(shape) => nodes.iter().any(|n| self.node_matches(egraph, shape, n)),
-                Shape::Sum(_, terms) => terms.iter().all(|t| has(below, *t)),
+                Shape::Sum(_, terms) => terms.iter().all(|t| below.has(*t)),
                 _ => false,
             };
-            let keys = members(below.iter().zip(&of_head.keys).map(|(b, k)| b & k)).map(|at| index.at(at));
-            let keyed = keys.flat_map(|key| of_head.with_key(key));
+            let keyed = below.among(&of_head.keys).flat_map(|key| of_head.with_key(key));
             for pattern in of_head.without_key.iter().chain(keyed) {
-                if !has(set, *pattern) && holds(*pattern) {
+                if !set.has(*pattern) && holds(*pattern) {
                     self.include(set, *pattern);
                 }
             }
         }
-        let known = &mut self.sets[at..at + self.words];
-        grew |= *known != *set;
-        known.copy_from_slice(set);
+        let known = &mut self.sets[usize::from(class)];
+        if set.extend(known) {
+            self.is_found.absorb(known, &mut self.found);
+            grew = true;
+        }
         grew
     }
 
     /// Adds a pattern to a set, and the alternatives of which it is one.
-    fn include(&self, set: &mut Bits, pattern: PatternId) {
-        insert(set, pattern);
+    fn include(&self, set: &mut Collector, pattern: PatternId) {
+        set.insert(pattern);
         for alternative in self.index.alternatives(pattern) {
-            if !has(set, *alternative) {
+            if !set.has(*alternative) {
                 self.include(set, *alternative);
             }
         }
     }
 
-    /// Collects in `below` what the operands of these nodes match; of a sum, what its terms match,
-    /// at any depth. Returns whether a sum's terms match something new.
+    /// Collects in `below`, which is empty, what the operands of these nodes match; of a sum, what
+    /// its terms match, at any depth. Returns whether a sum's terms match something new.
     fn collect(
         &mut self,
         egraph: &EGraph,
         (class, head): (Id, Discriminant),
         nodes: &[Node],
         is_sum: bool,
-        below: &mut Bits,
+        below: &mut Collector,
     ) -> bool {
-        let join = |into: &mut Bits, of: &Bits| into.iter_mut().zip(of).for_each(|(i, o)| *i |= o);
-        below.fill(0);
         for child in nodes.iter().flat_map(|n| &n.children).map(|c| egraph.find(*c)) {
-            self.set(child).into_iter().for_each(|of| join(below, of));
+            self.set(child).into_iter().for_each(|of| below.join(of));
             let terms = if is_sum { self.terms.get(&(child, head)) } else { None };
-            terms.into_iter().for_each(|of| join(below, of));
+            terms.into_iter().for_each(|of| below.join(of));
         }
         if !is_sum {
             return false;
         }
-        let known = self.terms.entry((class, head)).or_insert_with(|| vec![0; below.len()].into_boxed_slice());
-        join(below, known);
-        let grew = **known != *below;
-        known.copy_from_slice(below);
-        grew
+        let known = self.terms.entry((class, head)).or_default();
+        below.join(known);
+        below.extend(known)
     }
 
     fn node_matches(&self, egraph: &EGraph, shape: &NodeShape, node: &Node) -> bool {
@@ -230,7 +202,7 @@ impl ClassPatterns {
         if n < shape.operands || (n > shape.operands && !shape.more) {
             return false;
         }
-        let holds = |i: usize, p: PatternId| self.set(egraph.find(node.children[i])).is_some_and(|s| has(s, p));
+        let holds = |i: usize, p: PatternId| self.set(egraph.find(node.children[i])).is_some_and(|s| s.has(p));
         shape.restricted.iter().all(|(i, p)| holds(*i as usize, *p))
             || (shape.commutes && shape.restricted.iter().all(|(i, p)| holds(1 - *i as usize, *p)))
     }

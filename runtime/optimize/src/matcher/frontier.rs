@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::class_patterns::ClassPatterns;
 use super::pattern_index::PatternId;
+use super::pattern_set::PatternSet;
 use super::prepare::{DependsOn, associative};
 use super::sums::SumOperands;
 use super::*;
@@ -128,8 +129,9 @@ pub struct Frontiers {
     /// By [`DependsOn`]: the changes that concern such rules.
     changes: [Arc<Frontier>; 3],
     /// For each pattern that is the first root of a rule of the set, the classes near a change at
-    /// which it may match, sorted. Empty if those patterns are not known.
-    by_root: Vec<Vec<Id>>,
+    /// which it may match, sorted, if there are any. `None` if the patterns of classes are not
+    /// known.
+    by_root: Option<FxHashMap<PatternId, Vec<Id>>>,
 }
 
 /// The distance of a class without a change nearby.
@@ -199,17 +201,17 @@ fn by_root<'r>(
     egraph: &View<'_>,
     changes: &[Arc<Frontier>; 3],
     rules: impl Iterator<Item = &'r Prepared>,
-) -> Vec<Vec<Id>> {
+) -> Option<FxHashMap<PatternId, Vec<Id>>> {
     if !egraph.patterns.is_fresh(egraph.analysis.dirty.len()) {
-        return Vec::new();
+        return None;
     }
-    let roots = egraph.patterns.bits(rules.filter_map(|r| r.roots.first().copied().flatten()));
-    let mut by_root: Vec<Vec<Id>> = vec![Vec::new(); egraph.patterns.len()];
+    let roots = PatternSet::of(rules.filter_map(|r| r.roots.first().copied().flatten()));
+    let mut by_root: FxHashMap<PatternId, Vec<Id>> = FxHashMap::default();
     let is_near = |c: &Id| changes.iter().any(|f| f.is_near(*c));
     for class in (0..egraph.egraph.nodes().len()).map(Id::from).filter(is_near) {
-        egraph.patterns.among(class, &roots).for_each(|p| by_root[p.index()].push(class));
+        egraph.patterns.among(class, &roots).for_each(|p| by_root.entry(p).or_default().push(class));
     }
-    by_root
+    Some(by_root)
 }
 
 impl Frontier {
@@ -290,9 +292,11 @@ pub(super) fn root_candidates(egraph: &View<'_>, what: &Searchable<'_>, changes:
     let is_one =
         |c: &EClass<Node, Data>| matches!((c.data.sort, what.terms), (Sort::Tensor(_), false) | (Sort::Term(_), true));
     let root = what.prepared.roots.first().copied().flatten();
-    let indexed = near.zip(root).and_then(|((changes, _), root)| changes.by_root.get(root.index()));
+    let indexed = near
+        .zip(root)
+        .and_then(|((changes, _), root)| Some(changes.by_root.as_ref()?.get(&root).map_or(&[][..], Vec::as_slice)));
     let mut ids: Vec<Id> = match (indexed, heads) {
-        (Some(ids), Some(_)) => ids.clone(),
+        (Some(ids), Some(_)) => ids.to_vec(),
         (Some(ids), None) => ids.iter().copied().filter(|c| is_one(&egraph[*c])).collect(),
         (None, Some(heads)) => {
             heads.iter().filter_map(|h| egraph.classes_for_op(h).map(|ids| ids.collect::<Vec<_>>())).flatten().collect()

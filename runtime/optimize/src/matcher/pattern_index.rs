@@ -22,6 +22,11 @@ use crate::analysis::has_several_results;
 pub struct PatternId(u32);
 
 impl PatternId {
+    /// The pattern at a position.
+    pub(super) fn at(position: usize) -> PatternId {
+        PatternId(position as u32)
+    }
+
     /// Its position among the patterns.
     pub fn index(self) -> usize {
         self.0 as usize
@@ -191,11 +196,6 @@ impl PatternIndex {
     /// True if no rule was added.
     pub fn is_empty(&self) -> bool {
         self.shapes.is_empty()
-    }
-
-    /// The pattern at a position.
-    pub(super) fn at(&self, position: usize) -> PatternId {
-        PatternId(position as u32)
     }
 
     pub(super) fn shape(&self, pattern: PatternId) -> &Shape {

@@ -7,6 +7,7 @@ use egg::{Id, RewriteScheduler, Runner, SearchMatches, StopReason};
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Program, RuleSetId};
+use hypatia_dsl::numerics::Allowed;
 use hypatia_pipeline::FOLDER;
 
 use super::laws::{apply, matmul, ty, weight};
@@ -17,6 +18,7 @@ use crate::built_problem::BuiltProblem;
 use crate::cost::CostModel;
 use crate::extract::extract;
 use crate::language::{Node, Payload};
+use crate::live_rules::LiveRules;
 use crate::lower::{Inserted, insert_graph};
 use crate::report::Stop;
 use crate::rewrites::{SearchState, compile};
@@ -65,7 +67,7 @@ impl RewriteScheduler<Node, Context> for InTurn {
 
 /// The rules of one ruleset.
 fn of_set(program: &Arc<Program>, set: usize) -> Vec<CompiledRule> {
-    let rules = compile(program, None, &hypatia_dsl::numerics::Allowed::default());
+    let rules = compile(program, &Allowed::default());
     rules.into_iter().filter(|r| r.rule().ruleset == RuleSetId(set as u32)).collect()
 }
 
@@ -75,11 +77,12 @@ fn under_our_loop(program: &Arc<Program>, egraph: &mut EGraph) -> usize {
     let options = Options { max_nodes: 100_000, max_time: Duration::from_secs(600), ..Options::default() };
     let mut fired = 0;
     for set in 0..program.rulesets.len() {
-        let rules = of_set(program, set);
-        let rules: Vec<&CompiledRule> = rules.iter().collect();
+        let mut live = LiveRules::of(program, None::<std::iter::Empty<_>>, Allowed::default());
+        let Some(mut rules) = live.of_ruleset(RuleSetId(set as u32)) else { continue };
+        rules.grows = false;
         let budget = Budget::of_optimisation(100_000, &options, Instant::now());
-        let (search, seen) = (&mut SearchState::default(), &mut SearchProgress::default());
-        let ran = run(egraph, &rules, &budget, search, seen, &mut Vec::new(), &mut Rejections::default());
+        let (search, seen) = (&mut SearchState::of_program(program), &mut SearchProgress::default());
+        let ran = run(egraph, &mut rules, &budget, search, seen, &mut Vec::new(), &mut Rejections::default());
         assert_eq!(ran.stop, Stop::Saturated, "{}", program.rulesets[set].name);
         fired += ran.fired;
     }

@@ -10,6 +10,7 @@ mod index;
 mod kernels;
 mod laws;
 mod library;
+mod live;
 mod near;
 mod regions;
 mod savings;
