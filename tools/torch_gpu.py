@@ -22,6 +22,8 @@ from hypatia_core.backend import backend
 from torch import nn
 from torch_host import print_breakdown
 
+#: Calls until plans are made and measured, and the whole graph beside its parts.
+CALLS = 30
 MODES = ["default", "reduce-overhead", "max-autotune"]
 
 
@@ -112,6 +114,12 @@ def convnext():
     return convnext_tiny().eval(), (torch.randn(32, 3, 224, 224),)
 
 
+def network(name):
+    import torchvision
+
+    return getattr(torchvision.models, name)().eval(), (torch.randn(32, 3, 224, 224),)
+
+
 CASES = {
     "MLP 256x2 b256": lambda: (mlp(256, 2), (torch.randn(256, 256),)),
     "MLP 1024x4 b512": lambda: (mlp(1024, 4), (torch.randn(512, 1024),)),
@@ -131,6 +139,9 @@ UNTUNED = {
     "T5 b8 s128": t5,
     "ModernBERT b4 s512": modernbert,
     "ConvNeXt-T b32": convnext,
+    "ResNet-50 b32": lambda: network("resnet50"),
+    "EfficientNet-B0 b32": lambda: network("efficientnet_b0"),
+    "MobileNetV3-L b32": lambda: network("mobilenet_v3_large"),
 }
 
 
@@ -232,7 +243,7 @@ def case(name, make, modes, deadline, train, strict):
             torch.cuda.synchronize()
             cold = time.perf_counter() - start
             error = (y.double() - exact).square().mean().sqrt().item()
-            for _ in range(3):  # A plan is made and measured.
+            for _ in range(CALLS):
                 y = once(f, inputs)
                 hyp.wait_for_plans()
             error = max(error, (y.double() - exact).square().mean().sqrt().item())

@@ -56,7 +56,7 @@ pub use checksum::{SLICE as CHECKSUM_SLICE, compared_at_a_time};
 pub use join_sums::JOIN_COLUMNS;
 pub use lines::PRODUCT_TILE;
 pub use names::{comment_lines, identifier};
-pub use rowwise::RowTarget;
+pub use rowwise::{RowTarget, slices};
 
 /// Required compiler options for every source. Contraction of `a * b + c` to FMA is off: a fused
 /// kernel rounds after each operation, exactly like the kernels it replaces.

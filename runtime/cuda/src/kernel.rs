@@ -84,7 +84,7 @@ pub fn by_columns(work: &Work) -> bool {
 }
 
 /// True if no strided operand has contiguous rows.
-fn rows_are_strided(work: &Work) -> bool {
+pub fn rows_are_strided(work: &Work) -> bool {
     work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
 }
 

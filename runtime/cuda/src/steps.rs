@@ -16,7 +16,7 @@ use super::address::Location;
 use super::cubin::{self, Origins};
 use super::device::Gpu;
 use super::driver::failed;
-use super::kernel::{KernelLaunch, arguments, by_columns, entry};
+use super::kernel::{KernelLaunch, arguments, by_columns, entry, rows_are_strided};
 use super::launch::{Comparisons, Launch, Product};
 use super::lt::{self, ADDRESSES_FROM, Matmul};
 use super::memory::DeviceMemory;
@@ -454,9 +454,12 @@ fn library_product(step: &Step) -> Option<&GemmStep> {
 /// The source of a kernel for this amount of work.
 fn source(gpu: &Gpu, plan: &Plan, body: &Body, work: &Work) -> Result<CudaSource, cuda::EmitError> {
     let Body::Rowwise(kernel) = body else { return elementwise(&plan.program, body, work, gpu.threads()) };
-    let target = match kernel.strided() && by_columns(work) {
-        true => RowTarget::Columns,
-        false => RowTarget::Length { rows: work.rows as u64, n: work.n as u64, clusters: gpu.runs_clusters() },
+    let shared = || cuda::slices(kernel, [work.rows as u64, work.n as u64], gpu.threads());
+    let shared = if rows_are_strided(work) { shared() } else { None };
+    let target = match shared {
+        Some(slices) => slices,
+        None if kernel.strided() && by_columns(work) => RowTarget::Columns,
+        None => RowTarget::Length { rows: work.rows as u64, n: work.n as u64, clusters: gpu.runs_clusters() },
     };
     cuda::rowwise_for(&plan.program, kernel, target)
 }

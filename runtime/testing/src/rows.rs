@@ -457,6 +457,20 @@ fn apart(dtype: DType) -> Vec<RowCase> {
         let s = r.reduce(BuiltinOp::Sum, e);
         r.case("few long rows", &[s], 2)
     };
+    let side_by_side = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[2, 100, 37]);
+        let m = r.op(BuiltinOp::Mean, &[x], vec![list(&[1]), false.into()]);
+        r.case("means of rows that lie side by side", &[m], 1)
+    };
+    let turned = {
+        let mut r = Rows::new(dtype);
+        let x = r.x(&[3, 70, 40]);
+        let t = r.op(BuiltinOp::Transpose, &[x], vec![list(&[0, 2, 1])]);
+        let s = r.softmax(t);
+        let y = r.op(BuiltinOp::Transpose, &[s], vec![list(&[0, 2, 1])]);
+        r.case("softmax of rows that lie side by side", &[y], 2)
+    };
     let around = {
         let mut r = Rows::new(dtype);
         let (x, w) = (r.x(&[8, 8]), r.x(&[8]));
@@ -466,5 +480,5 @@ fn apart(dtype: DType) -> Vec<RowCase> {
         let y = r.f(Add, &[n, s]);
         r.case("rows of another direction", &[y], 2)
     };
-    vec![columns, shared, few, around]
+    vec![columns, shared, few, side_by_side, turned, around]
 }

@@ -35,11 +35,34 @@ const MOST_ALONG_AXES: usize = 4;
 /// Threads per block of the entry point with one thread per row.
 const COLUMN_BLOCK: u32 = 256;
 
+/// Rows of a block whose elements are shared by the threads of several warps: one each lane.
+const ROWS_OF_SLICES: u32 = 32;
+/// The most threads that share such a row.
+const MOST_SLICES: u64 = 32;
+/// Fewer elements of a row are not divided.
+const LEAST_OF_SLICE: u64 = 8;
+/// The most reductions whose partial values fit into shared memory.
+const MOST_SLICED: usize = 4;
+
+/// How many threads should share adjacent rows of `n` strided elements, so that a device with
+/// `threads` resident threads is half full; none if one suffices, or the kernel cannot share rows.
+pub fn slices(kernel: &RowwiseKernel, [rows, n]: [u64; 2], threads: u64) -> Option<RowTarget> {
+    let can = kernel.strided() && kernel.sums.is_empty() && kernel.groups.is_none();
+    if !can || kernel.steps.len() > MOST_SLICED || rows < ROWS_OF_SLICES as u64 {
+        return None;
+    }
+    let wanted = (threads / 2).div_ceil(rows).min(n / LEAST_OF_SLICE).min(MOST_SLICES);
+    (wanted > 1).then(|| RowTarget::Slices(1 << wanted.ilog2()))
+}
+
 /// The rows that a kernel is specialised for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowTarget {
     /// One thread per row: many short rows, or adjacent rows whose elements are strided.
     Columns,
+    /// Fewer adjacent rows whose elements are strided: so many threads share each, one of each warp
+    /// of a block.
+    Slices(u32),
     /// Rows of that length.
     Length {
         /// The number of rows, used to choose how many threads share a row; the kernel is correct
@@ -142,13 +165,14 @@ impl Sharing {
         match (target, &self.team) {
             (Some(RowTarget::Sums { n, split }), Some(team)) => sums_entry(kernel, n, team, split),
             (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, self.stream.as_ref()),
+            (Some(RowTarget::Slices(slices)), _) => slices_entry(kernel, slices),
             (Some(_), _) => columns_entry(kernel),
             (None, _) => entry_points(kernel, self.pack, self.vector),
         }
     }
 
     /// What the template wants to know of it.
-    fn context(&self, kernel: &RowwiseKernel) -> Value {
+    fn context(&self, kernel: &RowwiseKernel, target: Option<RowTarget>) -> Value {
         let team = self.team.as_ref();
         context! {
             vector => self.vector,
@@ -162,6 +186,7 @@ impl Sharing {
             whole_block => !self.per_column && team.is_some_and(|t| t.block as u64 == t.threads),
             keep => team.is_some_and(|t| t.chunks.is_some()),
             cluster => team.map_or(1, |t| t.cluster),
+            slices => matches!(target, Some(RowTarget::Slices(_))),
             // With one barrier per row, the wait for stores is hidden by other rows, and it keeps
             // them from crowding memory.
             tells => kernel.steps.len() > 1,
@@ -215,7 +240,7 @@ pub(super) fn emit(
         entry_points => entry_points,
         ..common(header, &values.functions, dtypes(kernel), &values.bodies)?
     };
-    let ctx = merge_maps([of_kernel, rows(kernel, &values, &used, carried, streams), sharing.context(kernel)]);
+    let ctx = merge_maps([of_kernel, rows(kernel, &values, &used, carried, streams), sharing.context(kernel, target)]);
     let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
 }
@@ -640,6 +665,21 @@ fn columns_entry(kernel: &RowwiseKernel) -> (Vec<Entry>, Value) {
         chunks => 1,
     };
     (vec![Entry { name, geometry: Geometry::Columns { block: COLUMN_BLOCK } }], std::iter::once(value).collect())
+}
+
+/// The entry point with a thread of each warp per row.
+fn slices_entry(kernel: &RowwiseKernel, slices: u32) -> (Vec<Entry>, Value) {
+    let name = format!("{}_slices", identifier("hypatia_", &kernel.name));
+    let block = slices * ROWS_OF_SLICES;
+    let value = context! {
+        name => name.clone(),
+        about => format!("{slices} threads a row, for rows whose elements lie apart while the rows lie side by side."),
+        block => block,
+        threads => slices,
+        chunks => 1,
+    };
+    let geometry = Geometry::Rows { block, threads: slices, up_to: None };
+    (vec![Entry { name, geometry }], std::iter::once(value).collect())
 }
 
 /// Entry points for rows of any length.

@@ -16,7 +16,7 @@ use hypatia_templates::cuda::{self, Arg, ArgKind, CudaSource, Geometry, RowTarge
 use hypatia_templates::instances::Body;
 
 use crate::address::Location;
-use crate::kernel::{Argument, arguments, entry};
+use crate::kernel::{Argument, arguments, entry, rows_are_strided};
 use crate::lowering::timed::{self, Timed};
 use crate::lowering::{Work, step_kernels};
 use crate::steps::{elementwise, operand};
@@ -179,13 +179,15 @@ impl Source {
                 // Alternates between a device that few elements fill and one that they do not, and
                 // between rows of any length and of this one.
                 let odd = self.known.len() % 2;
-                let source = match &body {
-                    Body::Rowwise(kernel) if odd == 1 => {
-                        let (rows, n) = (work.rows as u64, work.n as u64);
-                        let target = RowTarget::Length { rows, n, clusters: false };
-                        cuda::rowwise_for(&plan.program, kernel, target).unwrap()
-                    }
-                    body => elementwise(&plan.program, body, &work, [4, 1 << 20][odd]).unwrap(),
+                let (rows, n) = (work.rows as u64, work.n as u64);
+                let shared = match &body {
+                    Body::Rowwise(kernel) if rows_are_strided(&work) => cuda::slices(kernel, [rows, n], 1 << 12),
+                    _ => None,
+                };
+                let length = (odd == 1).then_some(RowTarget::Length { rows, n, clusters: false });
+                let source = match (&body, shared.or(length)) {
+                    (Body::Rowwise(kernel), Some(target)) => cuda::rowwise_for(&plan.program, kernel, target).unwrap(),
+                    (body, _) => elementwise(&plan.program, body, &work, [4, 1 << 20][odd]).unwrap(),
                 };
                 self.launch(plan, step, &source, &work);
             }
