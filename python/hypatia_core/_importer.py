@@ -55,7 +55,7 @@ def memory_order(t: torch.Tensor) -> list[int] | None:
 
 
 def channels_last(t: torch.Tensor) -> list[int] | None:
-    """The axes of a tensor in the order of memory, where the channels, its second axis, come last."""
+    """The axes of a tensor in the order of memory, where the second, the channels, comes last."""
     order = [0, *range(2, t.dim()), 1]
     return order if t.dim() in (4, 5) and memory_order(t) == order else None
 
@@ -81,8 +81,8 @@ class Importer:
 
         `stored` gives results in the order in which PyTorch keeps them, see `memory_order`. Inputs
         that are `frozen` are constants. With `ordered`, the others have their axes in the order in
-        which they lie in memory, see `orders`, and pointwise results are built in the order in which
-        they lie, if their channels come last.
+        which they lie in memory, see `orders`, and pointwise results are built in the order in
+        which they lie, if their channels come last.
         """
         self.frozen = frozen or {}
         self.ordered = ordered
@@ -272,7 +272,7 @@ def row(*names: str) -> Callable[[Callable[[Importer, fx.Node], Any]], Callable[
 
 
 def ordered_row(*names: str) -> Callable[[Callable[[Importer, fx.Node], Any]], Callable[[Importer, fx.Node], Any]]:
-    """Put a function into the table that builds its result in the order of axes of `Importer.order`."""
+    """Put a function into the table that builds its result in the order of `Importer.order`."""
     ORDERED.update(names)
     return row(*names)
 

@@ -24,8 +24,6 @@ from ._importer import Node, name_of
 from ._known import is_overlay
 
 aten = torch.ops.aten
-#: The operands of a convolution, or of its gradients, that lie alike.
-OPERANDS = {"convolution": (0,), "convolution_backward": (0, 1)}
 #: Views that are copies where memory lies in another order.
 RESHAPES = ("view", "_unsafe_view")
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -37,7 +35,7 @@ def channels_last(graph: fx.GraphModule, by_pytorch: Callable[[fx.Node], bool]) 
 
     Returns whether the graph was changed.
     """
-    nodes = [n for n in graph.graph.nodes if name_of(n.target) in OPERANDS]
+    nodes = [n for n in graph.graph.nodes if name_of(n.target) == "convolution"]
     pytorchs = list(filter(by_pytorch, nodes))
     if not pytorchs or not pays(pytorchs) or not all(map(is_plain, graph.graph.nodes)):
         return False
@@ -53,12 +51,11 @@ def pays(convolutions: list[Node]) -> bool:
     """Whether most of the work is convolutions whose kernels want channels last."""
     wanted = others = 0.0
     for node in convolutions:
-        at = 1 if name_of(node.target) == "convolution_backward" else 0
-        x, weight = (node.args[i].meta["val"] for i in (at, at + 1))
-        groups = node.args[9 if at else 8]
-        if not all(isinstance(n, int) for n in (*x.shape, *weight.shape)):
+        x, weight = (a.meta["val"] for a in node.args[:2])
+        groups = node.args[8]
+        if not all(isinstance(n, int) for n in (*x.shape, *weight.shape, *node.meta["val"].shape)):
             return False
-        work = x.numel() * weight.numel() / max(weight.shape[1], 1)
+        work = node.meta["val"].numel() * weight.numel() / max(weight.shape[0], 1)
         # cuDNN has slow kernels alone for groups of a few channels in this order.
         grouped = groups > 1 and weight.shape[1] > 1
         if x.dim() in FORMATS and x.dtype in HALVES and not grouped:
@@ -93,7 +90,7 @@ def results(graph: fx.GraphModule) -> list[Any]:
 
 
 def turn(graph: fx.GraphModule, convolutions: list[Node], by_pytorch: Callable[[fx.Node], bool]) -> bool:
-    """Put copies in front of convolutions, and say anew how all results lie. False if there is no mode."""
+    """Put copies in front of convolutions, and say anew how values lie. False without a mode."""
     given = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
     mode = next((t.fake_mode for t in given if hasattr(t, "fake_mode")), None)
     if not isinstance(mode, FakeTensorMode):
@@ -102,11 +99,10 @@ def turn(graph: fx.GraphModule, convolutions: list[Node], by_pytorch: Callable[[
         part_bias(graph.graph, node)
     copies: dict[Node, Node] = {}
     for node in convolutions:
-        for i in OPERANDS[name_of(node.target)]:
-            operand: Node = node.args[i]
-            if operand not in copies and operand.meta["val"].dim() in FORMATS:
-                copies[operand] = turned(graph.graph, operand)
-            node.update_arg(i, copies.get(operand, operand))
+        operand: Node = node.args[0]
+        if operand not in copies and operand.meta["val"].dim() in FORMATS:
+            copies[operand] = turned(graph.graph, operand)
+        node.update_arg(0, copies.get(operand, operand))
     free_strides(graph.graph)
     with mode:
         FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*given)
@@ -139,7 +135,7 @@ def free_strides(graph: fx.Graph) -> None:
 
 def part_bias(graph: fx.Graph, node: Node) -> None:
     """Add a convolution's bias in a node of its own, as cuDNN's result is stored before it too."""
-    if name_of(node.target) != "convolution" or node.args[2] is None:
+    if node.args[2] is None:
         return
     bias, rank = node.args[2], node.meta["val"].dim()
     with graph.inserting_after(node):

@@ -1,7 +1,7 @@
 """A divided graph as one CUDA graph: its parts and PyTorch's ops without the host between them.
 
-In: the divided graph as a function, and its arguments. Out: its results, of which each call has its
-own. Invariant: what a call computes is what the function would compute: a recording is replayed only
+In: the divided graph as a function, and its arguments. Out: its results; each call has its own.
+Invariant: what a call computes is what the function would compute: a recording is replayed only
 where every argument lies where it lay, or was copied to where it is read.
 
 Where arguments lie is observed: parameters, and caches that calls change, stay where they are.
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from .nn._runtime import count_replay
 
 Tensor = torch.Tensor
 #: Calls that are observed before one is recorded.
@@ -113,6 +115,7 @@ class Recorded:
             copy.copy_(args[i])
         play, made = self.recording
         play()
+        count_replay("graph", "one CUDA graph: plans and PyTorch's ops")
         return [self.own(t, args) for t in made]
 
     def observe(self, args: tuple[Any, ...]) -> None:
@@ -168,7 +171,7 @@ class Recorded:
 
 
 def shares(made: Any, args: Sequence[Any]) -> str:
-    """Why results cannot be copied one by one: they share memory with each other or with arguments."""
+    """Why results cannot be copied one by one: they share memory, or are no tensors."""
     if not isinstance(made, (list, tuple)) or not all(t is None or isinstance(t, Tensor) for t in made):
         return "its results are not tensors alone"
     given = {id(a): a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}

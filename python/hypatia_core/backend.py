@@ -157,14 +157,10 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         halves.take_backward(graph, computes)
         return make_boxed_func(computes)
 
-    def halve(joint: fx.GraphModule, inputs: Sequence[Any], **given: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        lay_out(joint)
-        return partition(joint, inputs, **given)
-
     compile_both = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
-        partition_fn=halve,
+        partition_fn=partition,
         decompositions=table(),
     )
     return halves.beside(compile_both(module, inputs))

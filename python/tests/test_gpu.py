@@ -255,7 +255,7 @@ def test_convolutions_are_pytorchs_and_what_lies_between_is_planned():
 
 
 class Bottleneck(nn.Module):
-    """Convolutions that cuDNN computes, and what lies around them: norms, points, patches, a gate."""
+    """Convolutions of cuDNN's, and what lies around them: norms, points, patches, a gate."""
 
     def __init__(self, channels=32):
         super().__init__()

@@ -4,8 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import hypatia_core as hyp  # noqa: E402
 from hypatia_core._recorded import MOST, OBSERVED, Recorded  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh")
 CPU = torch.device("cpu")
 
 
@@ -46,6 +48,8 @@ def test_each_call_has_its_own_results_of_its_own_arguments():
     for _, wanted, got in kept:
         assert torch.equal(wanted, got)
     assert recorded.recordings == 1 and not recorded.given_up
+    (line,) = hyp.report().lines
+    assert line.side == "hypatia" and line.calls >= 10 and "CUDA graph" in line.why
     assert recorded.moving == [0]
     # Later calls read the weight where it lies, and the other argument from a copy.
     assert calls[-1][1] is weight and calls[-1][0] is not kept[-1][0]

@@ -154,7 +154,7 @@ class Line:
     """``hypatia`` or ``pytorch``."""
     calls: int
     why: str
-    """Why PyTorch computed; for Hypatia the launches of its plan."""
+    """Why PyTorch computed; for Hypatia the launches of its plan, or what a call replays."""
     hypatia_us: float | None
     """Measured microseconds of Hypatia's plan, if both sides were measured."""
     pytorch_us: float | None
@@ -216,6 +216,8 @@ def rounded(us: float | None) -> str:
 
 #: Calls that PyTorch computed before there was anything to choose, by op and reason.
 _passed: dict[tuple[str, str], int] = {}
+#: Calls of whole graphs that were replayed, by the graph and what a call replays.
+_replayed: dict[tuple[str, str], int] = {}
 
 
 def report() -> Report:
@@ -244,6 +246,7 @@ def report() -> Report:
                 if c.eager:
                     lines.append(Line(op.label, shape, "pytorch", c.eager, c.why, *times))
         lines += [Line(label, "", "pytorch", n, why, None, None) for (label, why), n in _passed.items()]
+        lines += [Line(label, "", "hypatia", n, why, None, None) for (label, why), n in _replayed.items()]
     return Report(lines, incidents)
 
 
@@ -251,6 +254,7 @@ def reset_report() -> None:
     """Set all counts to zero. Plans and measurements stay."""
     with _lock:
         _passed.clear()
+        _replayed.clear()
         for op in counted():
             for choice in op.plans.values():
                 choice.ours = choice.eager = 0
@@ -262,6 +266,7 @@ def forget() -> None:
     """Drop all plans, measurements and counts."""
     with _lock:
         _passed.clear()
+        _replayed.clear()
         for op in counted():
             op.forget()
 
@@ -280,6 +285,12 @@ def count(label: str, why: str) -> None:
     """Count a call that PyTorch computes."""
     with _lock:
         _passed[label, why] = _passed.get((label, why), 0) + 1
+
+
+def count_replay(label: str, what: str) -> None:
+    """Count a call of a whole graph that was replayed."""
+    with _lock:
+        _replayed[label, what] = _replayed.get((label, what), 0) + 1
 
 
 def passed(op: Op, why: str) -> None:

@@ -1,8 +1,8 @@
 //! Compiled rules of a Program, ready to be searched and applied.
 //!
 //! In: a Program. Out: its rules, for the optimiser's own loop and, through `adapter`, for `egg`'s.
-//! Invariant: a compiled rule never changes. A pointwise rule is compiled twice, for tensors and for
-//! terms.
+//! Invariant: a compiled rule never changes. A pointwise rule is compiled twice, for tensors and
+//! for terms.
 
 use std::sync::Arc;
 
