@@ -97,20 +97,24 @@ class Recorded:
 
     def __call__(self, *args: Any) -> Any:
         """Compute the function."""
-        with self.lock:
-            return self.run(*args) if self.given_up else self.replay(args)
+        if not self.given_up:
+            with self.lock:
+                made = self.replay(args)
+            if made is not None:
+                return made
+        return self.run(*args)
 
     def is_observing(self) -> bool:
         """Whether nothing is recorded yet, and may be."""
         return self.recording is None and not self.given_up
 
-    def replay(self, args: tuple[Any, ...]) -> Any:
-        """Replay the recording, after it was made if need be."""
+    def replay(self, args: tuple[Any, ...]) -> list[Any] | None:
+        """Replay the recording, after it was made if need be; None where there is none."""
         self.observe(args)
         if not self.given_up and self.recording is None and self.observed >= OBSERVED:
             self.make(args)
         if self.recording is None or self.stream != self.current():
-            return self.run(*args)
+            return None
         for i, copy in self.copies.items():
             copy.copy_(args[i])
         play, made = self.recording
