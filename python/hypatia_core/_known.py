@@ -17,6 +17,9 @@ from ._eager import NAMES
 from ._fx import BITS, TABLE, Node, name_of
 from ._products import tiles
 
+#: The element types that cuDNN's fast kernels and our products of convolutions are for.
+HALVES = (torch.float16, torch.bfloat16)
+
 
 def unsupported(node: fx.Node, device: torch.device) -> str:
     """Why a node cannot be part of a graph on that device; empty if it can."""
@@ -65,7 +68,7 @@ def is_product(node: Node) -> bool:
 
     cuDNN multiplies f32 as TF32, if it may.
     """
-    return tiles(node) and node.meta["val"].dtype in (torch.float16, torch.bfloat16)
+    return tiles(node) and node.meta["val"].dtype in HALVES
 
 
 def _transposed(node: Node) -> str:

@@ -21,13 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from ._importer import Node, name_of
-from ._known import is_overlay
+from ._known import HALVES, is_overlay
 
 aten = torch.ops.aten
 #: Views that are copies where memory lies in another order.
 RESHAPES = ("view", "_unsafe_view")
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def channels_last(graph: fx.GraphModule, by_pytorch: Callable[[fx.Node], bool]) -> bool:

@@ -310,7 +310,9 @@ def test_channels_lie_last_around_convolutions(dtype, frozen):
     assert hyp.report().hypatia > 0
 
 
-def test_whole_graphs_are_replayed(monkeypatch):
+@pytest.fixture
+def chosen(monkeypatch):
+    """What whole graphs choose: here always their recording."""
     chosen = []
 
     def choose(self):
@@ -318,6 +320,10 @@ def test_whole_graphs_are_replayed(monkeypatch):
         self.chosen = self.recorded
 
     monkeypatch.setattr(_whole.Whole, "choose", choose)
+    return chosen
+
+
+def test_whole_graphs_are_replayed(chosen):
     net = bottleneck(torch.bfloat16)
     f = torch.compile(net, backend=backend)
     xs = [torch.randn(4, 3, 64, 64, device="cuda").bfloat16() for _ in range(60)]
@@ -352,15 +358,7 @@ def replayed_elsewhere(f, net, xs):
     agree(got, net, xs[2])
 
 
-def test_a_cache_that_calls_change_is_replayed_in_place(monkeypatch):
-    chosen = []
-
-    def choose(self):
-        chosen.append(self.recorded)
-        self.chosen = self.recorded
-
-    monkeypatch.setattr(_whole.Whole, "choose", choose)
-
+def test_a_cache_that_calls_change_is_replayed_in_place(chosen):
     class Cached(nn.Module):
         def __init__(self):
             super().__init__()
