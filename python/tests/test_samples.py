@@ -63,9 +63,10 @@ class Watched:
         self.parts = []
 
     def __call__(self, graph, inputs):
-        before = set(map(id, hyp.nn._runtime._parts))
+        # The parts themselves, not their ids: a part that is freed meanwhile leaves its id to a new one.
+        before = set(hyp.nn._runtime._parts)
         run = divided(graph, library(), single=True)
-        self.parts += [p for p in hyp.nn._runtime._parts if id(p) not in before and isinstance(p, Part)]
+        self.parts += [p for p in hyp.nn._runtime._parts if p not in before and isinstance(p, Part)]
         return make_boxed_func(run)
 
     @property
