@@ -18,6 +18,7 @@ mod checksum;
 mod expr;
 mod gemm;
 mod gemm_sm80;
+mod gemv;
 mod growth;
 mod join_sums;
 mod limits;
@@ -47,8 +48,8 @@ use hypatia_dsl::kernel::attention_grad::AttentionGradKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, JoinSumsKernel, MoveKernel,
-    PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
+    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
+    MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
 };
 use term::Functions;
 
@@ -530,6 +531,11 @@ pub fn gemm(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitEr
 /// Prints a matrix product of warps with its epilogue, for sm_80 and later.
 pub fn warp_gemm(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, EmitError> {
     gemm_sm80::emit(program, kernel)
+}
+
+/// Prints a matrix product of few rows with its epilogue, for sm_80 and later.
+pub fn gemv(program: &Program, kernel: &GemvKernel) -> Result<CudaSource, EmitError> {
+    gemv::emit(program, kernel)
 }
 
 /// Prints a chain of matrix products with their epilogues: for sm_90a, or for sm_80 and later, as

@@ -19,8 +19,9 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, JoinSumsKernel, MoveKernel,
-    Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
+    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
+    MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel,
+    WarpGemm,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -78,6 +79,8 @@ pub enum Body {
     Gemm(GemmKernel),
     /// A matrix product with its epilogue, computed by warps.
     WarpGemm(WarpGemm),
+    /// A matrix product of few rows with its epilogue.
+    Gemv(GemvKernel),
     /// Sums of a product's right factor, for its checksums.
     BlockSums(BlockSumsKernel),
     /// The comparison of a product with its checksums.
@@ -121,6 +124,7 @@ impl Body {
             Body::JoinSums(k) => cuda::join_sums(program, k),
             Body::Gemm(k) => cuda::gemm(program, k),
             Body::WarpGemm(k) => cuda::warp_gemm(program, k),
+            Body::Gemv(k) => cuda::gemv(program, k),
             Body::BlockSums(k) => cuda::block_sums(program, k),
             Body::Checksum(k) => cuda::checksum(program, k),
             Body::Disturb(k) => cuda::disturb(program, k),
@@ -164,6 +168,10 @@ impl Body {
                 let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
                 shortener.product(&mut k.term, &inputs, k.output)
             }
+            Body::Gemv(k) => {
+                let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
+                shortener.product(&mut k.term, &inputs, k.output)
+            }
             _ => Vec::new(),
         }
     }
@@ -177,6 +185,7 @@ impl Body {
             Body::JoinSums(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),
             Body::WarpGemm(k) => (&mut k.name, &mut k.doc),
+            Body::Gemv(k) => (&mut k.name, &mut k.doc),
             Body::BlockSums(k) => (&mut k.name, &mut k.doc),
             Body::Checksum(k) => (&mut k.name, &mut k.doc),
             Body::Disturb(k) => (&mut k.name, &mut k.doc),

@@ -8,7 +8,7 @@
 //!
 //! The templates are the `.j2` files of this folder: two for launchers, in C and Python, the others
 //! for CUDA C++. `pointwise`, `epilogue`, `rowwise`, `moves`, `argmax`, `gemm_sm80`, `gemm_sm90`,
-//! `mlp_fused`, `mlp_cluster`, `attention_sm80`, `attention_sm90`, `attention_grad`,
+//! `gemv`, `mlp_fused`, `mlp_cluster`, `attention_sm80`, `attention_sm90`, `attention_grad`,
 //! `attention_join`, `product`, `cumsum`, `sort` and `scatter` are whole files; the others are
 //! parts that they include. Syntax: minijinja with `${ }` for values, `//%` for statements and
 //! `//#` for comments on a line of their own, so that the braces of CUDA C++ need no escapes.
@@ -40,6 +40,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("hopper.cu.j2", include_str!("../hopper.cu.j2")),
     ("gemm_sm80.cu.j2", include_str!("../gemm_sm80.cu.j2")),
     ("gemm_sm90.cu.j2", include_str!("../gemm_sm90.cu.j2")),
+    ("gemv.cu.j2", include_str!("../gemv.cu.j2")),
     ("mlp_fused.cu.j2", include_str!("../mlp_fused.cu.j2")),
     ("mlp_cluster.cu.j2", include_str!("../mlp_cluster.cu.j2")),
     ("softmax.cu.j2", include_str!("../softmax.cu.j2")),

@@ -15,6 +15,7 @@ mod checksum;
 mod derive;
 mod gemm;
 mod gemm_sm80;
+mod gemv;
 mod interpret;
 mod layout;
 mod lines;
@@ -37,6 +38,7 @@ pub use checksum::{
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};
 pub use gemm_sm80::{Factor, WARP_TUNE, WarpGemm, WarpTiling};
+pub use gemv::{GEMV_STEP, GEMV_TUNE, GemvKernel, GemvTiling, MOST_ROWS};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};

@@ -8,7 +8,7 @@ use super::attention::{self, ATTENTION_TUNE};
 use super::attention_grad::{self, ATTENTION_GRAD_TUNE};
 use super::attention_sm80::{self, WARP_ATTENTION_TUNE};
 use super::chain::{self, CHAIN_TUNE, WARP_CHAIN_TUNE};
-use super::{TUNE, WARP_TUNE, gemm, gemm_sm80};
+use super::{GEMV_TUNE, TUNE, WARP_TUNE, gemm, gemm_sm80, gemv};
 
 /// The parameters of a template, each with the values that the hardware has, in their stored order.
 pub type Table = [(&'static str, &'static [i64])];
@@ -48,9 +48,10 @@ pub(super) fn store(template: u64, values: &[usize]) -> StoredTiling {
 
 /// The parameters of a stored tiling, by name; `None` if it is of no template of ours.
 pub fn parameters(words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
-    let tables: [(u64, &Table); 7] = [
+    let tables: [(u64, &Table); 8] = [
         (gemm::STORED, TUNE),
         (gemm_sm80::STORED, WARP_TUNE),
+        (gemv::STORED, GEMV_TUNE),
         (attention::STORED, ATTENTION_TUNE),
         (attention_sm80::STORED, WARP_ATTENTION_TUNE),
         (attention_grad::STORED, ATTENTION_GRAD_TUNE),

@@ -13,7 +13,7 @@ use crate::ir::{AExpr, AttrPat, AttrValue, DeviceFact, Fact, NodePat, OpBody, Op
 use crate::kernel::attention::ATTENTION_TUNE;
 use crate::kernel::attention_grad::{ATTENTION_GRAD_TUNE, AttentionGradTiling};
 use crate::kernel::attention_sm80::{WARP_ATTENTION_TUNE, WarpAttentionTiling};
-use crate::kernel::{TUNE, Tiling, WARP_TUNE, WarpTiling};
+use crate::kernel::{GEMV_TUNE, TUNE, Tiling, WARP_TUNE, WarpTiling};
 use crate::shape::Dim;
 use crate::spell::closest;
 
@@ -41,8 +41,8 @@ impl Kind {
     /// The tuning parameters, with the values that some template has.
     fn tune(self) -> Vec<(&'static str, Vec<i64>)> {
         let tables: &[_] = match self {
-            Kind::Product => &[TUNE, WARP_TUNE],
-            Kind::Pair => &[TUNE],
+            Kind::Product => &[TUNE, WARP_TUNE, GEMV_TUNE],
+            Kind::Pair => &[TUNE, GEMV_TUNE],
             Kind::Attention => &[ATTENTION_TUNE, WARP_ATTENTION_TUNE],
             Kind::AttentionGrad => &[ATTENTION_GRAD_TUNE],
         };

@@ -15,10 +15,10 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm};
 
 /// Strides of an operand: along both axes of the batch, the rows and the columns.
-const STRIDES: usize = 4;
+pub(super) const STRIDES: usize = 4;
 
 /// Factors of the product, which come before the epilogue's operands.
-const FACTORS: usize = 2;
+pub(super) const FACTORS: usize = 2;
 
 pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
@@ -106,6 +106,13 @@ fn input(at: usize, o: &Operand) -> Value {
 }
 
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
+    let mut out = product_arguments(&kernel.factors, kernel.output, &kernel.inputs);
+    out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
+    out
+}
+
+/// The arguments of a product of warps: its operands with their strides, and its sizes.
+pub(super) fn product_arguments(factors: &[Factor], output: DType, inputs: &[Operand]) -> Vec<Arg> {
     let strides = |of: ArgRole, count: usize| {
         let axes = ["outer products", "inner products", "rows", "columns"][..count].join(", ");
         Arg::strides(of, count, format!("elements of {} between {axes}", of.tensor_name()))
@@ -113,14 +120,15 @@ fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
     let mut out = Vec::new();
     let by_k = ["products x rows x depth", "products x columns x depth"];
     let by_other = ["products x depth x rows", "products x depth x columns"];
-    for (i, Factor { dtype, dense_k, .. }) in kernel.factors.iter().enumerate() {
-        out.push(Arg::read(i, *dtype, if *dense_k { by_k[i] } else { by_other[i] }));
+    for (i, Factor { dtype, dense_k, .. }) in factors.iter().enumerate() {
+        let side = i.min(1);
+        out.push(Arg::read(i, *dtype, if *dense_k { by_k[side] } else { by_other[side] }));
         out.push(strides(ArgRole::Read(i), STRIDES - 1));
     }
-    out.push(Arg::written(0, kernel.output, "products x rows x columns"));
+    out.push(Arg::written(0, output, "products x rows x columns"));
     out.push(strides(ArgRole::Written(0), STRIDES - 1));
-    for (i, o) in kernel.inputs.iter().enumerate() {
-        let at = i + FACTORS;
+    for (i, o) in inputs.iter().enumerate() {
+        let at = i + factors.len();
         out.push(Arg::read(at, o.dtype, about(&o.access, "products x rows x columns")));
         if !matches!(o.access, Access::Row | Access::Splat) {
             out.push(strides(ArgRole::Read(at), STRIDES));
@@ -134,6 +142,5 @@ fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
         ("inner", ArgRole::Problems, "inner products of each outer one"),
     ];
     out.extend(sizes.map(|(name, role, about)| Arg::size(name, role, about)));
-    out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }

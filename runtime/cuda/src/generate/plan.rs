@@ -147,7 +147,7 @@ fn kind(body: &Body) -> &'static str {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
         Body::Rowwise(_) | Body::RowSums(_) | Body::JoinSums(_) => "rowwise",
-        Body::Gemm(_) | Body::WarpGemm(_) | Body::Chain(_) => "product",
+        Body::Gemm(_) | Body::WarpGemm(_) | Body::Gemv(_) | Body::Chain(_) => "product",
         Body::BlockSums(_) | Body::Checksum(_) | Body::Disturb(_) => "checksum",
         Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) | Body::AttentionGrad(_) => {
             "tiled attention"

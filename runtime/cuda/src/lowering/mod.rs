@@ -13,6 +13,7 @@ pub mod chain;
 pub mod checksum;
 #[cfg(test)]
 pub(crate) mod fixtures;
+pub mod gemv;
 mod intervals;
 mod irregular;
 pub mod map_shape;

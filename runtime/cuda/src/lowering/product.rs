@@ -4,14 +4,15 @@
 //! templates that can compute it in place, the one with the shortest predicted time first, and for
 //! each the kernel and its [`Work`]. Invariant: this is the one place that chooses among templates:
 //! Hopper's (wgmma, the copy engine) takes whole 16 bytes; that of warps (mma.sync) takes any rows
-//! on every GPU from Ampere on.
+//! on every GPU from Ampere on; that of few rows takes these, where nothing is checked.
 
 use hypatia_dsl::ir::Kernel;
-use hypatia_dsl::kernel::{StoredTiling, Tiling, WarpTiling};
+use hypatia_dsl::kernel::{GemvTiling, StoredTiling, Tiling, WarpTiling};
 use hypatia_templates::instances::Body;
 
 use super::Work;
 use super::checksum::{Checksum, Seen};
+use super::gemv::GemvProduct;
 use super::tiled::TiledProduct;
 use super::warp_tiled::WarpProduct;
 use hypatia_plan::{GemmStep, Plan, View};
@@ -27,6 +28,7 @@ const PENALTY_OF_WARPS: f64 = 1.5;
 pub struct GeneratedProduct {
     hopper: Option<TiledProduct>,
     warps: Option<WarpProduct>,
+    few_rows: Option<GemvProduct>,
     /// How it is checked, if it is.
     checksum: Option<Checksum>,
 }
@@ -38,7 +40,9 @@ impl GeneratedProduct {
         let warps = WarpProduct::of(step, reads, out);
         let [a, b, ..] = reads else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], None);
-        (hopper.is_some() || warps.is_some()).then_some(GeneratedProduct { hopper, warps, checksum })
+        // The template of few rows stores no sums for a checksum.
+        let few_rows = warps.as_ref().filter(|_| checksum.is_none()).and_then(GemvProduct::of);
+        (hopper.is_some() || warps.is_some()).then_some(GeneratedProduct { hopper, warps, few_rows, checksum })
     }
 
     /// Two products of one left operand; `None` if an operand would have to be copied.
@@ -46,7 +50,8 @@ impl GeneratedProduct {
         let hopper = if plan.device.sm == HOPPER { TiledProduct::of_pair(step, reads, out) } else { None };
         let [a, b, c, ..] = reads else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], Some(c));
-        Some(GeneratedProduct { hopper: Some(hopper?), warps: None, checksum })
+        let few_rows = if checksum.is_none() { GemvProduct::of_pair(step, reads, out) } else { None };
+        (hopper.is_some() || few_rows.is_some()).then_some(GeneratedProduct { hopper, warps: None, few_rows, checksum })
     }
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
@@ -55,18 +60,23 @@ impl GeneratedProduct {
         let warps = self.warps.iter().flat_map(|p| p.plausible(&WarpTiling::all(&kernel.tune), multiprocessors));
         let penalty = if self.hopper.is_some() { PENALTY_OF_WARPS } else { 1.0 };
         let hopper = hopper.map(|(t, cycles)| (t.words(), cycles));
-        let mut all: Vec<(StoredTiling, f64)> = hopper.chain(warps.map(|(t, c)| (t.words(), c * penalty))).collect();
+        let warps = warps.map(|(t, cycles)| (t.words(), cycles * penalty));
+        let few = self.few_rows.iter().flat_map(|p| p.plausible(&GemvTiling::all(&kernel.tune), multiprocessors));
+        let few = few.map(|(t, cycles)| (t.words(), cycles));
+        let mut all: Vec<(StoredTiling, f64)> = hopper.chain(warps).chain(few).collect();
         all.sort_by(|x, y| x.1.total_cmp(&y.1));
         all.into_iter().map(|(words, _)| words).collect()
     }
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
     pub fn tiled(&self, words: &StoredTiling) -> Option<(Body, Work)> {
-        match (Tiling::of_words(words), WarpTiling::of_words(words)) {
-            (Some(tiling), _) => self.hopper.as_ref()?.tiled(tiling),
-            (None, Some(tiling)) => self.warps.as_ref()?.tiled(tiling),
-            (None, None) => None,
+        if let Some(tiling) = Tiling::of_words(words) {
+            return self.hopper.as_ref()?.tiled(tiling);
         }
+        if let Some(tiling) = WarpTiling::of_words(words) {
+            return self.warps.as_ref()?.tiled(tiling);
+        }
+        self.few_rows.as_ref()?.tiled(GemvTiling::of_words(words)?)
     }
 
     /// The kernel with that tiling and what checks it, in launch order, each with its arguments;
@@ -90,6 +100,7 @@ impl GeneratedProduct {
     /// Products, rows, columns and length of the sums.
     pub fn sizes(&self) -> [usize; 4] {
         let warps = || self.warps.as_ref().map(WarpProduct::sizes);
-        self.hopper.as_ref().map(TiledProduct::sizes).or_else(warps).unwrap_or_default()
+        let few = || self.few_rows.as_ref().map(GemvProduct::sizes);
+        self.hopper.as_ref().map(TiledProduct::sizes).or_else(warps).or_else(few).unwrap_or_default()
     }
 }

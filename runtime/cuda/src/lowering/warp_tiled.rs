@@ -23,9 +23,9 @@ pub type Strides = [isize; 4];
 #[derive(Clone, Debug)]
 pub struct WarpProduct {
     /// Outer and inner products, and rows, columns and length of the sums of each.
-    sizes: [usize; 5],
-    kernel: WarpGemm,
-    strides: Vec<(ArgRole, Vec<i64>)>,
+    pub(super) sizes: [usize; 5],
+    pub(super) kernel: WarpGemm,
+    pub(super) strides: Vec<(ArgRole, Vec<i64>)>,
 }
 
 impl WarpProduct {
@@ -87,14 +87,19 @@ impl WarpProduct {
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
     pub fn tiled(&self, tiling: WarpTiling) -> Option<(Body, Work)> {
         let kernel = WarpGemm { tiling, ..self.kernel.clone() };
+        kernel.fits().then_some((Body::WarpGemm(kernel), self.work(tiling.rows)))
+    }
+
+    /// The arguments of a kernel whose tiles have that many rows.
+    pub(super) fn work(&self, rows_of_tile: usize) -> Work {
         let [outer, inner, m, n, k] = self.sizes;
         // Each product begins a new tile.
-        let mut work = Work::new(outer * inner * m.next_multiple_of(tiling.rows), n);
+        let mut work = Work::new(outer * inner * m.next_multiple_of(rows_of_tile), n);
         for (name, size) in [("rows", m), ("columns", n), ("depth", k), ("outer", outer), ("inner", inner)] {
             work = work.sizes(name, &[size]);
         }
         work.strides.extend(self.strides.iter().cloned());
-        kernel.fits().then_some((Body::WarpGemm(kernel), work))
+        work
     }
 
     /// The tilings among these that fit, each with its predicted cycles, for a device with that

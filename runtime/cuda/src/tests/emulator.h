@@ -330,6 +330,12 @@ static void emu_multiply(float* d, const uint32_t* a, const uint32_t b0, const u
   }
   __syncwarp();
 }
+static uint32_t __byte_perm(const uint32_t x, const uint32_t y, const uint32_t which) {
+  const uint64_t both = x | (uint64_t)y << 32;
+  uint32_t r = 0;
+  for (int i = 0; i < 4; ++i) r |= (uint32_t)(both >> (which >> i * 4 & 7) * 8 & 0xff) << i * 8;
+  return r;
+}
 static uint32_t emu_pair(const float a, const float b, const bool bf16) {
   const uint16_t x = bf16 ? __float2bfloat16_rn(a).bits : __float2half_rn(a).bits;
   const uint16_t y = bf16 ? __float2bfloat16_rn(b).bits : __float2half_rn(b).bits;

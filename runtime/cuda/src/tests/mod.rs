@@ -11,6 +11,7 @@ mod attention_sm80;
 mod chain;
 mod checksums;
 mod emulated;
+mod gemv;
 mod heads;
 mod irregular;
 mod joint;

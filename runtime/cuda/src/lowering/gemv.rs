@@ -1,0 +1,144 @@
+//! Products of few rows with their epilogue, and pairs of them: the kernel of a step for a tiling,
+//! and its arguments.
+//!
+//! In: a product that warps can compute in place. Out: for each tiling, the kernel and its
+//! [`Work`]; none if it has too many rows, or rows that are not whole accesses. Invariant: its
+//! arguments are those of the template of warps.
+
+use hypatia_dsl::kernel::{GEMV_STEP, GemvKernel, GemvTiling};
+use hypatia_plan::{GemmStep, View};
+use hypatia_templates::cuda::ArgRole;
+use hypatia_templates::instances::Body;
+
+use super::warp_tiled::WarpProduct;
+use super::{Work, fastest_first};
+
+/// A product of few rows.
+#[derive(Clone, Debug)]
+pub struct GemvProduct {
+    product: WarpProduct,
+    kernel: GemvKernel,
+}
+
+impl GemvProduct {
+    /// The same product by the template of few rows, if that computes it.
+    pub fn of(product: &WarpProduct) -> Option<GemvProduct> {
+        let [_, _, rows, columns, depth] = product.sizes;
+        let of = &product.kernel;
+        let kernel = GemvKernel {
+            name: of.name.clone(),
+            doc: String::new(),
+            factors: of.factors,
+            pair: false,
+            rows,
+            columns,
+            depth,
+            inputs: of.inputs.clone(),
+            output: of.output,
+            term: of.term.clone(),
+            tiling: GemvTiling::named(&[])?,
+        };
+        kernel.refusal().is_none().then(|| GemvProduct { product: product.clone(), kernel })
+    }
+
+    /// Two products of one left operand, which is the first read; the right ones follow. `None` if
+    /// an operand would have to be copied, or if the right operands lie in different orders.
+    pub fn of_pair(step: &GemmStep, reads: &[View], out: &View) -> Option<GemvProduct> {
+        let [a, b, c, beside @ ..] = reads else { return None };
+        let first: Vec<View> = [a, b].into_iter().chain(beside).cloned().collect();
+        let mut of = GemvProduct::of(&WarpProduct::of(step, &first, out)?)?;
+        let alike = (b.dtype, &b.shape, &b.strides) == (c.dtype, &c.shape, &c.strides);
+        let [_, right] = of.kernel.factors;
+        if !alike || !(c.offset * c.dtype.size()).is_multiple_of(right.unit) {
+            return None;
+        }
+        of.kernel.pair = true;
+        let strides = std::mem::take(&mut of.product.strides);
+        let shifted = |(role, values): (ArgRole, Vec<i64>)| match role {
+            ArgRole::Read(1) => vec![(ArgRole::Read(1), values.clone()), (ArgRole::Read(2), values)],
+            ArgRole::Read(i) if i > 1 => vec![(ArgRole::Read(i + 1), values)],
+            _ => vec![(role, values)],
+        };
+        of.product.strides = strides.into_iter().flat_map(shifted).collect();
+        of.kernel.refusal().is_none().then_some(of)
+    }
+
+    /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
+    pub fn tiled(&self, tiling: GemvTiling) -> Option<(Body, Work)> {
+        let kernel = GemvKernel { tiling, ..self.kernel.clone() };
+        let work = self.product.work(kernel.padded_rows());
+        kernel.fits().then_some((Body::Gemv(kernel), work))
+    }
+
+    /// The tilings among these that fit, each with its predicted cycles, for a device with that
+    /// many multiprocessors.
+    pub fn plausible(&self, tilings: &[GemvTiling], multiprocessors: usize) -> Vec<(GemvTiling, f64)> {
+        let fits = |t: &&GemvTiling| GemvKernel { tiling: **t, ..self.kernel.clone() }.fits();
+        let cycles = |t: &GemvTiling| self.cycles(t, multiprocessors);
+        fastest_first(tilings.iter().filter(fits).copied(), cycles).into_iter().map(|t| (t, cycles(&t))).collect()
+    }
+
+    /// Products, rows, columns and length of the sums.
+    pub fn sizes(&self) -> [usize; 4] {
+        self.product.sizes()
+    }
+
+    /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.
+    fn cycles(&self, t: &GemvTiling, multiprocessors: usize) -> f64 {
+        /// Bytes per cycle from memory at best, cycles from a request to its arrival, threads and
+        /// registers of a multiprocessor.
+        const BYTES: f64 = 22.0;
+        const LATENCY: f64 = 900.0;
+        const THREADS: usize = 2048;
+        const REGISTERS: usize = 65_536;
+        let [outer, inner, _, n, k] = self.product.sizes;
+        let rights = self.kernel.rights();
+        let rows = self.kernel.padded_rows();
+        let tiles = outer * inner * n.div_ceil(t.columns);
+        let share = tiles.div_ceil(multiprocessors);
+        // What a thread has on its way: words of the right factor, and of the left one.
+        let (of_right, of_left) = (rights * t.columns / 2, rows / 2);
+        let registers = 48 + t.unroll * (of_right + of_left) + rights * rows * t.columns / 32;
+        let beside = (THREADS.min(REGISTERS / registers) / t.threads()).clamp(1, share);
+        let steps = k.div_ceil(GEMV_STEP).div_ceil(t.warps);
+        let at_once = (beside * t.warps * t.unroll.min(steps) * rights * t.columns * GEMV_STEP * 2) as f64;
+        let bytes = (share * rights * t.columns * k * 2) as f64;
+        // A block waits for its first elements, for each group of steps, and for its sums.
+        let waits = (share.div_ceil(beside) * (steps.div_ceil(t.unroll) + 1)) as f64 * LATENCY;
+        let sums = (share * t.warps * rights * rows * t.columns) as f64 / 64.0;
+        (bytes / BYTES.min(at_once / LATENCY)).max(waits) + sums + 1500.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::lowering::fixtures::{product as step, whole};
+
+    fn product(m: usize, n: usize, k: usize, transposed: bool) -> Option<GemvProduct> {
+        let w = if transposed { whole(&[n, k]).transposed(&[1, 0]) } else { whole(&[k, n]) };
+        GemvProduct::of(&WarpProduct::of(&step(&[], m, n, k), &[whole(&[m, k]), w], &whole(&[m, n])).unwrap())
+    }
+
+    #[test]
+    fn few_rows_of_whole_accesses_are_computed() {
+        assert!(product(1, 100, 64, true).is_some() && product(32, 100, 64, false).is_some());
+        // Too many rows; rows of 15 bytes more than whole accesses.
+        assert!(product(33, 100, 64, true).is_none() && product(1, 100, 65, true).is_none());
+    }
+
+    #[test]
+    fn tilings_keep_the_device_busy() {
+        let names = [("tile_n", vec![8, 16, 32]), ("warps", vec![4, 8, 16]), ("unroll", vec![2, 4])];
+        let all = GemvTiling::all(&names.map(|(name, values)| (name.to_string(), values)));
+        let best = |n: usize, k: usize| product(1, n, k, true).unwrap().plausible(&all, 132)[0];
+        // Few columns: narrow blocks of many warps.
+        let (few, _) = best(512, 2048);
+        assert!(few.columns == 8 && few.warps == 16, "{few:?}");
+        // Many columns take as long as their way from memory.
+        let (many, cycles) = best(32_000, 2048);
+        let bytes = 32_000.0 * 2048.0 * 2.0;
+        assert!(cycles < 1.2 * bytes / 132.0 / 22.0, "{many:?} {cycles}");
+    }
+}
