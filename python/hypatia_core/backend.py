@@ -26,6 +26,7 @@ from . import _launch, _native
 from ._attention import keep_attention
 from ._division import divide
 from ._fx import TABLE, name_of
+from ._in_place import changed_results, write_in_place, written_in_place
 from ._known import draws_nothing, reads_past, unsupported
 from ._layout import channels_last
 from ._model import COMPARE_EVERY
@@ -112,7 +113,8 @@ def backend(
         if len(inputs) == len(example_inputs) and can_be_recorded(graph, device_of(graph)):
             recordable.append(changed_inputs())
         static.extend(static_inputs() if how.frozen else ())
-        computes = divided(graph, chosen, options=how, static=static, made=parts, lay=True)
+        changed = changed_results() if len(inputs) == len(example_inputs) else []
+        computes = divided(graph, chosen, options=how, static=static, made=parts, lay=True, changed=changed)
         if isinstance(computes, _native.Entry) and len(inputs) == len(example_inputs) and passes_on():
             direct.append(computes)
         return make_boxed_func(computes)
@@ -252,12 +254,14 @@ def divided(
     together: Collection[int] = (),
     made: list[Part] | None = None,
     lay: bool = False,
+    changed: Sequence[int] = (),
 ) -> Callable[..., Any]:
     """The graph with parts that plans compute; the rest is PyTorch's.
 
     `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
     the inputs that are parameters and buffers; `together` are results that may share memory. The
-    parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them.
+    parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them. `changed`
+    are the arguments whose new values are the first results.
     """
     if why := indivisible(graph):
         note("graph", why)
@@ -269,17 +273,21 @@ def divided(
         return graph.forward
     if lay:
         lay_out(graph)
+    written = {node.name for node in written_in_place(graph, changed)}
     for node in graph.graph.nodes:
-        if computes(node) and not is_ours(node) and (why := unsupported(node, device)):
+        if node.name in written:
+            note("graph", f"PyTorch computes {name_of(node.target)}, which writes into an argument of the graph")
+        elif computes(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
     drawn = random(graph)
     undivided = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
-    whole = divide(graph, lambda n: computes(n) and not unsupported(n, device), single)
+    whole = divide(graph, lambda n: computes(n) and n.name not in written and not unsupported(n, device), single)
     if random(whole) != drawn:
         note("graph", "parts would change the order in which random numbers are drawn")
         return undivided.forward
     for node in whole.graph.nodes:
-        if node.op == "call_function" and computes(node) and not is_ours(node) and not unsupported(node, device):
+        known = node.name in written or is_ours(node) or unsupported(node, device)
+        if node.op == "call_function" and computes(node) and not known:
             note("graph", f"{name_of(node.target) or 'getitem'} stands alone: there is nothing to fuse")
     inputs = whole.graph.find_nodes(op="placeholder")
     kept = {inputs[i] for i in static}
@@ -293,6 +301,8 @@ def divided(
             setattr(whole, name, part)
             if made is not None:
                 made.append(part)
+    # Division copies nodes.
+    write_in_place(whole, written_in_place(whole, changed), changed)
     if entry := alone(whole):
         return entry
     for name, part in list(whole.named_children()):
