@@ -1,7 +1,7 @@
 """Which nodes of a graph form parts.
 
 In: a graph, and which of its nodes plans can compute. Out: the graph with a module for each part.
-Invariant: what a part needs comes before it.
+Invariant: what a part needs comes before it, and only tensors and numbers pass between parts.
 
 Nodes that plans cannot compute lie between parts. A node's level is the largest number of parts
 that lie before it on a path of the graph, divided by such nodes; the nodes of one level are a part.
@@ -10,6 +10,7 @@ So there are as few parts as there can be, and a node is in the part of what it 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 from torch import fx
@@ -26,17 +27,32 @@ def levels(graph: fx.Graph, known: Callable[[fx.Node], bool]) -> dict[fx.Node, i
     free: set[fx.Node] = set()
     for node in graph.nodes:
         read = node.all_input_nodes
-        if node.op == "call_function" and known(node):
+        # One of several results is where all of them are: no list passes between parts.
+        alone = is_item(node) and node.args[0] not in own
+        if node.op == "call_function" and known(node) and not alone:
             own[node] = max([0, *(level[r] if r in own else level[r] + 1 for r in read)])
             if all(r not in own or r in free for r in read):
                 free.add(node)
         level[node] = own.get(node, max([-1, *(level[r] for r in read)]))
     # What depends on no part is computed where it is first needed: it need not be kept until then.
     for node in reversed(list(graph.nodes)):
-        users = [level[u] for u in node.users if u.op != "output"]
-        if node in free and users and len(users) == len(node.users):
-            own[node] = level[node] = min(users)
+        items = items_of(node)
+        users = [u for n in (node, *items) for u in n.users if u not in items]
+        if node in free and not is_item(node) and users and all(u.op != "output" for u in users):
+            for n in (node, *items):
+                own[n] = level[n] = min(level[u] for u in users)
     return own
+
+
+def is_item(node: fx.Node) -> bool:
+    """Whether a node is one of several results."""
+    return node.target is operator.getitem
+
+
+def items_of(node: fx.Node) -> list[fx.Node]:
+    """The results of a node, and results of these."""
+    items = [u for u in node.users if is_item(u)]
+    return [*items, *(i for n in items for i in items_of(n))]
 
 
 def parts(graph: fx.Graph, known: Callable[[fx.Node], bool], single: bool = False) -> list[list[fx.Node]]:

@@ -63,7 +63,7 @@ class Watched:
         self.parts = []
 
     def __call__(self, graph, inputs):
-        # The parts themselves, not their ids: a part that is freed meanwhile leaves its id to a new one.
+        # The parts themselves, not their ids: one that is freed meanwhile leaves its id to another.
         before = set(hyp.nn._runtime._parts)
         run = divided(graph, library(), single=True)
         self.parts += [p for p in hyp.nn._runtime._parts if p not in before and isinstance(p, Part)]
