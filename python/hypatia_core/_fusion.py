@@ -136,7 +136,8 @@ def _(inputs: Sequence[Tensor], name: str, rules: Sequence[str], sizes: Sequence
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    tensors, _, _, ctx.sizes, ctx.body = inputs
+    tensors, _, rules, ctx.sizes, ctx.body = inputs
+    ctx.rules = len(rules)
     ctx.save_for_backward(*tensors)
 
 
@@ -152,8 +153,9 @@ def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         if pairs and wanted
         else [None] * len(wanted)
     )
-    of_sizes = [None] * len(ctx.sizes)
-    return [next(found) if t.requires_grad else None for t in leaves], None, None, of_sizes, None
+    # PyTorch takes an empty list for one of tensors, and wants as many gradients.
+    of_rules, of_sizes = (None if n else [] for n in (ctx.rules, len(ctx.sizes)))
+    return [next(found) if t.requires_grad else None for t in leaves], None, of_rules, of_sizes, None
 
 
 fusion.register_autograd(_gradients, setup_context=_keep)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _native
 from ._arrays import array_of, empty, memory_of, named
 from ._rules import Rules, library
+from .errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -249,4 +250,10 @@ def explain(model: Any, inputs: Inputs | None = None, target: str = "cpu") -> Ex
 
     In a notebook the result shows itself as a table.
     """
+    if not hasattr(model, "explain"):
+        what = type(model).__name__
+        raise InputError(
+            f"explain takes a `Model` or a fused layer, not {what}: `fuse_` puts fused layers into a module of "
+            "PyTorch, and `optimize` shows its fusions as a graph"
+        )
     return model.explain(inputs, target)

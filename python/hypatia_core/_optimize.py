@@ -71,7 +71,7 @@ def optimize(
     >>> [node.args[1] for node in graph.graph.nodes if node.target is fusion]
     ['gemm_add_relu']
     """
-    chosen = _together(list(rules)) or library()
+    chosen = _together(rules) or library()
     if isinstance(model, torch.export.ExportedProgram):
         program = model
     elif isinstance(model, torch.nn.Module):

@@ -46,6 +46,9 @@ def _(b: Importer, n: Node) -> Any:
     order, b.order = b.order, None
     x, weight, bias = n.args[:3]
     strides, padding, dilations, _, _, groups = b.number(list(n.args[3:9]))
+    rank = len(b.shape(weight)) - 2
+    # One number stands for all axes.
+    strides, padding, dilations = (v * rank if len(v) == 1 else v for v in (strides, padding, dilations))
     attrs = {"strides": strides, "before": padding, "after": padding, "dilations": dilations, "groups": groups}
     made = b.g.call("conv", [b.value(x), b.value(weight)], attrs)[0]
     made = made if bias is None else b.call("add", [made, b.per_channel(bias, n, b.dtype(n))])

@@ -130,6 +130,9 @@ class Scalar:
         arity = {n: a for n, a, _ in self.rules._native.scalars(False)}
         if name not in arity:
             raise InputError(f"no scalar is called `{name}`; `Rules.scalars` lists those of a file")
+        # One of your own with the name of another is known by its file alone.
+        if any(n.endswith(f"::{name}") for n in _names(True, self.rules)):
+            raise InputError(f"the library has a scalar `{name}` too: give yours another name")
         if arity[name] != 1:
             raise InputError(f"the scalar `{name}` has {arity[name]} parameters; an activation has one")
 
@@ -168,6 +171,11 @@ class Scalar:
         return f"Scalar({self.name!r})"
 
 
+def _names(own: bool, rules: Rules) -> set[str]:
+    """The scalars that some rules know, or their own."""
+    return {n for n, _, _ in rules._native.scalars(own)}
+
+
 def scalar(name: str, expression: str, doc: str = "") -> Scalar:
     """Declare a scalar of one parameter ``x``, in the language of ``.hyp`` files.
 
@@ -177,10 +185,15 @@ def scalar(name: str, expression: str, doc: str = "") -> Scalar:
 
     Raises:
         RulesError: if the expression is wrong, with the report as text.
+        InputError: if the library has a scalar of that name, or the text declares more than one.
     """
     about = "".join(f"/// {line}\n" for line in (doc or expression).splitlines())
     text = f"edition 1;\nuse core::*;\nuse nn::*;\n{about}scalar {name}(x) = {expression};\n"
-    return Scalar(name, Rules.from_text(text, f"<scalar {name}>"))
+    rules = Rules.from_text(text, f"<scalar {name}>")
+    made = Scalar(name, rules)
+    if others := _names(True, rules) - {name}:
+        raise InputError(f"the expression of `{name}` declares {', '.join(sorted(others))} besides")
+    return made
 
 
 @dataclass(frozen=True)
@@ -267,6 +280,8 @@ def verify(rules: Rules, cases: int = 100, seed: int = 0) -> Verification:
     >>> "expect equal" in result.failures[0].counterexample
     True
     """
+    if not isinstance(rules, Rules):
+        raise InputError(f"verify takes Rules, not {type(rules).__name__}: a scalar's are its `rules`")
     if cases < 1:
         raise InputError("verify: at least one case")
     text, data = rules._native.verify(cases, seed)

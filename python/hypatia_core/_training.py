@@ -16,9 +16,12 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
-from torch.autograd.function import once_differentiable
 
 Tensor = torch.Tensor
+SECOND = (
+    "hypatia: second derivatives of a compiled graph are not computed; "
+    "take the gradient that is differentiated again (`create_graph=True`) of the module before `torch.compile`"
+)
 
 
 @dataclass
@@ -88,7 +91,6 @@ class Halves:
         others = [i for i in range(count) if i not in wanted]
         layouts = [(tuple(map(int, t.shape)), tuple(map(int, t.stride()))) for t in self.tangents]
 
-        @once_differentiable
         def once(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             of = (laid_out(gradients[i], *layout) for i, layout in zip(wanted, layouts, strict=True))
             with torch._C._DisableAutocast():
@@ -110,9 +112,20 @@ class Halves:
 
             @staticmethod
             def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-                return once(ctx, *grad_outputs)
+                if not torch.is_grad_enabled():
+                    return once(ctx, *grad_outputs)
+                with torch.no_grad():
+                    made = once(ctx, *grad_outputs)
+                return refusing(made)
 
         return Compiled.apply
+
+
+def refusing(made: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The same gradients; to differentiate them is an error, whatever they depend on."""
+    errors: Any = torch._C
+    fail = errors._functions.DelayedError(SECOND.encode(), len(made))
+    return tuple(fail(*(None if t is None else t.detach().requires_grad_() for t in made)))
 
 
 def is_fixed(t: Tensor) -> bool:

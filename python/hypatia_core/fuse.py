@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -129,9 +130,12 @@ def fuse_(
     return fusions
 
 
-def _together(rules: Sequence[Rules | Scalar]) -> Rules | None:
+def _together(rules: Iterable[Rules | Scalar]) -> Rules | None:
     if isinstance(rules, (Rules, Scalar)):
         rules = [rules]
+    given: list[Any] = list(rules) if isinstance(rules, (list, tuple, set)) else [rules]
+    if wrong := [r for r in given if not isinstance(r, (Rules, Scalar))]:
+        raise InputError(f"rules are `Rules` and scalars, not {wrong[0]!r}; `Rules.from_file` reads a file")
     all_rules = [r.rules if isinstance(r, Scalar) else r for r in rules]
     sources = dict.fromkeys(source for r in all_rules for source in r.sources)
     return Rules(list(sources)) if sources else None

@@ -407,3 +407,38 @@ def test_an_empty_report_says_what_it_may_mean():
     assert "TORCH_LOGS" in str(hyp.report())
     torch.compile(torch.nn.Sequential(nn.Linear(4, 4), nn.ReLU()), backend=backend)(x)
     assert "TORCH_LOGS" not in str(hyp.report())
+
+
+def test_several_results_of_an_op_stay_in_one_part():
+    def f(x):
+        a, b = x.chunk(2, -1)
+        y = torch.sort(torch.relu(a * 2), -1)[0]  # PyTorch computes it, between two parts.
+        return torch.relu(y * b)
+
+    x = torch.randn(4, 8)
+    compiled = torch.compile(f, backend=backend)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), f(x))
+        hyp.wait_for_plans()
+    x.requires_grad_()
+    compiled(x).sum().backward()
+    found = x.grad.clone()
+    x.grad = None
+    f(x).sum().backward()
+    torch.testing.assert_close(found, x.grad)
+
+
+def test_a_convolution_says_one_number_for_all_axes():
+    conv = torch.nn.Conv2d(3, 6, 4, 4, padding="valid").eval()
+    compiled, x = torch.compile(lambda x: F.gelu(conv(x)) * 2, backend=backend), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), F.gelu(conv(x)) * 2)
+            hyp.wait_for_plans()
+    assert "no plan could be made" not in str(hyp.report())
+
+
+def test_rules_that_are_none_are_named():
+    for wrong in ("mine.hyp", ["mine.hyp"], [3], 3):
+        with pytest.raises(Exception, match="rules are `Rules` and scalars, not"):
+            torch.compile(torch.relu, backend=backend, options={"rules": wrong})(torch.ones(2))

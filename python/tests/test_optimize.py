@@ -132,3 +132,19 @@ def test_fusions_that_follow_each_other():
     assert len(fused(graph)) >= 2
     with torch.no_grad():
         torch.testing.assert_close(graph(x), model(x))
+
+
+def test_a_fusion_that_no_rule_made_is_trained():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(8))
+
+        def forward(self, x):
+            return torch.tanh(x * self.w) * 2 + 1
+
+    module, x = Scaled(), torch.randn(4, 8)
+    hyp.optimize(module, (x,))(x).mean().backward()
+    found, module.w.grad = module.w.grad, None
+    module(x).mean().backward()
+    torch.testing.assert_close(found, module.w.grad)

@@ -116,3 +116,19 @@ def test_importing_does_not_import_torch():
 def test_json_of_a_report_is_that_of_the_command():
     data = hyp.verify(hyp.scalar("half", "0.5 * x").rules, cases=3).data
     assert data["schema"] == 1 and json.dumps(data)
+
+
+def test_names_of_the_library_s_scalars_are_taken():
+    for name in ("relu", "tanh", "gelu"):
+        with pytest.raises(hyp.InputError, match=f"the library has a scalar `{name}` too"):
+            hyp.scalar(name, "x * 2 + 7")
+    with pytest.raises(hyp.InputError, match="declares g besides"):
+        hyp.scalar("f", "x; scalar g(y) = y")
+
+
+def test_what_takes_rules_or_a_model_says_so():
+    for wrong in ("x", hyp.scalar("own", "x * 2"), None):
+        with pytest.raises(hyp.InputError, match="verify takes Rules"):
+            hyp.verify(wrong)
+    with pytest.raises(hyp.InputError, match="explain takes a `Model` or a fused layer, not str"):
+        hyp.explain("model.onnx")

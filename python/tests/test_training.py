@@ -119,3 +119,18 @@ def test_two_sizes_and_a_batch_of_one():
         want = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_second_derivatives_are_refused_whatever_ran_before(steps):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    compiled = torch.compile(net, backend="hypatia")
+    for _ in range(steps):
+        compiled(torch.randn(4, 8, requires_grad=True)).mean().backward()
+        hyp.wait_for_plans()
+    x = torch.randn(4, 8, requires_grad=True)
+    y = compiled(x)
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert g.requires_grad
+    with pytest.raises(RuntimeError, match=r"second derivatives|double backward"):
+        (y.mean() + ((g.norm(dim=1) - 1) ** 2).mean()).backward()

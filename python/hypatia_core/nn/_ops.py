@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from .. import _native
 from .._eager import NAMES
 from .._rules import Rules, Scalar, library
+from ..errors import InputError
 
 Tensor = torch.Tensor
 #: What `activation=` takes: a scalar of the library by name, one of your own, or none.
@@ -26,7 +27,13 @@ Shape = tuple[int, ...]
 
 def scalar_of(activation: Activation) -> Scalar | None:
     """The activation as a scalar."""
-    return Scalar(activation) if isinstance(activation, str) else activation
+    if isinstance(activation, str):
+        return Scalar(activation)
+    if activation is None or isinstance(activation, Scalar):
+        return activation
+    raise InputError(
+        f"an activation is a scalar or the name of one, not {activation!r}: `hypatia_core.scalar` makes one"
+    )
 
 
 class Op:
