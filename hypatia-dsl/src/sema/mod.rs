@@ -36,6 +36,7 @@ mod scalars;
 mod sizes;
 mod test_blocks;
 mod tiled;
+pub(crate) mod tiled_body;
 mod types;
 pub(crate) mod walk;
 
