@@ -111,6 +111,8 @@ codes! {
     BOUND = 510;
     /// A cost formula that is negative or no number.
     COST = 511;
+    /// A rule whose two sides are the same.
+    CHANGES_NOTHING = 512;
     /// A kernel that does not have exactly one backend.
     BACKEND = 601;
     /// A kernel whose pattern is not an op.

@@ -11,7 +11,7 @@ use crate::ir::Program;
 use crate::lint::lint;
 pub use crate::loader::{Embedded, FileLoader, Loader};
 use crate::resolve::resolve;
-use crate::sema::analyse;
+use crate::sema::{self, analyse};
 use crate::source::{SourceFile, SourceMap};
 use crate::templates;
 
@@ -41,7 +41,8 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader, checker: &dyn Kernel
         for i in 0..program.kernels.len() {
             let kernel = &program.kernels[i];
             if !resolved.trusts(kernel.origin.span) {
-                program.kernels[i].not_generated = checker.not_generated(&program, kernel);
+                let body = || sema::tiled_body::not_generated(&program, kernel);
+                program.kernels[i].not_generated = checker.not_generated(&program, kernel).or_else(body);
             }
         }
         diagnostics.extend(warnings);

@@ -62,8 +62,9 @@ and the attributes of its op. It cannot include other files, except CUDA's heade
         607,
         "no kernel can be generated from this body",
         "`rowwise` kernels are generated from bodies that reduce over some axes and are element-wise otherwise,
-`pointwise` kernels from bodies that are element-wise only. This body contains something else, which the
-message names. Without the kernel, the op runs as the separate parts of its body.",
+`pointwise` kernels from bodies that are element-wise only, and `tiled` kernels from bodies that are
+attention, `matmul(softmax(..), v)`, or its gradients. This body contains something else, which the message
+names. Without the kernel, the op runs as the separate parts of its body.",
         "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]);
 kernel k for f(x) { pointwise; }",
         "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]);

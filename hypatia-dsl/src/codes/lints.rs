@@ -109,4 +109,13 @@ kernel k for f(x) { rowwise; }",
         "op f<T: float>(x: T[..s, n]) -> T[..s, n] = x / sum(x, axes = [-1]) { flops = 2 * prod(out); }
 kernel k for f(x) { rowwise; }",
     ),
+    Row::new(
+        512,
+        "a rule that changes nothing",
+        "The right side is the left side, as written, so the rule adds nothing to any graph. Often one side was
+copied and not edited. The operands of commutative functions need no rule of their own: a pattern matches
+them in both orders.",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => exp(log(x));",
+        "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x;",
+    ),
 ];

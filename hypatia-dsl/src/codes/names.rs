@@ -17,8 +17,8 @@ spelling first. If another file declares the name, the message says which `use` 
         202,
         "declared twice",
         "Two declarations of one file have the same name. Scalars, ops, patterns and families share one namespace;
-rulesets and kernels have one each. Rules are named `ruleset::name`, and a rule's name must be unique in
-the program. Rename one of the two.",
+rulesets and kernels have one each, and so have tests. Rules are named `ruleset::name`, and a rule's name
+must be unique in the program. Rename one of the two.",
         "scalar f(x) = exp(x);\nscalar f(x) = log(x);",
         "scalar f(x) = exp(x);\nscalar g(x) = log(x);",
     ),
@@ -79,7 +79,8 @@ scalar or an op can use it, because it does not define it.",
         "unknown or malformed setting",
         "A ruleset has the settings `until = fixpoint`, `iterations = 30`, `nodes = 20000 + 50 * graph`,
 `steps = 500000 + 2000 * graph` and `after = other_ruleset`. The block of an op has `builtin`, `requires`,
-`flops`, `read` and `write`. Anything else is an error, because a misspelled setting must not be ignored.",
+`flops`, `read` and `write`. Anything else is an error, because a misspelled setting must not be ignored.
+No ruleset can run before or after itself, directly or through others.",
         "ruleset tidy { rounds = 30; }",
         "ruleset tidy { iterations = 30; }",
     ),

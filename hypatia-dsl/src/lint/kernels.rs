@@ -21,13 +21,21 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
 
 fn not_generated(kernel: &Kernel) -> Option<Diagnostic> {
     let (Some(span), Some(why)) = (kernel.origin.span, &kernel.not_generated) else { return None };
-    let backend = if kernel.backend == Backend::Rowwise { "rowwise" } else { "pointwise" };
+    let backend = match kernel.backend {
+        Backend::Rowwise => "rowwise",
+        Backend::Tiled => "tiled",
+        _ => "pointwise",
+    };
+    let hint = match kernel.backend {
+        Backend::Tiled => "for a product with an epilogue, `use fuse::*;` is enough; else use another backend",
+        _ => "remove from the body what does not fit, or use another backend",
+    };
     let message = format!("no `{backend}` kernel can be generated for `{}`", kernel.name);
     Some(
         Diagnostic::warning(code::KERNEL_BODY, message, span)
             .label(why.as_str())
             .note("the op then runs as the separate parts of its body, and the kernel saves nothing")
-            .hint("remove from the body what does not fit, or use another backend"),
+            .hint(hint),
     )
 }
 

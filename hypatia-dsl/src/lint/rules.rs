@@ -6,7 +6,7 @@ use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId, walk_build};
 use crate::resolve::Resolved;
-use crate::sema::hygiene::{Instance, grows, instance_of, same_result};
+use crate::sema::hygiene::{Instance, changes_nothing, grows, instance_of, same_result};
 use crate::sema::walk::{build_vars, expr_vars, pat_vars};
 
 /// Maximum number of compared pairs of rules with the same head, so that linting a huge library
@@ -27,6 +27,13 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
                     .label("can be applied without end")
                     .hint("reverse it, or add a `requires` that is false for its own result"),
             );
+        }
+        if changes_nothing(r)
+            && let Some(span) = r.origin.span
+        {
+            let said = format!("both sides of `{}` are the same", r.base_name);
+            let d = Diagnostic::warning(code::CHANGES_NOTHING, said, span).label("changes nothing");
+            out.push(d.hint("write on the right side what may replace the left side, or remove the rule"));
         }
         for l in &r.lhs {
             unmatchable(p, r, l, &reachable, out);

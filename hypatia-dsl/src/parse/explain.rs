@@ -498,6 +498,18 @@ impl Site<'_> {
         if let Some(hint) = self.choice() {
             return d.hint(hint);
         }
+        if let Some(hint) = self.negative() {
+            return d.hint(hint);
+        }
+        if self.text(self.i) == "let" && self.text(0) == "scalar" {
+            let name = self.text(self.i + 1);
+            let name = if name.is_empty() { "part" } else { name };
+            return d.hint(format!(
+                "a scalar has no `let`: declare the part as a scalar of its own, `scalar {0}(x) = ...;`, and write \
+                 `{0}(x)`",
+                shorten(name)
+            ));
+        }
         if self.text(self.i) == "let" && matches!(self.text(0), "op" | "rule") {
             return d.hint("write `let` after the expression that uses it: `= c * c let c = x - y;`");
         }
@@ -514,6 +526,17 @@ impl Site<'_> {
             return d.hint("is there a `;` missing before it?");
         }
         d
+    }
+
+    /// `approx(-1, 0)`: a sign in front of a number that has none.
+    fn negative(&self) -> Option<&'static str> {
+        if self.text(self.i) != "-" || !self.expects(Rule::number) {
+            return None;
+        }
+        let before = self.tokens.get(..self.i)?;
+        let open = before.iter().rposition(|t| t.text(self.builder.text) == "(")?;
+        let class = open.checked_sub(1).map(|at| self.text(at))?;
+        matches!(class, "approx" | "within").then_some("write the bound of a class without a sign: it is at least 0")
     }
 
     /// `x + ;`, `x + * 2`: an operator without its operand.

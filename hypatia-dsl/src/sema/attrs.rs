@@ -88,10 +88,18 @@ impl<'a> Cx<'a> {
             let p = match &item.kind {
                 ExprKind::Spread(None) => Some(AttrPat::Rest(None)),
                 ExprKind::Spread(Some(x)) => match single(x) {
-                    Some(n) => self.bind_rest(n).map(|v| AttrPat::Rest(Some(v))),
+                    Some(n) => {
+                        let v = self.bind_rest(n);
+                        v.and_then(|v| self.counted(v, true, n.span)).map(|v| AttrPat::Rest(Some(v)))
+                    }
                     None => self.misplaced(x, "in `..` on a left side"),
                 },
-                _ => self.attr_pat(item, element),
+                _ => match self.attr_pat(item, element) {
+                    Some(AttrPat::Var(v)) if single(item).is_some() => {
+                        self.counted(v, false, item.span).map(AttrPat::Var)
+                    }
+                    other => other,
+                },
             };
             good &= p.is_some();
             out.extend(p);

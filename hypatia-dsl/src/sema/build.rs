@@ -166,14 +166,16 @@ impl<'a> Cx<'a> {
                 }
                 let tensors = args.iter().any(|a| self.is_tensor(&a.value));
                 let several = |e: &Expr| matches!(e.kind, ExprKind::Spread(_) | ExprKind::Comprehension { .. });
+                let is_function = || callee.parts.first().is_some_and(|n| self.is_function(n));
                 match AFn::from_name(&name) {
-                    Some(_) => tensors,
+                    // Functions of attributes take no named arguments, but `sum(x, axes = a)` does.
+                    Some(_) => tensors || args.iter().any(|a| a.name.is_some()) && is_function(),
                     None => {
                         name == FROZEN
                             || tensors
                             || args.iter().any(|a| several(&a.value))
                             || self.binders.contains_key(&name)
-                            || callee.parts.first().is_some_and(|n| self.is_function(n))
+                            || is_function()
                     }
                 }
             }
@@ -248,6 +250,9 @@ impl<'a> Cx<'a> {
         if one.node == "acc" || one.node == SECOND {
             let text = format!("`{}` is the accumulator inside an epilogue term", one.node);
             let d = Diagnostic::error(code::SORT, text, p.span).label("expected a tensor");
+            return self.report(d);
+        }
+        if let Some(d) = self.bound_later(one) {
             return self.report(d);
         }
         let near = closest(&one.node, self.scopes[self.scope].names.keys().map(String::as_str)).map(str::to_string);

@@ -201,8 +201,8 @@ struct Trial<'t> {
     front: bool,
 }
 
-/// Checks that both sides of a rule can have the same type.
-pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Option<Diagnostic> {
+/// The tensors of a rule's left side.
+fn leaves(r: &Rule) -> Vec<VarId> {
     let mut leaves: Vec<VarId> = Vec::new();
     for p in &r.lhs {
         super::walk::pat_vars(p, &mut |v| {
@@ -211,12 +211,60 @@ pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Opti
             }
         });
     }
-    let n = leaves.len();
-    let tries: Vec<Vec<usize>> = if n <= 3 {
+    leaves
+}
+
+/// The ranks that `n` operands are tried with.
+fn ranks(n: usize) -> Vec<Vec<usize>> {
+    if n <= 3 {
         (0..5usize.pow(n as u32)).map(|k| (0..n).map(|i| k / 5usize.pow(i as u32) % 5).collect()).collect()
     } else {
         (0..5).map(|k| vec![k; n]).collect()
+    }
+}
+
+/// Whether some result of a rule can be an integer; `None` if its types are not known.
+pub(super) fn gives_integers(program: &Program, r: &Rule) -> Option<bool> {
+    let leaves = leaves(r);
+    let mut known = None;
+    for usual in DType::ALL {
+        for ranks in ranks(leaves.len()).iter().take(MAX_TRIES) {
+            let Some((_, left)) = left_side(program, r, &leaves, &Trial { ranks, front: false }, usual) else {
+                continue;
+            };
+            if left.iter().any(|t| t.dtype.is_int()) {
+                return Some(true);
+            }
+            known = Some(false);
+            break;
+        }
+    }
+    // An attribute may name the element type.
+    let mut named = false;
+    r.lhs.iter().for_each(|p| named |= has_open_dtype(r, p));
+    known.filter(|_| !named)
+}
+
+/// Whether an attribute of a pattern can be any element type.
+fn has_open_dtype(r: &Rule, p: &Pat) -> bool {
+    let open = |a: &AttrPat| match a {
+        AttrPat::Any => true,
+        AttrPat::Var(v) => r.vars[v.index()].sort == Sort::DType,
+        _ => false,
     };
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => has_open_dtype(r, p),
+        Pat::OneOf(l) => l.iter().any(|p| has_open_dtype(r, p)),
+        Pat::Node(n) => n.attrs.iter().any(open) || n.operands().any(|p| has_open_dtype(r, p)),
+        _ => false,
+    }
+}
+
+/// Checks that both sides of a rule can have the same type.
+pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Option<Diagnostic> {
+    let leaves = leaves(r);
+    let n = leaves.len();
+    let tries = ranks(n);
     // Most rules type-check on matrices: then no other ranks need to be tried.
     let matrices = Trial { ranks: &vec![2; n], front: false };
     if let Verdict::Agree = attempt(program, r, &leaves, &matrices, DType::F32) {
@@ -308,7 +356,15 @@ fn without_floats(
     )
 }
 
-fn attempt(program: &Program, r: &Rule, leaves: &[VarId], trial: &Trial<'_>, usual: DType) -> Verdict {
+/// The types of a rule's left side with these ranks, and its variables. `None` if it has none, or
+/// if a guard refuses them.
+fn left_side<'p>(
+    program: &'p Program,
+    r: &Rule,
+    leaves: &[VarId],
+    trial: &Trial<'_>,
+    usual: DType,
+) -> Option<(Attempt<'p>, Vec<TensorType>)> {
     let Trial { ranks, front } = *trial;
     let mut dtypes = HashMap::new();
     r.lhs.iter().for_each(|p| leaf_dtypes(program, p, &mut dtypes));
@@ -323,25 +379,25 @@ fn attempt(program: &Program, r: &Rule, leaves: &[VarId], trial: &Trial<'_>, usu
     let rank = ranks.first().copied().unwrap_or(0);
     let mut a = Attempt { program, types: RefCell::new(types), bindings: Bindings::default(), rank, front };
     // A variable that names an inner node has the node's type.
-    let mut left = Vec::new();
-    for p in &r.lhs {
-        match a.pat(p) {
-            Some(t) => left.push(t),
-            None => return Verdict::Nothing,
-        }
-    }
+    let left = r.lhs.iter().map(|p| a.pat(p)).collect::<Option<Vec<TensorType>>>()?;
     let lookup = |v: VarId| a.types.borrow().get(&v).cloned();
     let mut infer = Infer::new(program, &lookup);
     infer.bindings = a.bindings.clone();
     for (v, e) in &r.lets {
-        match infer.value(e) {
-            Some(x) => infer.bindings.values.insert(*v, x),
-            None => return Verdict::Nothing,
-        };
+        let value = infer.value(e)?;
+        infer.bindings.values.insert(*v, value);
     }
-    if r.requires.iter().any(|g| infer.holds(g) == Some(false)) {
-        return Verdict::Nothing;
-    }
+    let refused = r.requires.iter().any(|g| infer.holds(g) == Some(false));
+    let bindings = std::mem::take(&mut infer.bindings);
+    a.bindings = bindings;
+    (!refused).then_some((a, left))
+}
+
+fn attempt(program: &Program, r: &Rule, leaves: &[VarId], trial: &Trial<'_>, usual: DType) -> Verdict {
+    let Some((a, left)) = left_side(program, r, leaves, trial, usual) else { return Verdict::Nothing };
+    let lookup = |v: VarId| a.types.borrow().get(&v).cloned();
+    let mut infer = Infer::new(program, &lookup);
+    infer.bindings = a.bindings.clone();
     let shown = || describe(&r.vars, &leaves.iter().filter_map(|v| Some((*v, lookup(*v)?))).collect(), &[]);
     for (b, t) in r.rhs.iter().zip(&left) {
         match infer.build(b) {

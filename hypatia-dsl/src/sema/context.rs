@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use crate::ast::{Expr, ExprKind, Path, TypeExpr};
+use crate::ast::{Expr, ExprKind, Name, Path, TypeExpr};
 use crate::builtin::BuiltinScalar;
 use crate::diag::{Code, Diagnostic};
 use crate::dtype::DType;
@@ -71,6 +71,8 @@ pub(super) struct VarInfo {
     pub optional: bool,
     /// For pointwise work: the number of operands that the left side gives it.
     pub operands: Option<usize>,
+    /// For a name of sizes: whether it was bound as one size or, by `..name`, as a list.
+    pub several: Option<bool>,
     /// True for one of several operands, inside `[.. for x in xs]`: only its sizes are known.
     pub item: bool,
 }
@@ -138,6 +140,8 @@ pub(super) struct Cx<'a> {
     pub dtypes: HashMap<String, DType>,
     /// `where x: T[m, k]`: the types of variables by their names.
     pub types: HashMap<&'a str, &'a TypeExpr>,
+    /// The `let`s that come after the one that is being read.
+    pub later: &'a [(Name, Expr)],
     /// The applications built so far, operands first, with their spans.
     pub nodes: Vec<(Build, Span)>,
     depth: usize,
@@ -164,6 +168,7 @@ impl<'a> Cx<'a> {
             bind_hint: "bind `{}` on the left side, or declare it",
             dtypes: HashMap::new(),
             types: HashMap::new(),
+            later: &[],
             nodes: Vec::new(),
             depth: 0,
             size: 0,
@@ -295,6 +300,13 @@ impl<'a> Cx<'a> {
             Err(d) => {
                 let mut d = *d;
                 let name = path.parts.last().map_or("", |p| p.node.as_str());
+                if self.kernel_root.is_some_and(|root| root.start == path.span.start) {
+                    d.message = format!("there is no op `{}`", path.text());
+                    for hint in d.hints.iter_mut().filter(|h| h.starts_with("declare it, `scalar")) {
+                        let op = format!("op {name}(x: T[..s]) -> T[..s] = ...;");
+                        *hint = format!("declare it, `{op}`, or add a `use` for the file that declares it");
+                    }
+                }
                 if self.s.resolved.excused(self.file(), name) {
                     return None; // the declaration already has an error
                 }

@@ -190,7 +190,10 @@ impl<'a> Cx<'a> {
                 self.scope = here;
                 r
             }
-            None => self.aexpr_free_name(name, p),
+            None => match self.bound_later(one) {
+                Some(d) => self.report(d),
+                None => self.aexpr_free_name(name, p),
+            },
         }
     }
 
@@ -370,6 +373,7 @@ impl<'a> Cx<'a> {
                     self.scope = here;
                     r
                 }
+                None if let Some(d) = self.bound_later(one) => self.report(d),
                 None => {
                     let near = closest(&one.node, self.scopes[self.scope].names.keys().map(String::as_str))
                         .map(str::to_string);
@@ -452,6 +456,7 @@ pub(super) fn akind(e: &AExpr, vars: &[Var]) -> AKind {
             _ => AKind::Unknown,
         },
         AExpr::List(_) | AExpr::Comprehension { .. } => AKind::List,
+        AExpr::Index(list, _) if of_sizes(list, vars) => AKind::Number,
         AExpr::Spread(_) | AExpr::Index(..) => AKind::Unknown,
         AExpr::Neg(_) => AKind::Number,
         AExpr::Not(_) => AKind::Bool,
@@ -496,6 +501,15 @@ pub(super) fn akind(e: &AExpr, vars: &[Var]) -> AKind {
         AExpr::SameAccumulator(..) => AKind::Bool,
         AExpr::Device(DeviceFact::Sm) => AKind::Number,
         AExpr::Device(DeviceFact::Name) => AKind::Str,
+    }
+}
+
+/// True for a list whose elements are sizes: `dim(x, i)` is an element of `shape(x)`.
+fn of_sizes(list: &AExpr, vars: &[Var]) -> bool {
+    match list {
+        AExpr::Fact(Fact::Shape, _) => true,
+        AExpr::Var(v) => vars.get(v.index()).is_some_and(|v| v.sort == Sort::Shape),
+        _ => false,
     }
 }
 

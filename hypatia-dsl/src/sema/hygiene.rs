@@ -185,13 +185,32 @@ fn same(p: &Pat, b: &Build) -> bool {
         (Pat::Lit { value, near: None }, Build::Number(AExpr::Value(AttrValue::Float(x)))) => {
             value.to_bits() == x.to_bits()
         }
+        (Pat::Optional(v), Build::Var(w)) => v == w,
+        (Pat::Absent, Build::Absent) => true,
         (Pat::Node(n), Build::Node(bn)) => {
             n.head == bn.head
+                && n.rest.is_none()
+                && n.output == bn.output
                 && n.args.len() == bn.args.len()
                 && n.args.iter().zip(&bn.args).all(|(p, a)| matches!(a, BuildArg::One(b) if same(p, b)))
+                && n.attrs.len() == bn.attrs.len()
+                && n.attrs.iter().zip(&bn.attrs).all(|(p, e)| same_attr(p, e))
         }
         _ => false,
     }
+}
+
+fn same_attr(p: &AttrPat, e: &AExpr) -> bool {
+    match (p, e) {
+        (AttrPat::Var(v), AExpr::Var(w)) => v == w,
+        (AttrPat::Is(x), _) => x == e,
+        _ => false,
+    }
+}
+
+/// True if both sides of a rule are the same, as written.
+pub(crate) fn changes_nothing(r: &Rule) -> bool {
+    r.lhs.len() == r.rhs.len() && r.lhs.iter().zip(&r.rhs).all(|(p, b)| same(p, b))
 }
 
 /// A substitution from the variables of one pattern to the parts of another.

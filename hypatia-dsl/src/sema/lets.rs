@@ -20,6 +20,34 @@ pub(super) enum LetValue {
 }
 
 impl<'a> Cx<'a> {
+    /// Reads `let`s in order, each in the scope of those before it; `bind` takes what each stands
+    /// for. False if an error was reported.
+    pub(super) fn read_lets(
+        &mut self,
+        lets: &'a [(Name, Expr)],
+        mut bind: impl FnMut(&mut Cx<'a>, &'a Name, &'a Expr, LetValue),
+    ) -> bool {
+        let mut good = true;
+        for (i, (name, e)) in lets.iter().enumerate() {
+            self.later = &lets[i + 1..];
+            match self.bind_let(name, e) {
+                Some(value) => bind(self, name, e, value),
+                None => good = false,
+            }
+        }
+        self.later = &[];
+        good
+    }
+
+    /// The error for a name that a later `let` binds; `None` for any other name.
+    pub(super) fn bound_later(&self, name: &Name) -> Option<Diagnostic> {
+        let (later, _) = self.later.iter().find(|(n, _)| n.node == name.node)?;
+        let said = format!("`{}` is not bound yet: a later `let` binds it", name.node);
+        let d = Diagnostic::error(code::UNBOUND, said, name.span).label("not bound here");
+        let d = d.also(later.span, format!("`{}` is bound here", name.node));
+        Some(d.hint(format!("put `let {} = ...` before the `let` that uses it", name.node)))
+    }
+
     /// Reads a `let`. `None` means that an error was reported.
     pub(super) fn bind_let(&mut self, name: &'a Name, e: &'a Expr) -> Option<LetValue> {
         if let Some(definition) = self.definition(&name.node).cloned() {

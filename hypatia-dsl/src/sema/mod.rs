@@ -36,6 +36,7 @@ mod scalars;
 mod sizes;
 mod test_blocks;
 mod tiled;
+pub(crate) mod tiled_body;
 mod types;
 pub(crate) mod walk;
 
@@ -342,6 +343,9 @@ impl<'a> Sema<'a> {
         if let Some(why) = self.not_folded(name) {
             return d.hint(why);
         }
+        if let Some(hint) = self.no_single_rule(code, name) {
+            return d.hint(hint);
+        }
         if let Some(module) = self.declares_rule(name) {
             return d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
         }
@@ -354,6 +358,25 @@ impl<'a> Sema<'a> {
                 ))
             }
         }
+    }
+
+    /// What to write where a ruleset or a module is named instead of a rule.
+    fn no_single_rule(&self, code: Code, name: &str) -> Option<String> {
+        let in_sight = self.program.rulesets.iter().any(|r| r.name == name);
+        let home = self.resolved.library.module_of(Space::RuleSet, name).filter(|_| !in_sight);
+        if code == code::EXPECTATION && (in_sight || home.is_some()) {
+            let first = self.program.rules.iter().find(|r| self.program.rulesets[r.ruleset.index()].name == name);
+            let example = first.map(|r| format!(", such as `{}`", r.base_name)).unwrap_or_default();
+            let import = home.map(|m| format!(", and add `use {m}::*;` at the top of the file")).unwrap_or_default();
+            return Some(format!("`{name}` is a ruleset: name one of its rules{example}{import}"));
+        }
+        let is_module = self.resolved.names.iter().any(|n| n == name) || self.resolved.library.has_module(name);
+        (is_module && home.is_none()).then(|| {
+            format!(
+                "`{name}` is a module, and declares no ruleset of this name: name a rule, such as `fuse::start` or \
+                 `fold::softmax`"
+            )
+        })
     }
 
     /// The module of the library that declares a rule, a ruleset, or what a rule is derived from.
@@ -487,6 +510,18 @@ impl<'a> Sema<'a> {
         Some(grad)
     }
 
+    /// Reports tests of one file that have the same name: a failure could be either's.
+    fn tests_named_twice(&mut self, items: &[(ItemRef, &ast::Item)]) {
+        let mut names: HashMap<(usize, &str), Span> = HashMap::new();
+        for (at, item) in items {
+            let ItemKind::Test(t) = &item.kind else { continue };
+            let Some(first) = names.insert((at.file, &t.name.node), t.name.span) else { continue };
+            let said = format!("test \"{}\" is declared twice", t.name.node);
+            let d = Diagnostic::error(code::DUPLICATE, said, t.name.span).label("declared again here");
+            self.diags.push(d.also(first, "first declared here").hint("rename one of them"));
+        }
+    }
+
     /// Rules, kernels and tests are independent of each other, so they are checked in parallel.
     fn rules_kernels_tests(&mut self) {
         let mut names: HashMap<String, Span> = HashMap::new();
@@ -511,6 +546,7 @@ impl<'a> Sema<'a> {
             ItemKind::Kernel(_) | ItemKind::Test(_) => true,
             _ => false,
         });
+        self.tests_named_twice(&items);
         let s: &Sema<'_> = self;
         let made = side_by_side(&items, ITEMS_A_THREAD, None, |(at, item)| CheckedItem::from(s, *at, item));
         for (made, diags) in made {

@@ -397,15 +397,11 @@ pub(super) fn body<'a>(cx: &mut Cx<'a>, op: &'a ast::Op, def: &OpDef) -> Option<
 
 /// Puts the `let`s of a body in scope.
 pub(super) fn bind_lets<'a>(cx: &mut Cx<'a>, lets: &'a [(ast::Name, Expr)]) -> Option<()> {
-    let mut good = true;
-    for (name, e) in lets {
-        match cx.bind_let(name, e) {
-            Some(LetValue::Tensor) => {}
-            // Like a tensor, it is written out wherever its name occurs.
-            Some(LetValue::Attribute(_)) => cx.define(name, e),
-            None => good = false,
-        }
-    }
+    let good = cx.read_lets(lets, |cx, name, e, value| match value {
+        LetValue::Tensor => {}
+        // Like a tensor, it is written out wherever its name occurs.
+        LetValue::Attribute(_) => cx.define(name, e),
+    });
     good.then_some(())
 }
 

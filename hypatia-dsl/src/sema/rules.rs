@@ -41,14 +41,10 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
         return (Vec::new(), vec![d]);
     }
     let (mut out, mut warnings) = (Vec::new(), Vec::new());
+    // Of one choice of family members after the other: whether its results are integers.
+    let mut integers = Vec::new();
     for n in 0..count {
-        let mut choice = Vec::new();
-        let mut rest = n;
-        for (name, members) in families.iter().rev() {
-            choice.push((name.clone(), members[rest % members.len()]));
-            rest /= members.len();
-        }
-        choice.reverse();
+        let choice = choice(&families, n);
         let directions: &[bool] = if r.both_ways { &[false, true] } else { &[false] };
         for back in directions {
             let mut cx = Cx::new(s, file);
@@ -73,6 +69,9 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
             let Some(made) = made else { return (Vec::new(), cx.diags) };
             let name = rule_name(s, r, &choice, *back);
             let made = split_roots(cx, made, name, r, ruleset, doc, s);
+            if !s.resolved.trusted[file] && untyped_of_integers(r).is_some() {
+                integers.extend(made.iter().map(|rule| check::gives_integers(&s.program, rule)));
+            }
             if n == 0 && !s.resolved.trusted[file] {
                 // Checks of one choice of family members apply to all.
                 let (left, right) = if *back { (r.rhs.span, r.lhs.span) } else { (r.lhs.span, r.rhs.span) };
@@ -86,7 +85,33 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
             out.extend(made);
         }
     }
-    (out, warnings)
+    match untyped_of_integers(r) {
+        Some(class) if !integers.is_empty() && integers.iter().all(|i| *i == Some(false)) => {
+            let said = format!("class `{}` is about integers, but the results of this rule are none", class.node);
+            let d = Diagnostic::error(code::CLASS, said, class.span).label("no result is an integer");
+            let d = d.hint("write `class rounds`, or `class approx(rel, abs)` for a bound on floats");
+            (Vec::new(), vec![d])
+        }
+        _ => (out, warnings),
+    }
+}
+
+/// Choice number `n` of a member of each family.
+fn choice(families: &[(String, Vec<Member>)], n: usize) -> Vec<(String, Member)> {
+    let mut choice = Vec::new();
+    let mut rest = n;
+    for (name, members) in families.iter().rev() {
+        choice.push((name.clone(), members[rest % members.len()]));
+        rest /= members.len();
+    }
+    choice.reverse();
+    choice
+}
+
+/// The class of integers that a rule claims without naming element types.
+fn untyped_of_integers(r: &ast::Rule) -> Option<&ast::Name> {
+    let of_integers = |c: &&ast::ClassExpr| c.dtypes.is_empty() && matches!(c.class.node.as_str(), "within" | "ties");
+    r.classes.iter().find(of_integers).map(|c| &c.class)
 }
 
 /// Checks that need both sides.
@@ -280,8 +305,10 @@ enum Member {
 fn dtype_set(cx: &mut Cx<'_>, e: &Expr) -> Option<Option<Vec<DType>>> {
     let ExprKind::Set(items) = &e.kind else { return None };
     let names: Vec<&ast::Name> = items.iter().map(super::types::single).collect::<Option<_>>()?;
-    let is_type = |n: &&ast::Name| DType::from_name(&n.node).is_some() || DType::known_elsewhere_as(&n.node).is_some();
-    if names.is_empty() || !names.iter().all(is_type) {
+    // No scalar can have the name of an element type, so one such name decides what the set is.
+    let is_type = |n: &&ast::Name| DType::from_name(&n.node).is_some();
+    let known = |n: &&ast::Name| is_type(n) || DType::known_elsewhere_as(&n.node).is_some();
+    if names.is_empty() || !(names.iter().any(is_type) || names.iter().all(known)) {
         return None;
     }
     let mut out = Some(Vec::new());
@@ -402,16 +429,14 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     good &= check_regions(cx, &lhs, left).is_some();
     cx.context = AttrContext::Let;
     let mut lets = Vec::new();
-    for (name, e) in &r.lets {
-        match cx.bind_let(name, e) {
-            Some(LetValue::Attribute(x)) => {
-                let is_dtype = cx.akind(&x) == super::guards::AKind::DType;
-                let sort = if is_dtype { Sort::DType } else { Sort::Attr };
-                lets.push((cx.declare(&name.node, sort, name.span), x));
-            }
-            Some(LetValue::Tensor) => {}
-            None => good = false,
-        }
+    let bound = cx.read_lets(&r.lets, |cx, name, _, value| {
+        let LetValue::Attribute(x) = value else { return };
+        let is_dtype = cx.akind(&x) == super::guards::AKind::DType;
+        let sort = if is_dtype { Sort::DType } else { Sort::Attr };
+        lets.push((cx.declare(&name.node, sort, name.span), x));
+    });
+    if !bound {
+        return None; // what the `let` binds would seem unbound
     }
     cx.context = AttrContext::Right;
     let rhs = right_side(cx, right, lhs.len(), left);
@@ -695,6 +720,17 @@ fn of_integers(cx: &mut Cx<'_>, class: Class, dtype: DType, name: &Spanned<Strin
     cx.report(d.hint("name integer types, or none: results of other types are then judged as `rounds`"))
 }
 
+/// The error for a class that does not exist.
+fn no_class(name: &ast::Name) -> Diagnostic {
+    let d = Diagnostic::error(code::CLASS, format!("there is no rounding class `{}`", name.node), name.span)
+        .label("unknown class")
+        .note("the classes are exact, finite, rounds, within(steps), ties and approx(rel, abs)");
+    match closest(&name.node, ["exact", "finite", "rounds", "within", "ties", "approx"].into_iter()) {
+        Some(s) => d.hint(format!("did you mean `{s}`?")),
+        None => d.hint("write `class exact` for the same bits, `class rounds` for the same function"),
+    }
+}
+
 /// The claimed rounding classes.
 pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<Claim>> {
     let mut out: Vec<Claim> = Vec::new();
@@ -712,18 +748,16 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
                 let d = Diagnostic::error(code::CLASS, format!("class `{name}` takes no number"), bound.span);
                 cx.report(d.hint(format!("write `class {name}`")))
             }
-            (other, _) => {
-                let mut d =
-                    Diagnostic::error(code::CLASS, format!("there is no rounding class `{other}`"), c.class.span)
-                        .label("unknown class")
-                        .note("the classes are exact, finite, rounds, within(steps), ties and approx(rel, abs)");
-                d = match closest(other, ["exact", "finite", "rounds", "within", "ties", "approx"].into_iter()) {
-                    Some(s) => d.hint(format!("did you mean `{s}`?")),
-                    None => d.hint("write `class exact` for the same bits, `class rounds` for the same function"),
-                };
-                cx.report(d)
-            }
+            _ => cx.report(no_class(&c.class)),
         };
+        if c.dtypes.is_empty() && out.iter().any(|o| o.dtypes.is_empty()) {
+            good = false;
+            let d = Diagnostic::error(code::CLASS, "two classes are claimed for every element type", c.class.span)
+                .label("the second one");
+            cx.report::<()>(
+                d.hint("keep one of them, or name the types of each: `class exact for f32, rounds for f16`"),
+            );
+        }
         let mut dtypes = Vec::new();
         for n in &c.dtypes {
             match cx.dtype_named(&n.node) {

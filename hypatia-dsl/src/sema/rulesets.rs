@@ -123,6 +123,31 @@ fn in_circle(set: &RuleSetDef, span: Span) -> Diagnostic {
         .hint("remove one of the settings of the circle")
 }
 
+/// Whether a ruleset is the one whose name stands there.
+fn is_at(s: &Sema<'_>, set: ItemRef, span: Option<Span>) -> bool {
+    let item = &s.resolved.files[set.file].items[set.item];
+    matches!(&item.kind, ItemKind::RuleSet(r) if Some(r.name.span) == span)
+}
+
+/// The ruleset behind or before which another one runs; `None` if an error about it was reported.
+fn neighbour(
+    s: &Sema<'_>,
+    file: usize,
+    def: &RuleSetDef,
+    (key, path): (&str, &ast::Path),
+) -> Result<Option<ItemRef>, Box<Diagnostic>> {
+    match s.resolved.lookup(file, Space::RuleSet, path) {
+        Ok(set) if is_at(s, set, def.origin.span) => {
+            let said = format!("`{}` cannot run {key} itself", def.name);
+            let d = Diagnostic::error(code::SETTING, said, path.span).label("the same ruleset");
+            Err(Box::new(d.hint("name another ruleset, or remove the setting")))
+        }
+        Ok(set) => Ok(Some(set)),
+        Err(_) if s.resolved.excused(file, &path.text()) => Ok(None),
+        Err(d) => Err(d),
+    }
+}
+
 fn apply(
     s: &Sema<'_>,
     file: usize,
@@ -161,15 +186,11 @@ fn apply(
             Some(n) if n != (0, 0) => def.nodes = n,
             _ => return bad("a number such as `50 * graph`, `20000` or `20000 + 50 * graph`"),
         },
-        key @ ("after" | "before") => match &setting.value.kind {
-            ExprKind::Path(p) => match s.resolved.lookup(file, Space::RuleSet, p) {
-                Ok(set) if key == "after" => order.after = Some(set),
-                Ok(set) => order.before = Some(set),
-                Err(_) if s.resolved.excused(file, &p.text()) => {}
-                Err(d) => return Err(d),
-            },
-            _ => return bad("the name of a ruleset"),
-        },
+        key @ ("after" | "before") => {
+            let ExprKind::Path(p) = &setting.value.kind else { return bad("the name of a ruleset") };
+            let other = neighbour(s, file, def, (key, p))?;
+            *(if key == "after" { &mut order.after } else { &mut order.before }) = other;
+        }
         other => {
             let mut d =
                 Diagnostic::error(code::SETTING, format!("a ruleset has no setting `{other}`"), setting.key.span)

@@ -67,6 +67,11 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
             }
         }
     }
+    if !t.statements.iter().any(|s| matches!(s, TestStatement::Expect(_))) {
+        let said = "this test expects nothing, so it cannot fail";
+        let d = Diagnostic::warning(code::EXPECTATION, said, t.name.span).label("no `expect`");
+        cx.report::<()>(d.hint("say what must hold, such as `expect launches == 1;` or `expect equal e;`"));
+    }
     if !t.statements.iter().any(|s| matches!(s, TestStatement::Given(_))) {
         let d = Diagnostic::error(code::EXPECTATION, "this test has no `given`", t.name.span).hint("add `given f(x);`");
         return cx.report(d);

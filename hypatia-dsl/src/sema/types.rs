@@ -6,7 +6,7 @@
 use crate::ast::{DimExpr, Expr, ExprKind, Name, TypeExpr};
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
-use crate::ir::{AExpr, DTypePat, DimPat, RestPat, Sort, TypePat};
+use crate::ir::{AExpr, DTypePat, DimPat, RestPat, Sort, TypePat, VarId};
 use crate::source::Span;
 use crate::spell::closest;
 
@@ -111,9 +111,12 @@ impl<'a> Cx<'a> {
         if let Some(name) = single(e) {
             match self.definition(&name.node).cloned() {
                 None if mode == TypeMode::Bind && self.dtype_named(&name.node).is_none() => {
-                    return Some(DimPat::Var(self.declare(&name.node, Sort::Attr, name.span)));
+                    let v = self.declare(&name.node, Sort::Attr, name.span);
+                    return self.counted(v, false, name.span).map(DimPat::Var);
                 }
-                Some(Definition::Var(v)) if self.sort(v) == Sort::Attr => return Some(DimPat::Var(v)),
+                Some(Definition::Var(v)) if self.sort(v) == Sort::Attr => {
+                    return self.counted(v, false, name.span).map(DimPat::Var);
+                }
                 Some(Definition::Var(v)) if self.sort(v) == Sort::Shape => {
                     let d = Diagnostic::error(
                         code::BAD_TYPE,
@@ -140,15 +143,33 @@ impl<'a> Cx<'a> {
         if let Some(name) = single(e) {
             match self.definition(&name.node).cloned() {
                 None if mode == TypeMode::Bind => {
-                    return Some(RestPat::Var(self.declare(&name.node, Sort::Shape, name.span)));
+                    let v = self.declare(&name.node, Sort::Shape, name.span);
+                    return self.counted(v, true, name.span).map(RestPat::Var);
                 }
                 Some(Definition::Var(v)) if matches!(self.sort(v), Sort::Shape | Sort::Attr) => {
-                    return Some(RestPat::Var(v));
+                    return self.counted(v, true, name.span).map(RestPat::Var);
                 }
                 _ => {}
             }
         }
         Some(RestPat::Expr(self.aexpr(e)?))
+    }
+
+    /// Notes that a name stands for one size, or for several. Reports a name that stands for both.
+    pub(super) fn counted(&mut self, v: VarId, several: bool, span: Span) -> Option<VarId> {
+        let info = &mut self.info[v.index()];
+        let (before, first) = (*info.several.get_or_insert(several), info.span);
+        if before == several {
+            return Some(v);
+        }
+        let name = self.vars[v.index()].name.clone();
+        let words = |several| if several { "a list of sizes" } else { "one size" };
+        let said = format!("`{name}` is {} here, but {} elsewhere", words(several), words(before));
+        let mut d = Diagnostic::error(code::BAD_TYPE, said, span).label(format!("{} here", words(several)));
+        if let Some(first) = first.filter(|f| *f != span) {
+            d = d.also(first, format!("{} here", words(before)));
+        }
+        self.report(d.hint(format!("write `..{name}` in both places for a list, or give one of them another name")))
     }
 
     /// Reports an element type that other languages call so.

@@ -171,7 +171,13 @@ impl Explain {
         }
         let mut optimized = pipeline::optimize_anyway(graph, options)?;
         pipeline::count_launches(&mut optimized, graph, options);
-        Ok((optimized.report.to_string(), data(&optimized.report)?))
+        let (mut text, mut value) = (optimized.report.to_string(), data(&optimized.report)?);
+        // Why the launches cannot be listed is among the warnings.
+        if let Ok(list) = pipeline::launch_list(&optimized.graph, &options.device) {
+            text.push_str(&format!("\nlaunches\n  {}\n", list.join("\n  ")));
+            value["steps"] = list.into();
+        }
+        Ok((text, value))
     }
 }
 

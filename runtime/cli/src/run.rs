@@ -73,7 +73,7 @@ pub struct Run {
     #[command(flatten)]
     safety: SafetyOptions,
     /// Disable all rules.
-    #[arg(long, conflicts_with_all = ["rules", "disable", "numerics", "must", "never"])]
+    #[arg(long, conflicts_with_all = ["rules", "disable", "must", "never"])]
     no_rules: bool,
     #[command(flatten)]
     on: DeviceOptions,

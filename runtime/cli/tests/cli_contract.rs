@@ -55,8 +55,31 @@ fn what_the_plan_has_is_met() {
 }
 
 #[test]
+fn a_demand_that_the_run_forbids_is_a_contradiction() {
+    let digits = model("digits");
+    for (demands, reason) in [
+        (["--must", "fuse::unary", "--never", "fuse::unary"], "`must fuse::unary` contradicts `never fuse::unary`"),
+        (["--must", "fuse::unary[relu]", "--never", "fuse"], "`must fuse::unary[relu]` contradicts `never fuse`"),
+        (["--must", "fuse::unary", "--disable", "fuse"], "`must fuse::unary` demands a rule that is disabled"),
+    ] {
+        let told = opt(&digits, "cpu", &demands).unwrap_err();
+        assert!(told.contains(reason), "{demands:?}: {told}");
+    }
+    opt(&digits, "cpu", &["--must", "fuse", "--never", "fuse::both"]).unwrap();
+}
+
+#[test]
+fn the_contract_follows_the_totals() {
+    let folder = tempfile::tempdir().unwrap();
+    let o = hypatia(&["explain", &model("digits"), "--target", "cpu", "--must", "fuse::unary"], folder.path());
+    let text = out(&o);
+    let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what:?}: {text}"));
+    assert!(at("\n  fusions ") < at("\ncontract\n") && at("\ncontract\n") < at("\nfusion "), "{text}");
+}
+
+#[test]
 fn what_it_lacks_is_told_with_the_reason() {
-    let (digits, bert) = (model("digits"), model("bert"));
+    let (digits, bert, ffn) = (model("digits"), model("bert"), model("ffn"));
     for (model, target, demand, reasons) in [
         // No match.
         (&digits, "cpu", "fold::softmax", &["`must fold::softmax` is not met: no site", "there is no `div`"][..]),
@@ -72,6 +95,8 @@ fn what_it_lacks_is_told_with_the_reason() {
             "norm::safe_attention",
             &["on a100 its result takes several launches", "requires dtype(q) in [f16, bf16]"],
         ),
+        // It fired, and a graph without it is cheaper: what became of its preference is no reason.
+        (&ffn, "h200", "fuse::pair", &["the cost lost", "kernel pair_tiles requires dtype(a) in [f16, bf16]"]),
         // A rule that nobody knows.
         (&digits, "cpu", "fuse::unry", &["there is no rule `fuse::unry`; did you mean `fuse::unary`?"]),
     ] {

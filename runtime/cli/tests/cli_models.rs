@@ -176,6 +176,9 @@ fn approximate_rules_can_be_tried_where_they_are_used() {
         let o = hypatia(&all, at);
         assert_eq!(o.status.code(), Some(0), "{all:?}: {}", err(&o));
     }
+    // Without rules too, sums may be wanted in one order.
+    let o = hypatia(&["run", &model, "--device", "cpu", "--no-rules", "--numerics", "exact", "--dim", "batch=2"], at);
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
     for dim in ["--dim", "--size"] {
         let numerics = ["--numerics", "fast", "--emit", "cuda", dim, "batch=2"];
         let o = hypatia(&[&["gen", "--model", &model, "-o", "k"][..], &numerics].concat(), at);

@@ -127,8 +127,7 @@ impl Graph {
                     )?;
                 let shape = def.terms_read_results().then(|| results[0].shape.as_slice());
                 let pair = !matches!(def.body, OpBody::Builtin(b) if !b.is_pair());
-                check_term(program, term, pair, shape, &reads)
-                    .map_err(|m| Error::Type(format!("`{}`: {m}", def.name).into()))?;
+                check_term(program, term, pair, shape, &reads).map_err(|e| Error::Type(e.at(&def.name)))?;
             }
             (true, None) => return Err(Error::Type(format!("`{}` needs an epilogue term", def.name).into())),
             (false, Some(_)) => return Err(Error::Type(format!("`{}` takes no epilogue term", def.name).into())),

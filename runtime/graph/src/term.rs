@@ -9,7 +9,39 @@ use hypatia_dsl::dtype::Kind;
 use hypatia_dsl::ir::{InView, Program, ScalarBody, ScalarId};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::shape::{Dim, broadcast, show_shape};
-use hypatia_dsl::typing::TensorType;
+use hypatia_dsl::typing::{TensorType, TypeError, codes};
+use hypatia_tensor::error::TypeFault;
+
+/// What is wrong with a term.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TermFault {
+    /// An operand cannot be read for a result of that shape.
+    View(String),
+    /// The term itself is none.
+    Malformed(String),
+}
+
+impl TermFault {
+    /// The error about a term of that op.
+    pub fn at(&self, op: &str) -> TypeFault {
+        match self {
+            TermFault::View(m) => TypeError::new(codes::SIZE, format!("`{op}`: {m}")).into(),
+            TermFault::Malformed(m) => format!("`{op}`: {m}").into(),
+        }
+    }
+}
+
+impl From<String> for TermFault {
+    fn from(message: String) -> TermFault {
+        TermFault::Malformed(message)
+    }
+}
+
+impl From<&str> for TermFault {
+    fn from(message: &str) -> TermFault {
+        TermFault::Malformed(message.to_string())
+    }
+}
 
 /// Checks a term that computes elements of a tensor of that shape, if it is known, from `acc`, from
 /// the second accumulator of a pair of products, and from these operands.
@@ -19,7 +51,7 @@ pub fn check_term(
     pair: bool,
     shape: Option<&[Dim]>,
     reads: &[TensorType],
-) -> Result<(), String> {
+) -> Result<(), TermFault> {
     let mut kinds: Vec<Kind> = Vec::with_capacity(term.nodes.len());
     for (i, node) in term.nodes.iter().enumerate() {
         let kind_of = |id: &TermId, kinds: &[Kind]| {
@@ -28,25 +60,27 @@ pub fn check_term(
         kinds.push(match node {
             TermNode::Param(_) => return Err("an epilogue has no parameters".into()),
             TermNode::Second if !pair => {
-                return Err(format!("the term reads `{SECOND}`, but there is one product, not two"));
+                return Err(format!("the term reads `{SECOND}`, but there is one product, not two").into());
             }
             TermNode::Acc | TermNode::Second | TermNode::Lit(_) => Kind::Number,
             TermNode::In { input, view } => {
                 let ty = reads
                     .get(*input as usize)
                     .ok_or_else(|| format!("the term reads operand {input} of {}", reads.len()))?;
-                shape.map_or(Ok(()), |shape| check_view(*view, ty, shape))?;
+                shape.map_or(Ok(()), |shape| check_view(*view, ty, shape)).map_err(TermFault::View)?;
                 ty.dtype.kind()
             }
             TermNode::Call { scalar, args } => {
                 let def = program.scalars.get(scalar.index()).ok_or("the term calls an unknown scalar")?;
                 if def.params.len() != args.len() {
-                    return Err(format!("`{}` takes {} arguments, not {}", def.name, def.params.len(), args.len()));
+                    return Err(
+                        format!("`{}` takes {} arguments, not {}", def.name, def.params.len(), args.len()).into()
+                    );
                 }
                 for (arg, (name, kind)) in args.iter().zip(&def.params) {
                     if kind_of(arg, &kinds)? != *kind {
                         let wanted = if *kind == Kind::Bool { "a truth value" } else { "a number" };
-                        return Err(format!("argument `{name}` of `{}` must be {wanted}", def.name));
+                        return Err(format!("argument `{name}` of `{}` must be {wanted}", def.name).into());
                     }
                 }
                 def.result
@@ -60,7 +94,7 @@ pub fn check_term(
     match term.roots.as_slice() {
         [root] if (root.0 as usize) < kinds.len() => Ok(()),
         [_] => Err("the term's result is not one of its nodes".into()),
-        roots => Err(format!("an epilogue has one result, not {}", roots.len())),
+        roots => Err(format!("an epilogue has one result, not {}", roots.len()).into()),
     }
 }
 

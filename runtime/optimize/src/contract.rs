@@ -24,6 +24,7 @@ use hypatia_tensor::error::{Error, Result};
 /// If a clause names no rule of the program.
 pub fn outcomes(given: &Graph, options: &Options, means: Means<'_>, optimized: &Optimized) -> Result<Vec<Outcome>> {
     let program = &given.program;
+    contradiction(program, options)?;
     let symbols: Symbols = optimized.graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
     let graph = optimized.graph.specialize(&symbols)?;
     let judge = Judge { given, options, means, optimized, graph: &graph };
@@ -38,6 +39,26 @@ pub fn outcomes(given: &Graph, options: &Options, means: Means<'_>, optimized: &
 pub fn unmet(outcomes: &[Outcome]) -> Option<Error> {
     let unmet: Vec<String> = outcomes.iter().filter(|o| o.unmet.is_some()).map(Outcome::to_string).collect();
     (!unmet.is_empty()).then(|| Error::Contract(unmet.concat().trim_end().to_string()))
+}
+
+/// Fails if a clause demands rules all of which the run forbids.
+fn contradiction(program: &Program, options: &Options) -> Result<()> {
+    let allowed = options.allowed();
+    for must in options.contract.iter().filter(|c| c.demand != Demand::Never) {
+        let mut named = program.rules.iter().filter(|r| must.names(program, r)).peekable();
+        let Some(first) = named.peek().copied() else { continue };
+        if !named.all(|r| allowed.is_off(program, r)) {
+            continue;
+        }
+        let never = options.contract.iter().find(|c| c.demand == Demand::Never && c.names(program, first));
+        return Err(Error::Input(match never {
+            Some(never) => format!(
+                "`{must}` contradicts `{never}`: a run cannot demand a rule that it forbids; remove one of the two"
+            ),
+            None => format!("`{must}` demands a rule that is disabled for this run; remove one of the two"),
+        }));
+    }
+    Ok(())
 }
 
 /// Fails unless the clause names a rule or a ruleset.

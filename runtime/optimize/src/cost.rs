@@ -6,6 +6,7 @@
 //! plan is made, and cost next to nothing; unknown sizes count as [`ASSUMED_SIZE`]. What a rule
 //! states takes the place of an estimate (`stated`).
 
+mod refused;
 mod stated;
 
 use std::cell::RefCell;

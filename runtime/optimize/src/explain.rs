@@ -6,10 +6,10 @@
 //! as the rule would have seen it. Invariant: every name in an answer is one that the user wrote or
 //! that the graph prints.
 
-use egg::Id;
+use egg::{Id, Language};
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::{OVER_SECOND, SECOND};
-use hypatia_dsl::ir::{AExpr, AttrValue, Head, OpDef, Pat, Program, Rule, VarId};
+use hypatia_dsl::ir::{AExpr, AttrValue, Demand, Head, OpBody, OpDef, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::program_print::{show_pat, show_rule_lines};
@@ -21,13 +21,17 @@ use super::Options;
 use super::analysis::EGraph;
 use super::analysis::{Sort, class_type};
 use super::apply::{Reject, apply, build_sums, check};
-use super::language::Payload;
+use super::cost::ASSUMED_SIZE;
+use super::kernels::refusals;
+use super::language::{Node, Payload};
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::optimizer::Optimizer;
 use super::report::WRITTEN;
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, compile};
+use super::saturate::Trace;
 pub use super::why_not::{Verdict, WhyNot};
-use hypatia_graph::{ConstantFolder, Graph, NodeKind, show_number};
+use hypatia_graph::{ConstantFolder, Graph, NodeId, NodeKind, Symbols, show_number};
+use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
 /// What an answer needs beside the optimiser: what computes constants, and what counts the launches
@@ -57,8 +61,7 @@ pub(super) fn nearest(
     let answer =
         |r: &Rule, at, verdict| WhyNot { rule: r.name.clone(), text: show_rule_lines(&program, r), at, verdict };
     let allowed = options.allowed();
-    if options.no_rules || named.iter().all(|r| allowed.is_off(&program, r)) {
-        let reason = "rules are switched off for this run".to_string();
+    if let Some(reason) = switched_off(&program, options, &named) {
         return Ok(answer(first, None, Verdict::NotTried { reason }));
     }
     if is_short(&program, first) {
@@ -74,8 +77,8 @@ pub(super) fn nearest(
         .filter(|r| among(r.rule()))
         .filter(|r| only.is_none() || !r.terms)
         .collect();
-    let mut explainer =
-        Explainer { names: optimizer.names(), optimizer: &mut optimizer, numerics: options.numerics, count };
+    let (numerics, device) = (options.numerics, &options.device);
+    let mut explainer = Explainer { names: optimizer.names(), optimizer: &mut optimizer, numerics, device, count };
     if let Some(w) = explainer.fired(among, only) {
         return Ok(w);
     }
@@ -93,6 +96,20 @@ pub(super) fn nearest(
             Ok(answer(first, None, Verdict::NoMatch { reason }))
         }
     }
+}
+
+/// What switches all of these rules off, if something does.
+fn switched_off(program: &Program, options: &Options, rules: &[&Rule]) -> Option<String> {
+    let allowed = options.allowed();
+    if options.no_rules {
+        return Some("rules are switched off for this run".to_string());
+    }
+    let first = rules.first().filter(|_| rules.iter().all(|r| allowed.is_off(program, r)))?;
+    let never = options.contract.iter().find(|c| c.demand == Demand::Never && c.names(program, first));
+    Some(match never {
+        Some(clause) => format!("`{clause}` forbids it"),
+        None => "it is disabled for this run".to_string(),
+    })
 }
 
 fn show_lhs(rule: &Rule, program: &Program) -> String {
@@ -220,6 +237,7 @@ struct Explainer<'s, 'o> {
     optimizer: &'s mut Optimizer<'o>,
     names: FxHashMap<Id, String>,
     numerics: Numerics,
+    device: &'s Device,
 }
 
 impl Explainer<'_, '_> {
@@ -305,10 +323,12 @@ impl Explainer<'_, '_> {
                 return self.rejected(rule, &m, &reject);
             }
         }
-        if let Err(reject) =
-            check(self.optimizer.egraph(), &self.optimizer.search.candidate, rule, &mut m, self.numerics)
-        {
-            return self.rejected(rule, &m, &reject);
+        match check(self.optimizer.egraph(), &self.optimizer.search.candidate, rule, &mut m, self.numerics) {
+            Ok(()) => {}
+            // Its preference held when it fired; that the graph chosen since is another one is no
+            // reason.
+            Err(Reject::Prefer(_)) if self.was_applied(compiled, &m) => {}
+            Err(reject) => return self.rejected(rule, &m, &reject),
         }
         let root = m.roots[0];
         let before = self.optimizer.cost_with(root, None);
@@ -332,15 +352,47 @@ impl Explainer<'_, '_> {
                             Some([(self.count)(&forced)?, (self.count)(&with.graph_with(root, None)?)?])
                         };
                         let launches = if counts { plans(self.optimizer) } else { None };
-                        (COST_LOST, Verdict::CostLost { with, without, instead, launches })
+                        let refused = applied.built.first().map_or(Vec::new(), |node| self.refused(root, node));
+                        (COST_LOST, Verdict::CostLost { with, without, instead, launches, refused })
                     }
                     None => {
-                        let reason = "what it builds would contain itself".to_string();
+                        let lacks = applied.built.first().and_then(|n| self.optimizer.why_impossible(root, n));
+                        let reason = lacks.unwrap_or_else(|| "what it builds would contain itself".to_string());
                         ((4, 0), Verdict::Rejected { reason })
                     }
                 }
             }
         }
+    }
+
+    /// Whether the rule was applied to the match while the rules ran.
+    fn was_applied(&self, compiled: &CompiledRule, m: &Match) -> bool {
+        let egraph = self.optimizer.egraph();
+        let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
+        let same = |t: &Trace| {
+            t.rule == compiled.id
+                && t.terms == compiled.terms
+                && t.roots.iter().map(|r| egraph.find(*r)).eq(m.roots.iter().map(|r| egraph.find(*r)))
+                && t.matched.iter().map(canonical).collect::<FxHashSet<Node>>()
+                    == m.nodes.iter().map(canonical).collect::<FxHashSet<Node>>()
+        };
+        self.optimizer.traces.iter().any(same)
+    }
+
+    /// What keeps each kernel from computing two products in one launch, if such a pair is what the
+    /// rule built and none may.
+    fn refused(&self, root: Id, node: &Node) -> Vec<String> {
+        let program = &self.optimizer.graph.program;
+        let Payload::Op(op, _) = node.payload else { return Vec::new() };
+        if !matches!(program.op(op).body, OpBody::Builtin(b) if b.is_pair()) {
+            return Vec::new();
+        }
+        let Some(graph) = self.optimizer.graph_with(root, Some(node)) else { return Vec::new() };
+        let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+        let Ok(graph) = graph.specialize(&symbols) else { return Vec::new() };
+        let pairs = |n: &hypatia_graph::Node| matches!(n.kind, NodeKind::Op { op: o, .. } if o == op);
+        let Some(at) = graph.nodes.iter().position(pairs) else { return Vec::new() };
+        refusals(&graph, NodeId(at as u32), self.device).into_iter().map(|(_, why)| why).collect()
     }
 
     /// Facts about the bindings of a match.
@@ -400,7 +452,7 @@ impl Explainer<'_, '_> {
             let value = match leaf {
                 // Uses are counted on the present candidate.
                 AExpr::Fact(hypatia_dsl::ir::Fact::Uses, _) if value == "is not known" => {
-                    "is 0 in the graph chosen so far".to_string()
+                    "is not known, as the graph chosen so far does not compute it".to_string()
                 }
                 _ => value,
             };

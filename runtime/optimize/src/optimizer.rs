@@ -633,6 +633,13 @@ impl<'a> Optimizer<'a> {
         self.rebuilt(&self.candidates_with(class, node)?)
     }
 
+    /// Why no graph that computes that class with that node can run, if a kernel is what it lacks.
+    pub fn why_impossible(&self, class: Id, node: &Node) -> Option<String> {
+        let egraph = &self.inserted.egraph;
+        let node = node.clone().map_children(|c| egraph.find(c));
+        self.model.why_impossible(egraph, egraph.find(class), &node)
+    }
+
     fn rebuilt(&self, ChosenGraph { chosen, order, .. }: &ChosenGraph) -> Option<Graph> {
         let rebuilder = Rebuilder { original: &self.graph, inserted: &self.inserted, chosen, order };
         rebuilder.rebuild().ok().map(|r| r.graph.pruned())

@@ -337,6 +337,7 @@ const WIDTH: usize = 110;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.show_totals(f)?;
+        self.show_fusion_total(f)?;
         self.show_contract(f)?;
         self.show_fusions(f)?;
         self.show_rules(f)?;
@@ -378,10 +379,15 @@ impl Report {
         lines.flat_map(|l| l.lines().map(str::to_string).collect::<Vec<_>>()).try_for_each(|l| writeln!(f, "  {l}"))
     }
 
+    /// The last row of the totals: the number of fused kernels.
+    fn show_fusion_total(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(fusions) = &self.fusions else { return Ok(()) };
+        writeln!(f, "  {:<10} {:>9}  {:>9}  different kernels of more than one op", "fusions", 0, fusions.len())
+    }
+
     /// The fused kernels, and how often each is called.
     fn show_fusions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(fusions) = &self.fusions else { return Ok(()) };
-        writeln!(f, "  {:<10} {:>9}  {:>9}  different kernels of more than one op", "fusions", 0, fusions.len())?;
         let width = fusions.iter().map(|f| f.name.len()).max().unwrap_or(0).max(6);
         if !fusions.is_empty() {
             writeln!(f, "\n{:<width$}  calls  computes", "fusion")?;

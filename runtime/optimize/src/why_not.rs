@@ -39,6 +39,9 @@ pub enum Verdict {
         instead: Vec<String>,
         /// Launches with it and without it, if they were counted.
         launches: Option<[usize; 2]>,
+        /// What keeps each kernel from computing in one launch what the rule built.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        refused: Vec<String>,
     },
     /// Its pattern matched, but a guard did not hold.
     Guard {
@@ -72,12 +75,13 @@ impl fmt::Display for WhyNot {
         let rule = &self.rule;
         match &self.verdict {
             Verdict::Fired { places } => writeln!(f, "{rule} did fire, at {}", places.join(", "))?,
-            Verdict::CostLost { with, without, instead, launches } if (with - without).abs() < 0.005 => {
+            Verdict::CostLost { with, without, instead, launches, refused } if (with - without).abs() < 0.005 => {
                 let (instead, launches) = (fired_instead(instead), counted(*launches));
                 writeln!(
                     f,
                     "{rule} matched{at}, but gains nothing: {with:.2} us with it and without it{launches}{instead}"
                 )?;
+                refused.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
             }
             Verdict::CostLost { with, without, .. } if with < without => {
                 writeln!(
@@ -86,13 +90,14 @@ impl fmt::Display for WhyNot {
                      was cut short before it could: `hypatia explain` tells which, and why"
                 )?;
             }
-            Verdict::CostLost { with, without, instead, launches } => {
+            Verdict::CostLost { with, without, instead, launches, refused } => {
                 let (instead, launches) = (fired_instead(instead), counted(*launches));
                 writeln!(
                     f,
                     "{rule} matched{at}, but the cost lost: {with:.2} us with it, {without:.2} us \
                      without{launches}{instead}"
                 )?;
+                refused.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
             }
             Verdict::Guard { clause, guard, values } => {
                 writeln!(f, "{rule} matched{at}, but its guard does not hold:")?;

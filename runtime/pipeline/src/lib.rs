@@ -26,7 +26,7 @@ use hypatia_optimize::{Choice, Considered, Firing, Launches, Optimized, contract
 use hypatia_plan as plan;
 use hypatia_plan::{Action, CallStep, Called, Plan, Shortened, Step};
 use hypatia_target::device::Device;
-use hypatia_tensor::error::Result;
+use hypatia_tensor::error::{Error, Result};
 
 /// What computes constants.
 pub static FOLDER: HostFolder = HostFolder;
@@ -109,7 +109,29 @@ pub fn constants() -> Constants {
 /// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken
 /// to be what the cost model assumes.
 pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
-    Ok(assumed(graph, &plan::Options { cluster, ..plan::Options::new(device.clone()) })?.launches())
+    Ok(runnable(graph, device, cluster)?.launches())
+}
+
+/// Launches of a graph on a device, one line each: what each computes. Sizes as for [`launches`].
+pub fn launch_list(graph: &Graph, device: &Device) -> Result<Vec<String>> {
+    Ok(runnable(graph, device, true)?.launch_list())
+}
+
+/// The plan of a graph for a device. Fails if the device has no kernels for an element type in it,
+/// as running it would.
+fn runnable(graph: &Graph, device: &Device, cluster: bool) -> Result<Plan> {
+    let plan = assumed(graph, &plan::Options { cluster, ..plan::Options::new(device.clone()) })?;
+    let stored = |s: &Step| s.reads.iter().chain(&s.writes).map(|v| v.dtype).find(|d| d.only_stored());
+    match plan.steps.iter().find_map(|s| Some((s, stored(s)?))).filter(|_| !device.is_host()) {
+        None => Ok(plan),
+        Some((step, dtype)) => {
+            let title = if step.name.is_empty() { step.title() } else { format!("`{}`", step.name) };
+            Err(Error::Device(format!(
+                "{title} cannot run on a GPU: {dtype} has no CUDA kernels yet; keep {dtype} out of what the GPU \
+                 computes, or take the CPU"
+            )))
+        }
+    }
 }
 
 /// Where rules put short functions into the kernels of a graph on a device.

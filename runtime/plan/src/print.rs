@@ -98,6 +98,69 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// The launches, one line each: what each computes and, of a copy, what for.
+    pub fn launch_list(&self) -> Vec<String> {
+        let line = |(i, step): (usize, &Step)| {
+            let what = match &step.action {
+                Action::Copy => self.copied(i, step),
+                _ => self.action(step),
+            };
+            let kernel = step.kernel.map_or(String::new(), |k| format!(" by {}", self.program.kernels[k.index()].name));
+            let name = if step.name.is_empty() { String::new() } else { format!("  # {}", step.name) };
+            format!("{}. {what}{kernel}{name}", i + 1)
+        };
+        self.steps.iter().enumerate().map(line).collect()
+    }
+
+    /// A copy in words: of what, how, and for whom.
+    fn copied(&self, at: usize, step: &Step) -> String {
+        let ([from, ..], [to, ..]) = (step.reads.as_slice(), step.writes.as_slice()) else { return "copy".into() };
+        let makes = |s: &Step, view: &View| s.writes.iter().any(|w| w.buffer == view.buffer);
+        let of = match self.buffers[from.buffer.index()].storage {
+            Storage::Input(i) => format!("the input {}", self.inputs[i].name),
+            Storage::Constant(_) => "a constant".to_string(),
+            Storage::Arena(_) => match self.steps[..at].iter().rposition(|s| makes(s, from)) {
+                Some(maker) => format!("the result of launch {}", maker + 1),
+                None => "a result".to_string(),
+            },
+        };
+        let reader = self.steps.iter().skip(at + 1).position(|s| s.reads.iter().any(|r| r.buffer == to.buffer));
+        let output = self.outputs.iter().find(|(_, view)| view.buffer == to.buffer);
+        let target = match (reader, output) {
+            (_, Some((name, _))) => format!(", for the output {name}"),
+            (Some(after), None) => format!(", for launch {}", at + after + 2),
+            (None, None) => String::new(),
+        };
+        format!("copy of {of}{}{target}", layout(from))
+    }
+}
+
+/// Whether a view has more elements than the memory from its first to its last one.
+fn overlaps(view: &View) -> bool {
+    let span: usize = view.shape.iter().zip(&view.strides).map(|(n, s)| n.saturating_sub(1) * s.unsigned_abs()).sum();
+    view.shape.iter().product::<usize>() > span + 1
+}
+
+/// How a view lies in memory, in words.
+fn layout(view: &View) -> &'static str {
+    let mut order: Vec<usize> = (0..view.shape.len()).filter(|a| view.shape[*a] != 1).collect();
+    order.sort_by_key(|a| std::cmp::Reverse(view.strides[*a]));
+    let mut dense = 1;
+    let is_dense = order.iter().rev().all(|a| {
+        let same = view.strides[*a] == dense;
+        dense *= view.shape[*a] as isize;
+        same
+    });
+    match () {
+        () if view.is_contiguous() => "",
+        () if is_dense => ", its axes in another order",
+        () if order.iter().any(|a| view.strides[*a] == 0) => ", repeated along an axis",
+        () if overlaps(view) => ", windows over it",
+        () => ", a part of it",
+    }
+}
+
 /// An executor's note on a step: the step's index and one word.
 pub type Note = (usize, &'static str);
 

@@ -176,12 +176,14 @@ impl Apart {
 /// Describes a difference that the plan without these rules does not have.
 fn describe_part(why: &Apart, without: &[String]) -> String {
     let what = why.what();
-    let (it, one) = if without.len() == 1 { ("it", true) } else { ("them", false) };
-    match (why.only_special, one) {
-        (true, _) => format!(
-            "with {it}, {what}. All elements agree that are finite in both plans. Rules that round differently \
-             promise nothing about NaN and infinities, so none is blamed"
-        ),
+    match (why.only_special, without.len() == 1) {
+        (true, one) => {
+            let (it, not_wrong) = if one { ("it", "it is not wrong") } else { ("them", "they are not wrong") };
+            format!(
+                "with {it}, {what}. All elements agree that are finite in both plans. Rules that round differently \
+                 promise nothing about NaN and infinities, so {not_wrong}, only unused in this plan"
+            )
+        }
         (false, true) => format!("with it, {what}. It is probably wrong: `hypatia verify` tells"),
         (false, false) => {
             format!("with them, {what}. One of them is probably wrong: `hypatia verify` tells which")

@@ -170,9 +170,10 @@ impl<'a> Case<'a> {
                 let launches = self.launches()?;
                 (!compares(*op, launches, *n)).then(|| {
                     format!(
-                        "expected launches {} {n}, but on {} there are {launches}:\n{}",
+                        "expected launches {} {n}, but on {} there are {launches}:\n{}  of the graph\n{}",
                         sign(*op),
                         self.device.name,
+                        self.launch_text(),
                         self.graph_text()
                     )
                 })
@@ -239,6 +240,15 @@ impl<'a> Case<'a> {
         if more > 0 {
             shown.push(&rest);
         }
+        indent(&shown.join("\n"))
+    }
+
+    /// The launches, one line each.
+    fn launch_text(&self) -> String {
+        let lines = pipeline::launch_list(&self.optimized.graph, &self.device).unwrap_or_default();
+        let more = lines.len().saturating_sub(MAX_LINES);
+        let more = (more > 0).then(|| format!("... and {more} more"));
+        let shown: Vec<String> = lines.into_iter().take(MAX_LINES).chain(more).collect();
         indent(&shown.join("\n"))
     }
 

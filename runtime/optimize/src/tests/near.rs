@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{AttrValue, Program};
+use hypatia_dsl::ir::{AttrValue, Clause, Program};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::source::SourceFile;
 use hypatia_dsl::typing::TensorType;
@@ -108,5 +108,10 @@ fn what_is_not_there_is_told() {
     assert!(ask("near::hed", None).contains("near::head"));
     assert!(ask("near::head", Some("hea")).contains("there are head"));
     let off = Options { disabled: ["near".to_string()].into(), ..Options::default() };
-    assert!(why_not(&g, &off, (&FOLDER, &|_| None), "near::head", None).unwrap().to_string().contains("switched off"));
+    let forbidden = Options { contract: vec![Clause::never("near")], ..Options::default() };
+    let none = Options { no_rules: true, ..Options::default() };
+    for (options, why) in [(off, "is disabled"), (forbidden, "`never near` forbids it"), (none, "are switched off")] {
+        let answer = why_not(&g, &options, (&FOLDER, &|_| None), "near::head", None).unwrap().to_string();
+        assert!(answer.contains(why), "{answer}");
+    }
 }
