@@ -13,7 +13,9 @@ use minijinja::{Value, context};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{Move, RowAccess};
 
-use crate::cuda::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, comment_lines, identifier, render_plain};
+use crate::cuda::{
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName, comment_lines, identifier, render_plain,
+};
 use crate::instances::Body;
 pub use choice::tile_counts;
 use choice::{Choice, Language, Rows};
@@ -88,7 +90,7 @@ fn declared(source: &CudaSource) -> bool {
 
 /// The axes of the tensors that the copy engine moves: attention has three of a batch.
 fn map_rank(source: &CudaSource) -> usize {
-    if source.args.iter().any(|a| a.name == "batch2") { 5 } else { 3 }
+    if source.args.iter().any(|a| a.kind == ArgKind::Size(SizeName::Batch2)) { 5 } else { 3 }
 }
 
 /// The name of the tensor of an argument: a descriptor is made of it.
@@ -106,7 +108,7 @@ fn about(arg: &Arg) -> String {
             let how = if matches!(arg.role, ArgRole::Written(_)) { "written" } else { "read" };
             format!("{dtype}, {how}: {what}")
         }
-        ArgKind::Size | ArgKind::Sizes(_) | ArgKind::Strides { .. } => what,
+        ArgKind::Size(_) | ArgKind::Sizes { .. } | ArgKind::Strides { .. } => what,
     }
 }
 
@@ -154,12 +156,14 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         let own = tensor(a);
         let declaration = match a.kind {
             ArgKind::Input(_) | ArgKind::Output(_) => format!("CUdeviceptr {own}"),
-            ArgKind::Size => format!("int64_t {own}"),
-            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("const int64_t {own}[{count}]"),
+            ArgKind::Size(_) => format!("int64_t {own}"),
+            ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
+                format!("const int64_t {own}[{count}]")
+            }
             ArgKind::Map { .. } => format!("const hypatia_tensor *{own}"),
         };
         values.push(match a.kind {
-            ArgKind::Sizes(_) | ArgKind::Strides { .. } => format!("(void *){own}"),
+            ArgKind::Sizes { .. } | ArgKind::Strides { .. } => format!("(void *){own}"),
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
@@ -212,8 +216,10 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         let own = tensor(a);
         values.push(match a.kind {
             ArgKind::Input(_) | ArgKind::Output(_) => format!("ctypes.c_void_p({own}.data_ptr())"),
-            ArgKind::Size => format!("ctypes.c_longlong({own})"),
-            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("_axes({own}, {count}, \"{own}\")"),
+            ArgKind::Size(_) => format!("ctypes.c_longlong({own})"),
+            ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
+                format!("_axes({own}, {count}, \"{own}\")")
+            }
             ArgKind::Map { dtype, inner: [inner, outer] } => {
                 format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
             }
@@ -258,7 +264,7 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             about => default.as_ref().map_or(what.clone(), |d| format!("{what}; {d}")),
         }).collect::<Vec<_>>(),
         product => work.multiplies(),
-        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes(_) | ArgKind::Strides { .. })),
+        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes { .. } | ArgKind::Strides { .. })),
         derived => derived,
         launched => launched,
         choice => choice.value(),

@@ -8,8 +8,8 @@ use minijinja::{Value, context};
 use super::pointwise::declarations;
 use super::term::{Functions, compute_name, widen};
 use super::{
-    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render,
-    storage, vector_width,
+    Arg, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, SizeName, common, identifier,
+    render, storage, vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -47,7 +47,7 @@ fn form(kernel: &MoveKernel) -> Form {
             let mut args: Vec<Arg> = (0..count).map(|i| Arg::read(i, dtype, "read with its strides")).collect();
             args.push(out(row_major));
             args.push(sizes(rank, "sizes of the result"));
-            args.push(Arg::named("ends", ArgKind::Sizes(count), "where each operand ends along the axis"));
+            args.push(Arg::sizes(SizeName::Ends, count, "where each operand ends along the axis"));
             args.extend((0..count).map(|i| strides(i, rank)));
             let formula = format!("{count} operands side by side along axis {axis}");
             Form { kind: "concat", rank, axis, count, index: None, formula, args }
@@ -58,12 +58,8 @@ fn form(kernel: &MoveKernel) -> Form {
                 Arg::read(1, dtype, "one element"),
                 out(row_major),
                 sizes(rank, "sizes of the result"),
-                Arg::named(
-                    "before",
-                    ArgKind::Sizes(rank),
-                    "elements before the operand along each axis; negative: cut off",
-                ),
-                Arg::named("data", ArgKind::Sizes(rank), "sizes of the operand"),
+                Arg::sizes(SizeName::Before, rank, "elements before the operand along each axis; negative: cut off"),
+                Arg::sizes(SizeName::Data, rank, "sizes of the operand"),
                 strides(0, rank),
             ];
             let formula = "in1 everywhere, then in0 at a distance from the start of each axis".into();
@@ -75,7 +71,7 @@ fn form(kernel: &MoveKernel) -> Form {
                 Arg::read(1, index, "the indices"),
                 out("outer x indices x inner, row-major"),
                 sizes(3, "outer, number of indices, inner"),
-                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
+                Arg::size(SizeName::Size, "size of the axis that is indexed"),
             ];
             let formula = "out0[o, i, j] = in0[o, in1[i], j]".into();
             Form { kind: "gather", rank: 3, axis: 1, count: 1, index: Some(index), formula, args }
@@ -86,7 +82,7 @@ fn form(kernel: &MoveKernel) -> Form {
                 Arg::read(1, index, "the indices, in the shape of the result"),
                 out(row_major),
                 sizes(rank, "sizes of the result"),
-                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
+                Arg::size(SizeName::Size, "size of the axis that is indexed"),
                 strides(0, rank),
             ];
             let formula = format!("in0 at the index of each element, but for axis {axis}, where in1 says the position");
@@ -98,9 +94,9 @@ fn form(kernel: &MoveKernel) -> Form {
                 Arg::read(1, index, "the tuples: batch x tuples x width"),
                 out("batch x tuples x inner, row-major"),
                 sizes(3, "batch, tuples of one batch, inner"),
-                Arg::named("batch", ArgKind::Size, "elements of in0 in one batch"),
-                Arg::named("dims", ArgKind::Sizes(width), "sizes of the indexed axes"),
-                Arg::named("steps", ArgKind::Sizes(width), "elements between neighbours along them"),
+                Arg::size(SizeName::Batch, "elements of in0 in one batch"),
+                Arg::sizes(SizeName::Dims, width, "sizes of the indexed axes"),
+                Arg::sizes(SizeName::Steps, width, "elements between neighbours along them"),
             ];
             let formula =
                 format!("out0[b, i, j] = in0[b, in1[b, i, 0], ..., in1[b, i, {}], j]", width.saturating_sub(1));
