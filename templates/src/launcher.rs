@@ -214,25 +214,11 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
     let mut derived = Vec::new();
     for a in &source.args {
         let own = tensor(a);
-        values.push(match a.kind {
-            ArgKind::Input(_) | ArgKind::Output(_) => format!("ctypes.c_void_p({own}.data_ptr())"),
-            ArgKind::Size(_) => format!("ctypes.c_longlong({own})"),
-            ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
-                format!("_axes({own}, {count}, \"{own}\")")
-            }
-            ArgKind::Map { dtype, inner: [inner, outer] } => {
-                format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
-            }
-        });
+        values.push(python_value(a)?);
         if let ArgKind::Input(d) | ArgKind::Output(d) | ArgKind::Map { dtype: d, .. } = a.kind {
             tensors.push(context! { name => own.clone(), torch => torch_type(d) });
         }
-        let by_default = shaped(body, source).and_then(|whole| match (a.role, work.is_flat(source)) {
-            (ArgRole::RowLength, true) => Some(format!("{whole}.numel()")),
-            (ArgRole::RowLength, false) => Some(format!("{whole}.shape[-1]")),
-            (ArgRole::Rows, _) => Some(format!("{whole}.numel() // max(1, {whole}.shape[-1])")),
-            _ => None,
-        });
+        let by_default = by_default(a, shaped(body, source), work.is_flat(source));
         if let Some(value) = &by_default {
             derived.push(format!("{own} = {value} if {own} is None else {own}"));
         }
@@ -271,6 +257,33 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         ..common(source, stem, name)
     };
     render_plain("launcher.py.j2", ctx)
+}
+
+/// What Python passes for an argument.
+fn python_value(arg: &Arg) -> Result<String, EmitError> {
+    let own = tensor(arg);
+    Ok(match arg.kind {
+        ArgKind::Input(_) | ArgKind::Output(_) => format!("ctypes.c_void_p({own}.data_ptr())"),
+        ArgKind::Size(_) => format!("ctypes.c_longlong({own})"),
+        ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
+            format!("_axes({own}, {count}, \"{own}\")")
+        }
+        ArgKind::Map { dtype, inner: [inner, outer] } => {
+            format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
+        }
+    })
+}
+
+/// The number or the length of rows, where they follow from the shape of `whole`, a tensor of whole
+/// rows; all of its elements count as one row if the work is flat.
+fn by_default(arg: &Arg, whole: Option<String>, flat: bool) -> Option<String> {
+    let whole = whole?;
+    match arg.role {
+        ArgRole::RowLength if flat => Some(format!("{whole}.numel()")),
+        ArgRole::RowLength => Some(format!("{whole}.shape[-1]")),
+        ArgRole::Rows => Some(format!("{whole}.numel() // max(1, {whole}.shape[-1])")),
+        _ => None,
+    }
 }
 
 /// A tensor of whole rows, from which the number and the length of rows follow.
