@@ -29,6 +29,7 @@ mod pointwise;
 pub(crate) mod problem;
 mod row_values;
 mod rowwise;
+mod size_name;
 mod teams;
 pub mod template;
 pub mod term;
@@ -58,6 +59,7 @@ pub use join_sums::JOIN_COLUMNS;
 pub use lines::PRODUCT_TILE;
 pub use names::{comment_lines, identifier};
 pub use rowwise::{RowTarget, slices};
+pub use size_name::SizeName;
 
 /// Required compiler options for every source. Contraction of `a * b + c` to FMA is off: a fused
 /// kernel rounds after each operation, exactly like the kernels it replaces.
@@ -182,14 +184,9 @@ impl Arg {
         Arg { name, role, kind: ArgKind::Map { dtype, inner: inner.map(|n| n as u32) }, about: about.into() }
     }
 
-    /// An argument that the caller finds by name: memory, a size, or several sizes.
-    pub fn named(name: impl Into<String>, kind: ArgKind, about: impl Into<String>) -> Arg {
-        Arg { name: name.into(), role: ArgRole::Named, kind, about: about.into() }
-    }
-
-    /// Partial sums.
-    pub fn sums(kind: ArgKind, about: impl Into<String>) -> Arg {
-        Arg::with(ArgRole::Sums, "sums", kind, about)
+    /// Memory of that role, which is no operand of the step.
+    pub fn memory(role: ArgRole, kind: ArgKind, about: impl Into<String>) -> Arg {
+        Arg::with(role, role.tensor_name(), kind, about)
     }
 
     /// An argument with that role and name.
@@ -197,29 +194,39 @@ impl Arg {
         Arg { name: name.into(), role, kind, about: about.into() }
     }
 
+    /// A size that says nothing about the grid.
+    pub fn size(name: SizeName, about: impl Into<String>) -> Arg {
+        Arg::size_of(ArgRole::Named, name, about)
+    }
+
     /// A size with that role.
-    pub fn size(name: &str, role: ArgRole, about: &str) -> Arg {
-        Arg { name: name.into(), role, kind: ArgKind::Size, about: about.into() }
+    pub fn size_of(role: ArgRole, name: SizeName, about: impl Into<String>) -> Arg {
+        Arg::with(role, name.name(), ArgKind::Size(name), about)
+    }
+
+    /// Several sizes.
+    pub fn sizes(name: SizeName, count: usize, about: impl Into<String>) -> Arg {
+        Arg::with(ArgRole::Named, name.name(), ArgKind::Sizes { name, count }, about)
     }
 
     /// The sizes of the axes of the work.
     pub fn axes(count: usize, about: impl Into<String>) -> Arg {
-        Arg { name: "sizes".into(), role: ArgRole::Axes, kind: ArgKind::Sizes(count), about: about.into() }
+        Arg { role: ArgRole::Axes, ..Arg::sizes(SizeName::Axes, count, about) }
     }
 
     /// The strides of the tensor of that role, along this many axes.
     pub fn strides(of: ArgRole, axes: usize, about: impl Into<String>) -> Arg {
-        Arg::named(of.strides_name(), ArgKind::Strides { of, axes }, about)
+        Arg::with(ArgRole::Named, of.strides_name(), ArgKind::Strides { of, axes }, about)
     }
 
     /// The number of rows.
     pub fn rows(about: impl Into<String>) -> Arg {
-        Arg { name: "rows".into(), role: ArgRole::Rows, kind: ArgKind::Size, about: about.into() }
+        Arg::size_of(ArgRole::Rows, SizeName::Rows, about)
     }
 
     /// The number of elements of a row.
     pub fn row_length(about: impl Into<String>) -> Arg {
-        Arg { name: "n".into(), role: ArgRole::RowLength, kind: ArgKind::Size, about: about.into() }
+        Arg::size_of(ArgRole::RowLength, SizeName::N, about)
     }
 }
 
@@ -237,6 +244,18 @@ pub enum ArgRole {
     Factor(usize),
     /// Partial sums that one launch of a step writes and the next one reads.
     Sums,
+    /// Sums of a product's accumulators, for its checksums.
+    RowSums,
+    /// The largest score of each chunk of keys, and the sum of its weights.
+    Tops,
+    /// The tiles that each block of a masked attention visits.
+    Ranges,
+    /// The keys of each query of a masked attention.
+    Intervals,
+    /// What a comparison finds.
+    Report,
+    /// What a test wants changed.
+    Fault,
     /// Positions in the order in which a scatter takes them.
     Order,
     /// Positions that a pass of a sort reads.
@@ -255,12 +274,12 @@ pub enum ArgRole {
     TiledRows,
     /// The columns of a problem, which are divided into tiles.
     TiledColumns,
-    /// What the caller has under the argument's name.
+    /// A size that says nothing about the grid, or strides: the kind names them.
     Named,
 }
 
 impl ArgRole {
-    /// The name of a tensor of this role in sources; empty if it is no tensor.
+    /// The name of memory of this role in sources; empty if it is no memory.
     fn tensor_name(self) -> String {
         match self {
             ArgRole::Read(place) => format!("in{place}"),
@@ -269,6 +288,12 @@ impl ArgRole {
             ArgRole::Factor(0) => "a".into(),
             ArgRole::Factor(_) => "b".into(),
             ArgRole::Sums => "sums".into(),
+            ArgRole::RowSums => "row_sums".into(),
+            ArgRole::Tops => "tops".into(),
+            ArgRole::Ranges => "ranges".into(),
+            ArgRole::Intervals => "intervals".into(),
+            ArgRole::Report => "report".into(),
+            ArgRole::Fault => "fault".into(),
             ArgRole::Order => "order".into(),
             ArgRole::From => "from".into(),
             ArgRole::To => "to".into(),
@@ -291,9 +316,14 @@ pub enum ArgKind {
     /// A device pointer to write to.
     Output(DType),
     /// A 64-bit signed size.
-    Size,
-    /// This many 64-bit signed integers, passed by value: sizes, outermost first.
-    Sizes(usize),
+    Size(SizeName),
+    /// Several 64-bit signed integers, passed by value: sizes, outermost first.
+    Sizes {
+        /// Which ones.
+        name: SizeName,
+        /// How many.
+        count: usize,
+    },
     /// The same: elements between neighbours along each axis of a tensor.
     Strides {
         /// The role of the tensor.
@@ -318,8 +348,8 @@ impl ArgKind {
         match self {
             ArgKind::Input(t) => format!("const {}*", storage(t)),
             ArgKind::Output(t) => format!("{}*", storage(t)),
-            ArgKind::Size => "long long".into(),
-            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("Axes<{count}>"),
+            ArgKind::Size(_) => "long long".into(),
+            ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => format!("Axes<{count}>"),
             ArgKind::Map { .. } => "CUtensorMap".into(),
         }
     }

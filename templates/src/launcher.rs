@@ -13,7 +13,9 @@ use minijinja::{Value, context};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{Move, RowAccess};
 
-use crate::cuda::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, comment_lines, identifier, render_plain};
+use crate::cuda::{
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName, comment_lines, identifier, render_plain,
+};
 use crate::instances::Body;
 pub use choice::tile_counts;
 use choice::{Choice, Language, Rows};
@@ -88,7 +90,7 @@ fn declared(source: &CudaSource) -> bool {
 
 /// The axes of the tensors that the copy engine moves: attention has three of a batch.
 fn map_rank(source: &CudaSource) -> usize {
-    if source.args.iter().any(|a| a.name == "batch2") { 5 } else { 3 }
+    if source.args.iter().any(|a| a.kind == ArgKind::Size(SizeName::Batch2)) { 5 } else { 3 }
 }
 
 /// The name of the tensor of an argument: a descriptor is made of it.
@@ -106,7 +108,7 @@ fn about(arg: &Arg) -> String {
             let how = if matches!(arg.role, ArgRole::Written(_)) { "written" } else { "read" };
             format!("{dtype}, {how}: {what}")
         }
-        ArgKind::Size | ArgKind::Sizes(_) | ArgKind::Strides { .. } => what,
+        ArgKind::Size(_) | ArgKind::Sizes { .. } | ArgKind::Strides { .. } => what,
     }
 }
 
@@ -154,12 +156,14 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
         let own = tensor(a);
         let declaration = match a.kind {
             ArgKind::Input(_) | ArgKind::Output(_) => format!("CUdeviceptr {own}"),
-            ArgKind::Size => format!("int64_t {own}"),
-            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("const int64_t {own}[{count}]"),
+            ArgKind::Size(_) => format!("int64_t {own}"),
+            ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
+                format!("const int64_t {own}[{count}]")
+            }
             ArgKind::Map { .. } => format!("const hypatia_tensor *{own}"),
         };
         values.push(match a.kind {
-            ArgKind::Sizes(_) | ArgKind::Strides { .. } => format!("(void *){own}"),
+            ArgKind::Sizes { .. } | ArgKind::Strides { .. } => format!("(void *){own}"),
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
@@ -210,23 +214,11 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
     let mut derived = Vec::new();
     for a in &source.args {
         let own = tensor(a);
-        values.push(match a.kind {
-            ArgKind::Input(_) | ArgKind::Output(_) => format!("ctypes.c_void_p({own}.data_ptr())"),
-            ArgKind::Size => format!("ctypes.c_longlong({own})"),
-            ArgKind::Sizes(count) | ArgKind::Strides { axes: count, .. } => format!("_axes({own}, {count}, \"{own}\")"),
-            ArgKind::Map { dtype, inner: [inner, outer] } => {
-                format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
-            }
-        });
+        values.push(python_value(a)?);
         if let ArgKind::Input(d) | ArgKind::Output(d) | ArgKind::Map { dtype: d, .. } = a.kind {
             tensors.push(context! { name => own.clone(), torch => torch_type(d) });
         }
-        let by_default = shaped(body, source).and_then(|whole| match (a.role, work.is_flat(source)) {
-            (ArgRole::RowLength, true) => Some(format!("{whole}.numel()")),
-            (ArgRole::RowLength, false) => Some(format!("{whole}.shape[-1]")),
-            (ArgRole::Rows, _) => Some(format!("{whole}.numel() // max(1, {whole}.shape[-1])")),
-            _ => None,
-        });
+        let by_default = by_default(a, shaped(body, source), work.is_flat(source));
         if let Some(value) = &by_default {
             derived.push(format!("{own} = {value} if {own} is None else {own}"));
         }
@@ -258,13 +250,40 @@ fn module(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             about => default.as_ref().map_or(what.clone(), |d| format!("{what}; {d}")),
         }).collect::<Vec<_>>(),
         product => work.multiplies(),
-        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes(_) | ArgKind::Strides { .. })),
+        axes => source.args.iter().any(|a| matches!(a.kind, ArgKind::Sizes { .. } | ArgKind::Strides { .. })),
         derived => derived,
         launched => launched,
         choice => choice.value(),
         ..common(source, stem, name)
     };
     render_plain("launcher.py.j2", ctx)
+}
+
+/// What Python passes for an argument.
+fn python_value(arg: &Arg) -> Result<String, EmitError> {
+    let own = tensor(arg);
+    Ok(match arg.kind {
+        ArgKind::Input(_) | ArgKind::Output(_) => format!("ctypes.c_void_p({own}.data_ptr())"),
+        ArgKind::Size(_) => format!("ctypes.c_longlong({own})"),
+        ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
+            format!("_axes({own}, {count}, \"{own}\")")
+        }
+        ArgKind::Map { dtype, inner: [inner, outer] } => {
+            format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
+        }
+    })
+}
+
+/// The number or the length of rows, where they follow from the shape of `whole`, a tensor of whole
+/// rows; all of its elements count as one row if the work is flat.
+fn by_default(arg: &Arg, whole: Option<String>, flat: bool) -> Option<String> {
+    let whole = whole?;
+    match arg.role {
+        ArgRole::RowLength if flat => Some(format!("{whole}.numel()")),
+        ArgRole::RowLength => Some(format!("{whole}.shape[-1]")),
+        ArgRole::Rows => Some(format!("{whole}.numel() // max(1, {whole}.shape[-1])")),
+        _ => None,
+    }
 }
 
 /// A tensor of whole rows, from which the number and the length of rows follow.

@@ -4,7 +4,7 @@
 //! declaration. Invariant: facts that may change as the e-graph grows are allowed in `prefer` only,
 //! device facts in kernels only.
 
-use crate::ast::{BinaryOp, Expr, ExprKind, Path, UnaryOp};
+use crate::ast::{BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
 use crate::ir::{AExpr, AFn, AttrType, AttrValue, DeviceFact, Fact, Sort, Var, VarId};
@@ -50,30 +50,7 @@ impl<'a> Cx<'a> {
                 Some(AExpr::Index(Box::new(list?), Box::new(i?)))
             }
             ExprKind::Comprehension { element, name, over, condition } => {
-                let several = single(over).and_then(|n| match self.definition(&n.node) {
-                    Some(Definition::Var(v)) if self.sort(*v) == Sort::Tensors => Some(*v),
-                    _ => None,
-                });
-                let over = match several {
-                    Some(v) => AExpr::Fact(Fact::Shapes, v),
-                    None => self.aexpr(over)?,
-                };
-                let sort = if several.is_some() { Sort::Shape } else { Sort::Attr };
-                let v = self.fresh(name.node.clone(), sort, Some(name.span));
-                self.info[v.index()].item = several.is_some();
-                let scope = self.scope;
-                let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(v));
-                let element = self.aexpr(element);
-                let condition = condition.as_deref().map(|c| self.guard(c));
-                match hidden {
-                    Some(before) => self.scopes[scope].names.insert(name.node.clone(), before),
-                    None => self.scopes[scope].names.remove(&name.node),
-                };
-                let condition = match condition {
-                    Some(c) => Some(Box::new(c?)),
-                    None => None,
-                };
-                Some(AExpr::Comprehension { element: Box::new(element?), var: v, over: Box::new(over), condition })
+                self.aexpr_comprehension(element, name, over, condition.as_deref())
             }
             ExprKind::Unary(UnaryOp::Neg, a) => Some(match self.aexpr(a)? {
                 AExpr::Value(AttrValue::Float(v)) => AExpr::Value(AttrValue::Float(-v)),
@@ -90,6 +67,40 @@ impl<'a> Cx<'a> {
             }
             _ => self.misplaced(e, "in an expression over attributes"),
         }
+    }
+
+    /// `[element for name in over if condition]`. Its variable hides another one of that name.
+    fn aexpr_comprehension(
+        &mut self,
+        element: &'a Expr,
+        name: &Name,
+        over: &'a Expr,
+        condition: Option<&'a Expr>,
+    ) -> Option<AExpr> {
+        let several = single(over).and_then(|n| match self.definition(&n.node) {
+            Some(Definition::Var(v)) if self.sort(*v) == Sort::Tensors => Some(*v),
+            _ => None,
+        });
+        let over = match several {
+            Some(v) => AExpr::Fact(Fact::Shapes, v),
+            None => self.aexpr(over)?,
+        };
+        let sort = if several.is_some() { Sort::Shape } else { Sort::Attr };
+        let v = self.fresh(name.node.clone(), sort, Some(name.span));
+        self.info[v.index()].item = several.is_some();
+        let scope = self.scope;
+        let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(v));
+        let element = self.aexpr(element);
+        let condition = condition.map(|c| self.guard(c));
+        match hidden {
+            Some(before) => self.scopes[scope].names.insert(name.node.clone(), before),
+            None => self.scopes[scope].names.remove(&name.node),
+        };
+        let condition = match condition {
+            Some(c) => Some(Box::new(c?)),
+            None => None,
+        };
+        Some(AExpr::Comprehension { element: Box::new(element?), var: v, over: Box::new(over), condition })
     }
 
     fn aexpr_list(&mut self, items: &'a [Expr]) -> Option<AExpr> {
@@ -260,49 +271,54 @@ impl<'a> Cx<'a> {
             return Some(AExpr::Index(Box::new(AExpr::Fact(Fact::Shape, x?)), Box::new(i?)));
         }
         if let Some(f) = Fact::from_name(&name) {
-            let [x] = args else { return self.wrong_count(&name, span, 1, 1, args.len()) };
-            if f == Fact::Uses && self.context != AttrContext::Prefer {
-                return self.misplaced_fact(&name, span);
-            }
-            let v = match self.term_arg(x) {
-                Some(v) if matches!(f, Fact::Shape | Fact::Rank | Fact::Numel) => v,
-                _ => self.tensor_arg(&name, x)?,
-            };
-            let of_several = matches!(f, Fact::Count | Fact::Shapes);
-            if (self.sort(v) == Sort::Tensors) != of_several {
-                let wanted = if of_several { Sort::Tensors } else { Sort::Tensor };
-                let shown = self.vars[v.index()].name.clone();
-                return self.wrong_sort(&shown, v, wanted, x.span);
-            }
-            return Some(AExpr::Fact(f, v));
+            return self.fact_call(f, args, span);
         }
-        let Some(f) = AFn::from_name(&name) else {
-            let functions = AFn::ALL.iter().map(|f| f.name());
-            let names = functions.chain(Fact::ALL.iter().map(|f| f.name())).chain([DIM, SAME_ACCUMULATOR]);
-            let mut d = Diagnostic::error(
-                code::UNKNOWN_NAME,
-                format!("there is no fact or attribute function `{name}`"),
-                callee.span,
-            )
-            .label("not found");
-            d = match closest(&name, names.clone()) {
-                Some(s) => d.hint(format!("did you mean `{s}`?")),
-                None => {
-                    let mut names: Vec<&str> = names.collect();
-                    names.sort_unstable();
-                    d.note(format!("the known names are {}", names.join(", "))).hint(
-                        "only these compute with sizes, attributes and facts; scalars and ops are functions of tensors",
-                    )
-                }
-            };
-            return self.report(d);
-        };
+        let Some(f) = AFn::from_name(&name) else { return self.unknown_function(&name, callee.span) };
         let (lo, hi) = counts(f);
         if args.len() < lo || args.len() > hi {
             return self.wrong_count(&name, span, lo, hi, args.len());
         }
         let args: Vec<Option<AExpr>> = args.iter().map(|a| self.aexpr(a)).collect();
         Some(AExpr::Call(f, args.into_iter().collect::<Option<_>>()?))
+    }
+
+    /// A fact of an operand, such as its rank.
+    fn fact_call(&mut self, f: Fact, args: &[&'a Expr], span: Span) -> Option<AExpr> {
+        let name = f.name();
+        let [x] = args else { return self.wrong_count(name, span, 1, 1, args.len()) };
+        if f == Fact::Uses && self.context != AttrContext::Prefer {
+            return self.misplaced_fact(name, span);
+        }
+        let v = match self.term_arg(x) {
+            Some(v) if matches!(f, Fact::Shape | Fact::Rank | Fact::Numel) => v,
+            _ => self.tensor_arg(name, x)?,
+        };
+        let of_several = matches!(f, Fact::Count | Fact::Shapes);
+        if (self.sort(v) == Sort::Tensors) != of_several {
+            let wanted = if of_several { Sort::Tensors } else { Sort::Tensor };
+            let shown = self.vars[v.index()].name.clone();
+            return self.wrong_sort(&shown, v, wanted, x.span);
+        }
+        Some(AExpr::Fact(f, v))
+    }
+
+    fn unknown_function<T>(&mut self, name: &str, span: Span) -> Option<T> {
+        let functions = AFn::ALL.iter().map(|f| f.name());
+        let names = functions.chain(Fact::ALL.iter().map(|f| f.name())).chain([DIM, SAME_ACCUMULATOR]);
+        let mut d =
+            Diagnostic::error(code::UNKNOWN_NAME, format!("there is no fact or attribute function `{name}`"), span)
+                .label("not found");
+        d = match closest(name, names.clone()) {
+            Some(s) => d.hint(format!("did you mean `{s}`?")),
+            None => {
+                let mut names: Vec<&str> = names.collect();
+                names.sort_unstable();
+                d.note(format!("the known names are {}", names.join(", "))).hint(
+                    "only these compute with sizes, attributes and facts; scalars and ops are functions of tensors",
+                )
+            }
+        };
+        self.report(d)
     }
 
     /// The variable of `[.. for x in xs]` over several operands: it has the sizes of one of them.

@@ -2,14 +2,14 @@
 //!
 //! In: a source of `hypatia_templates` and the views that a step reads and writes. Out: a
 //! [`KernelLaunch`] with symbolic addresses, so that it serves every instance of a plan. Invariant:
-//! each argument's value follows from its role in the source's own list, never from a position
-//! fixed elsewhere.
+//! each argument's value follows from its role and its kind in the source's own list, never from a
+//! position fixed elsewhere; an argument that the work does not know is an error.
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
-use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, FEW_ELEMENTS, Geometry, MANY_ROWS};
+use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, FEW_ELEMENTS, Geometry, MANY_ROWS, SizeName};
 
 use super::address::{Bases, Location, REPORT, REPORTS};
 use super::driver::failed;
@@ -89,31 +89,31 @@ pub fn rows_are_strided(work: &Work) -> bool {
 }
 
 /// The arguments of a source, in its order. `own` is memory that holds the work's own data, by
-/// argument.
+/// role.
 pub fn arguments(
     source: &CudaSource,
     work: &Work,
-    own: &[(String, Arc<DeviceMemory>)],
+    own: &[(ArgRole, Arc<DeviceMemory>)],
     pointer: &dyn Fn(&Arg) -> Option<Location>,
 ) -> Result<Vec<Argument>> {
     let unknown = |name: &str| Error::Internal(format!("kernel {} has an unknown argument `{name}`", source.name));
-    let sizes = |name: &str| work.sizes.iter().find(|(n, _)| n == name).map(|(_, v)| v);
+    let sizes = |name: SizeName| work.sizes.iter().find(|(n, _)| *n == name).map(|(_, v)| v);
     let argument = |a: &Arg| match (a.kind, a.role) {
         (ArgKind::Input(_) | ArgKind::Output(_), _) => {
-            let own = own.iter().find(|(n, _)| *n == a.name).map(|(_, memory)| Argument::Own(memory.clone()));
-            let room = || work.rooms.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Workspace(*at));
-            let sums = || work.sums.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Sums(*at));
-            let report = || work.reports.iter().find(|(n, _)| *n == a.name).map(|(_, at)| Argument::Report(*at));
+            let own = own.iter().find(|(role, _)| *role == a.role).map(|(_, memory)| Argument::Own(memory.clone()));
+            let room = || work.rooms.iter().find(|(role, _)| *role == a.role).map(|(_, at)| Argument::Workspace(*at));
+            let sums = || work.sums.iter().find(|(role, _)| *role == a.role).map(|(_, at)| Argument::Sums(*at));
+            let report = || work.reports.iter().find(|(role, _)| *role == a.role).map(|(_, at)| Argument::Report(*at));
             own.or_else(room).or_else(sums).or_else(report).or_else(|| pointer(a).map(Argument::Address))
         }
-        (ArgKind::Size, ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
-        (ArgKind::Size, ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
-        (ArgKind::Size, _) => sizes(&a.name).and_then(|v| v.first().copied()).map(Argument::Size),
+        (ArgKind::Size(_), ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
+        (ArgKind::Size(_), ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
+        (ArgKind::Size(name), _) => sizes(name).and_then(|v| v.first().copied()).map(Argument::Size),
         (ArgKind::Map { dtype, inner }, _) => {
             let shape = work.maps.iter().find(|(role, _)| *role == a.role).map(|(_, shape)| *shape);
             pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner })
         }
-        (ArgKind::Sizes(count), _) => sizes(&a.name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
+        (ArgKind::Sizes { name, count }, _) => sizes(name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
         (ArgKind::Strides { of, axes }, _) => {
             let strides = work.strides.iter().find(|(role, _)| *role == of).map(|(_, v)| v);
             strides.filter(|v| v.len() == axes).cloned().map(Argument::Sizes)
@@ -344,4 +344,23 @@ fn resident_clusters(function: &CudaFunction, [blocks, threads]: [u32; 2], share
         unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function.cu_function(), &raw const config) };
     status.result().map_err(|e| failed("cuOccupancyMaxActiveClusters", e))?;
     Ok(clusters.max(0) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_the_work_lacks_is_an_error() {
+        let args = vec![Arg::size(SizeName::Depth, "terms of a sum")];
+        let (name, text) = ("product".to_string(), String::new());
+        let source = CudaSource { name, formula: String::new(), text, entries: Vec::new(), args, launch: None };
+        let bound = |name| {
+            let work = Work { sizes: vec![(name, vec![3])], ..Work::default() };
+            arguments(&source, &work, &[], &|_| None).map(|found| found.len())
+        };
+        assert_eq!(bound(SizeName::Depth).unwrap(), 1);
+        let error = bound(SizeName::K).unwrap_err().to_string();
+        assert!(error.contains("`depth`"), "{error}");
+    }
 }

@@ -335,7 +335,7 @@ fn kernel_launch(
     let function = module.load_function(name).map_err(|e| failed(&format!("cuModuleGetFunction of {name}"), e))?;
     let pointer = |arg: &Arg| operand(step, work, arg).map(|v| Location::of(plan, v));
     let mut own = uploaded(gpu, work)?;
-    if let Some(Kept { argument, name, bytes }) = &work.kept {
+    if let Some(Kept { role, name, bytes }) = &work.kept {
         let memory = match kept.get(name) {
             Some(memory) => memory.clone(),
             None => {
@@ -344,7 +344,7 @@ fn kernel_launch(
             }
         };
         kept.insert(name.clone(), memory.clone());
-        own.push((argument.clone(), memory));
+        own.push((*role, memory));
     }
     let arguments = arguments(source, work, &own, &pointer)?;
     let shared = work.declared.as_ref().map_or(geometry.shared(), |d| d.shared);
@@ -357,17 +357,17 @@ fn kernel_launch(
 }
 
 /// Memory of the device with the integers that a launch reads.
-fn uploaded(gpu: &Arc<Gpu>, work: &Work) -> Result<Vec<(String, Arc<DeviceMemory>)>> {
+fn uploaded(gpu: &Arc<Gpu>, work: &Work) -> Result<Vec<(ArgRole, Arc<DeviceMemory>)>> {
     if work.data.is_empty() {
         return Ok(Vec::new());
     }
     let stream = gpu.context().new_stream().map_err(|e| failed("cuStreamCreate", e))?;
     let mut out = Vec::new();
-    for (name, values) in &work.data {
+    for (role, values) in &work.data {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_ne_bytes()).collect();
         let memory = DeviceMemory::new(&stream, bytes.len())?;
         memory.upload(&bytes)?;
-        out.push((name.clone(), Arc::new(memory)));
+        out.push((*role, Arc::new(memory)));
     }
     stream.synchronize().map_err(|e| failed("cuStreamSynchronize", e))?;
     Ok(out)
@@ -392,6 +392,8 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
         ArgRole::Read(i) => step.reads.get(i),
         ArgRole::Written(i) => step.writes.get(i),
         ArgRole::Factor(_) | ArgRole::Sums | ArgRole::Order | ArgRole::From | ArgRole::To => None,
+        ArgRole::RowSums | ArgRole::Tops | ArgRole::Ranges | ArgRole::Intervals => None,
+        ArgRole::Report | ArgRole::Fault => None,
         ArgRole::Rows | ArgRole::RowLength | ArgRole::Axes | ArgRole::Problems => None,
         ArgRole::TiledRows | ArgRole::TiledColumns | ArgRole::Named => None,
     }

@@ -10,7 +10,7 @@ use minijinja::{Value, context};
 
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, loaded};
-use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -211,8 +211,8 @@ fn input(at: usize, o: &Operand, along: &[Along; AXES]) -> Value {
 fn sums(kernel: &AttentionKernel, kind: ArgKind) -> [Arg; 2] {
     let width = kernel.problem.padded_value();
     [
-        Arg::named("sums", kind, format!("batch x queries x chunks x {width}: weights times values, summed")),
-        Arg::named("tops", kind, "batch x queries x chunks x 2: the largest score, and the sum of the weights"),
+        Arg::memory(ArgRole::Sums, kind, format!("batch x queries x chunks x {width}: weights times values, summed")),
+        Arg::memory(ArgRole::Tops, kind, "batch x queries x chunks x 2: the largest score, and the sum of the weights"),
     ]
 }
 
@@ -224,12 +224,12 @@ fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     out.extend(lse(&kernel.problem));
     out.push(Arg::rows("queries of all heads"));
     let sizes = [
-        ("queries", "queries of each head"),
-        ("batch1", "second axis of the batch"),
-        ("batch2", "third axis of the batch"),
-        ("chunks", "chunks of keys"),
+        (SizeName::Queries, "queries of each head"),
+        (SizeName::Batch1, "second axis of the batch"),
+        (SizeName::Batch2, "third axis of the batch"),
+        (SizeName::Chunks, "chunks of keys"),
     ];
-    out.extend(sizes.map(|(name, about)| Arg::named(name, ArgKind::Size, about)));
+    out.extend(sizes.map(|(name, about)| Arg::size(name, about)));
     out
 }
 
@@ -256,7 +256,7 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     out.push(section());
     if t.chunk > 0 {
         let about = format!("chunks of {} keys, ceil(keys / {0})", t.chunk);
-        out.push(Arg::size("chunks", ArgRole::Problems, &about));
+        out.push(Arg::size_of(ArgRole::Problems, SizeName::Chunks, &about));
     }
     out.extend(masked(of.intervals, t.rows(), t.keys));
     out
@@ -281,18 +281,18 @@ pub(super) fn read(operands: &[Operand], factors: usize) -> Vec<Arg> {
 /// The sizes. One of queries and keys is divided into tiles.
 pub(super) fn sizes(queries: ArgRole, keys: ArgRole) -> [Arg; 5] {
     [
-        ("queries", queries, "queries of each head"),
-        ("keys", keys, "keys of each head, above 0"),
-        ("batch0", ArgRole::Problems, "first axis of the batch"),
-        ("batch1", ArgRole::Problems, "second axis of the batch"),
-        ("batch2", ArgRole::Problems, "third axis of the batch"),
+        (queries, SizeName::Queries, "queries of each head"),
+        (keys, SizeName::Keys, "keys of each head, above 0"),
+        (ArgRole::Problems, SizeName::Batch0, "first axis of the batch"),
+        (ArgRole::Problems, SizeName::Batch1, "second axis of the batch"),
+        (ArgRole::Problems, SizeName::Batch2, "third axis of the batch"),
     ]
-    .map(|(name, role, about)| Arg::size(name, role, about))
+    .map(|(role, name, about)| Arg::size_of(role, name, about))
 }
 
 /// How many heads blocks work on at a time.
 pub(super) fn section() -> Arg {
-    Arg::named("section", ArgKind::Size, "heads whose keys and values stay in the L2 cache together")
+    Arg::size(SizeName::Section, "heads whose keys and values stay in the L2 cache together")
 }
 
 /// The second result, if there is one.
@@ -315,7 +315,7 @@ pub(super) fn masked(intervals: bool, rows: usize, keys: usize) -> Vec<Arg> {
          hide nothing"
     );
     vec![
-        Arg::named("ranges", ArgKind::Input(DType::I32), about),
-        Arg::named("intervals", ArgKind::Input(DType::I32), "for each query its keys, [first, end)"),
+        Arg::memory(ArgRole::Ranges, ArgKind::Input(DType::I32), about),
+        Arg::memory(ArgRole::Intervals, ArgKind::Input(DType::I32), "for each query its keys, [first, end)"),
     ]
 }

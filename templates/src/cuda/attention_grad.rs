@@ -185,7 +185,7 @@ fn masked_rows(kernel: &AttentionGradKernel, rows: usize, columns: usize) -> Vec
             "for each {rows} keys the tiles of {columns} queries that attend to them, [first, end), and those that \
              hide nothing"
         );
-        *ranges = Arg::named("ranges", ArgKind::Input(DType::I32), about);
+        *ranges = Arg::memory(ArgRole::Ranges, ArgKind::Input(DType::I32), about);
     }
     out
 }

@@ -8,7 +8,7 @@ use minijinja::{Value, context};
 
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, loaded};
-use super::{Arg, ArgRole, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::chain::{ChainKernel, ChainLayer, ChainTiling, GROUP_ROWS, MAX_WIDTH, padded};
 use hypatia_dsl::kernel::{Access, TILE_K};
@@ -129,7 +129,7 @@ impl<'k> Printed<'k> {
             let beside = layer.inputs.iter().enumerate();
             out.extend(beside.map(|(i, o)| Arg::read(at + 1 + i, o.dtype, about(&o.access))));
         }
-        out.push(Arg::size("rows", ArgRole::TiledRows, "rows of the input and of the result"));
+        out.push(Arg::size_of(ArgRole::TiledRows, SizeName::Rows, "rows of the input and of the result"));
         out
     }
 

@@ -8,7 +8,8 @@ use minijinja::{Value, context};
 use super::pointwise::declarations;
 use super::term::{Functions, widen};
 use super::{
-    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,
+    storage,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -49,7 +50,8 @@ pub(super) fn word(row_sums: RowSums) -> Option<&'static str> {
 
 /// The arguments of a product that stores sums of its accumulators.
 pub(super) fn row_sums_arguments(row_sums: RowSums) -> Vec<Arg> {
-    let sums = || Arg::named("row_sums", ArgKind::Output(DType::F32), "sums of accumulators: parts x products x rows");
+    let sums =
+        || Arg::memory(ArgRole::RowSums, ArgKind::Output(DType::F32), "sums of accumulators: parts x products x rows");
     match row_sums {
         RowSums::Off => Vec::new(),
         RowSums::Stored => vec![sums()],
@@ -59,11 +61,11 @@ pub(super) fn row_sums_arguments(row_sums: RowSums) -> Vec<Arg> {
 
 /// What a test wants changed.
 fn fault() -> Arg {
-    Arg::named("fault", ArgKind::Output(DType::I32), "kind, row and column, bit or one in how many")
+    Arg::memory(ArgRole::Fault, ArgKind::Output(DType::I32), "kind, row and column, bit or one in how many")
 }
 
-fn sizes(list: &[(&str, &str)]) -> Vec<Arg> {
-    list.iter().map(|(name, about)| Arg::named(*name, ArgKind::Size, *about)).collect()
+fn sizes(list: &[(SizeName, &str)]) -> Vec<Arg> {
+    list.iter().map(|(name, about)| Arg::size(*name, *about)).collect()
 }
 
 fn strides(of: ArgRole, axes: &str, count: usize) -> Arg {
@@ -79,14 +81,18 @@ pub(super) fn block_sums(program: &Program, kernel: &BlockSumsKernel) -> Result<
         args.push(Arg::read(*f, kernel.factor, "products x depth x columns"));
         args.push(strides(ArgRole::Read(*f), "outer and inner products, terms and columns", 4));
     }
-    args.push(Arg::named("sums", ArgKind::Output(stored), "sums of blocks, and sums of squares, for each term"));
+    args.push(Arg::memory(
+        ArgRole::Sums,
+        ArgKind::Output(stored),
+        "sums of blocks, and sums of squares, for each term",
+    ));
     args.extend(sizes(&[
-        ("depth", "length of the product's sums"),
-        ("columns", "columns of the product"),
-        ("outer", "outer products"),
-        ("inner", "inner products of each outer one"),
-        ("blocks", "blocks of columns"),
-        ("width", "columns of a block"),
+        (SizeName::Depth, "length of the product's sums"),
+        (SizeName::Columns, "columns of the product"),
+        (SizeName::Outer, "outer products"),
+        (SizeName::Inner, "inner products of each outer one"),
+        (SizeName::Blocks, "blocks of columns"),
+        (SizeName::Width, "columns of a block"),
     ]));
     let formula = "sums = the sums of in1 over blocks of columns".to_string();
     let description = Description {
@@ -107,8 +113,8 @@ fn arguments(kernel: &ChecksumKernel) -> Vec<Arg> {
     let mut args = vec![
         Arg::read(0, kernel.factor, "products x rows x depth"),
         strides(ArgRole::Read(0), "outer and inner products, rows and terms", 4),
-        Arg::named(
-            "sums",
+        Arg::memory(
+            ArgRole::Sums,
             ArgKind::Input(sums_in_memory(sum, kernel.by_units)),
             "sums of the right factor and of its squares",
         ),
@@ -116,24 +122,33 @@ fn arguments(kernel: &ChecksumKernel) -> Vec<Arg> {
     ];
     match kernel.compared {
         Compared::Accumulators => {
-            args.push(Arg::named("row_sums", ArgKind::Input(sum), "sums of accumulators: parts x products x rows"));
-            let of_parts = [("parts", "parts of a row"), ("parts_of_block", "parts of a row in a block of columns")];
+            args.push(Arg::memory(
+                ArgRole::RowSums,
+                ArgKind::Input(sum),
+                "sums of accumulators: parts x products x rows",
+            ));
+            let of_parts =
+                [(SizeName::Parts, "parts of a row"), (SizeName::PartsOfBlock, "parts of a row in a block of columns")];
             args.extend(sizes(&of_parts));
         }
         Compared::Result { dtype, .. } => {
             args.push(Arg { kind: ArgKind::Input(dtype), ..Arg::written(0, dtype, "products x rows x columns") });
             args.push(strides(ArgRole::Written(0), "outer and inner products, rows and columns", 4));
-            args.push(Arg::named("columns", ArgKind::Size, "columns of the product"));
+            args.push(Arg::size(SizeName::Columns, "columns of the product"));
         }
     }
-    args.push(Arg::named("report", ArgKind::Output(DType::I32), "row, column, sum, expected sum, allowed difference"));
+    args.push(Arg::memory(
+        ArgRole::Report,
+        ArgKind::Output(DType::I32),
+        "row, column, sum, expected sum, allowed difference",
+    ));
     args.extend(sizes(&[
-        ("rows", "rows of each product"),
-        ("depth", "length of the sums"),
-        ("outer", "outer products"),
-        ("inner", "inner products of each outer one"),
-        ("blocks", "blocks of columns"),
-        ("width", "columns of a block"),
+        (SizeName::Rows, "rows of each product"),
+        (SizeName::Depth, "length of the sums"),
+        (SizeName::Outer, "outer products"),
+        (SizeName::Inner, "inner products of each outer one"),
+        (SizeName::Blocks, "blocks of columns"),
+        (SizeName::Width, "columns of a block"),
     ]));
     args
 }
@@ -193,10 +208,10 @@ pub(super) fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaS
         fault(),
     ];
     args.extend(sizes(&[
-        ("rows", "rows of each product"),
-        ("columns", "columns of each product"),
-        ("outer", "outer products"),
-        ("inner", "inner products of each outer one"),
+        (SizeName::Rows, "rows of each product"),
+        (SizeName::Columns, "columns of each product"),
+        (SizeName::Outer, "outer products"),
+        (SizeName::Inner, "inner products of each outer one"),
     ]));
     let formula = "out0, but for what a test changes".to_string();
     let description =

@@ -8,7 +8,7 @@ use minijinja::{Value, context};
 
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded};
-use super::{Arg, ArgRole, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
@@ -156,12 +156,12 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         }
     }
     let sizes = [
-        ("rows", ArgRole::TiledRows, "rows of each product"),
-        ("columns", ArgRole::TiledColumns, "columns of each product"),
-        ("depth", ArgRole::Named, "length of the sums, above 0"),
-        ("batches", ArgRole::Problems, "products"),
+        (ArgRole::TiledRows, SizeName::Rows, "rows of each product"),
+        (ArgRole::TiledColumns, SizeName::Columns, "columns of each product"),
+        (ArgRole::Named, SizeName::Depth, "length of the sums, above 0"),
+        (ArgRole::Problems, SizeName::Batches, "products"),
     ];
-    out.extend(sizes.map(|(name, role, about)| Arg::size(name, role, about)));
+    out.extend(sizes.map(|(role, name, about)| Arg::size_of(role, name, about)));
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }

@@ -9,7 +9,7 @@ use minijinja::{Value, context};
 use super::gemm::EPILOGUE;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
-use super::{Arg, ArgRole, CudaSource, EmitError, Geometry};
+use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm};
@@ -135,12 +135,12 @@ pub(super) fn product_arguments(factors: &[Factor], output: DType, inputs: &[Ope
         }
     }
     let sizes = [
-        ("rows", ArgRole::TiledRows, "rows of each product"),
-        ("columns", ArgRole::TiledColumns, "columns of each product"),
-        ("depth", ArgRole::Named, "length of the sums"),
-        ("outer", ArgRole::Problems, "outer products"),
-        ("inner", ArgRole::Problems, "inner products of each outer one"),
+        (ArgRole::TiledRows, SizeName::Rows, "rows of each product"),
+        (ArgRole::TiledColumns, SizeName::Columns, "columns of each product"),
+        (ArgRole::Named, SizeName::Depth, "length of the sums"),
+        (ArgRole::Problems, SizeName::Outer, "outer products"),
+        (ArgRole::Problems, SizeName::Inner, "inner products of each outer one"),
     ];
-    out.extend(sizes.map(|(name, role, about)| Arg::size(name, role, about)));
+    out.extend(sizes.map(|(role, name, about)| Arg::size_of(role, name, about)));
     out
 }

@@ -8,7 +8,10 @@ use minijinja::{Value, context};
 use super::expr::Expr;
 use super::pointwise::declarations;
 use super::term::{Functions, compute_name};
-use super::{Arg, ArgKind, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
+use super::{
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,
+    storage,
+};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::JoinSumsKernel;
@@ -25,10 +28,10 @@ pub(super) fn emit(program: &Program, kernel: &JoinSumsKernel) -> Result<CudaSou
         return Err(EmitError::Malformed(format!("kernel `{}`: sums of no floats", kernel.name)));
     }
     let name = identifier("hypatia_", &kernel.name);
-    let mut args = vec![Arg::sums(ArgKind::Input(kernel.sums), format!("parts x {count} x columns"))];
+    let mut args = vec![Arg::memory(ArgRole::Sums, ArgKind::Input(kernel.sums), format!("parts x {count} x columns"))];
     args.extend(kernel.outputs.iter().enumerate().map(|(i, d)| Arg::written(i, *d, "one element a column")));
-    args.push(Arg::named("parts", ArgKind::Size, "sums that are added up"));
-    args.push(Arg::named("columns", ArgKind::Size, "columns of each result"));
+    args.push(Arg::size(SizeName::Parts, "sums that are added up"));
+    args.push(Arg::size(SizeName::Columns, "columns of each result"));
     let geometry = Geometry::Rows { block: JOIN_BLOCK, threads: JOIN_BLOCK, up_to: None };
     let entries = vec![Entry { name: name.clone(), geometry }];
     let formula: Vec<String> = (0..count).map(|i| format!("out{i} = the sum over all parts of sums[{i}]")).collect();

@@ -9,8 +9,8 @@ use minijinja::{Value, context};
 use super::pointwise::declarations;
 use super::term::{Functions, Lowered, compute_name, widen};
 use super::{
-    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render,
-    storage,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, SizeName, common,
+    identifier, render, storage,
 };
 use hypatia_dsl::builtin::{BuiltinScalar, ScatterReduction};
 use hypatia_dsl::dtype::DType;
@@ -98,7 +98,7 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
             Arg::read(1, dtype, "k x n, read with its strides"),
             Arg::written(0, dtype, "m x n, row-major; one after the other"),
             Arg::axes(axes, "sizes of the axes that number the products, then m and n"),
-            Arg::named("k", ArgKind::Size, "terms of a sum"),
+            Arg::size(SizeName::K, "terms of a sum"),
             strides(0, "elements between neighbours along those axes, then along m and k"),
             strides(1, "elements between neighbours along those axes, then along k and n"),
         ],
@@ -125,17 +125,23 @@ fn cumsum_args(kernel: &CumsumKernel, sums: DType) -> Vec<Arg> {
     }
     match kernel.role {
         Running::Whole => {}
-        Running::Sums => args.push(Arg::sums(ArgKind::Output(sums), "a sum for each chunk but the last, and line")),
-        Running::Chunks => args.push(Arg::sums(ArgKind::Input(sums), "a sum for each chunk but the last, and line")),
+        Running::Sums => {
+            args.push(Arg::memory(ArgRole::Sums, ArgKind::Output(sums), "a sum for each chunk but the last, and line"))
+        }
+        Running::Chunks => {
+            args.push(Arg::memory(ArgRole::Sums, ArgKind::Input(sums), "a sum for each chunk but the last, and line"))
+        }
     }
-    for (name, meaning) in
-        [("outer", "lines one after the other"), ("size", "elements"), ("inner", "lines side by side")]
-    {
-        args.push(Arg::named(name, ArgKind::Size, meaning));
+    for (name, meaning) in [
+        (SizeName::Outer, "lines one after the other"),
+        (SizeName::Size, "elements"),
+        (SizeName::Inner, "lines side by side"),
+    ] {
+        args.push(Arg::size(name, meaning));
     }
     if kernel.role != Running::Whole {
-        args.push(Arg::named("chunks", ArgKind::Size, "chunks of a line"));
-        args.push(Arg::named("length", ArgKind::Size, "elements of a chunk"));
+        args.push(Arg::size(SizeName::Chunks, "chunks of a line"));
+        args.push(Arg::size(SizeName::Length, "elements of a chunk"));
     }
     args
 }
@@ -212,10 +218,10 @@ fn sort_args(kernel: &SortKernel, operands: &[&str]) -> Vec<Arg> {
     args.push(Arg::axes(axes, "sizes: of the axes that number the lines, then of the one that is sorted"));
     args.extend(strides);
     if kernel.indices {
-        args.push(Arg::named("size", ArgKind::Size, "size of the axis that in0 indexes"));
+        args.push(Arg::size(SizeName::Size, "size of the axis that in0 indexes"));
     }
     if kernel.role == Sorting::Merge {
-        args.push(Arg::named("run", ArgKind::Size, "elements of a sorted run"));
+        args.push(Arg::size(SizeName::Run, "elements of a sorted run"));
     }
     args
 }
@@ -333,14 +339,13 @@ pub(super) fn scatter(program: &Program, kernel: &ScatterKernel) -> Result<CudaS
         args: vec![
             Arg::read(1, index, "the indices; negative ones count from the end"),
             Arg::read(2, dtype, "rows x n, row-major"),
-            Arg::with(
+            Arg::memory(
                 ArgRole::Order,
-                "order",
                 ArgKind::Input(DType::I64),
                 "positions of the indices in the order in which they lead",
             ),
             Arg::written(0, dtype, "size x n, row-major; it is read too"),
-            Arg::named("size", ArgKind::Size, "rows of out0"),
+            Arg::size(SizeName::Size, "rows of out0"),
             Arg::rows("rows of in2"),
             Arg::row_length("columns"),
         ],

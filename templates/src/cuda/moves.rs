@@ -8,8 +8,8 @@ use minijinja::{Value, context};
 use super::pointwise::declarations;
 use super::term::{Functions, compute_name, widen};
 use super::{
-    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render,
-    storage, vector_width,
+    Arg, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, SizeName, common, identifier,
+    render, storage, vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -34,79 +34,92 @@ struct Form {
     args: Vec<Arg>,
 }
 
+/// What a row-major result says of itself.
+const ROW_MAJOR: &str = "all elements in row-major order";
+
+/// The strides of an operand.
+fn strides(i: usize, rank: usize) -> Arg {
+    Arg::strides(ArgRole::Read(i), rank, "elements between neighbours along each axis")
+}
+
+/// The size of an axis that is indexed.
+fn indexed() -> Arg {
+    Arg::size(SizeName::Size, "size of the axis that is indexed")
+}
+
 /// The form of each kind of move, with its arguments in the order of the source.
 fn form(kernel: &MoveKernel) -> Form {
     let dtype = kernel.dtype;
-    let out = |about: &str| Arg::written(0, dtype, about);
-    let sizes = |rank: usize, about: &str| Arg::axes(rank, about);
-    let strides =
-        |i: usize, rank: usize| Arg::strides(ArgRole::Read(i), rank, "elements between neighbours along each axis");
-    let row_major = "all elements in row-major order";
     match kernel.moves {
-        Move::Concat { count, axis, rank } => {
-            let mut args: Vec<Arg> = (0..count).map(|i| Arg::read(i, dtype, "read with its strides")).collect();
-            args.push(out(row_major));
-            args.push(sizes(rank, "sizes of the result"));
-            args.push(Arg::named("ends", ArgKind::Sizes(count), "where each operand ends along the axis"));
-            args.extend((0..count).map(|i| strides(i, rank)));
-            let formula = format!("{count} operands side by side along axis {axis}");
-            Form { kind: "concat", rank, axis, count, index: None, formula, args }
-        }
-        Move::Pad { rank } => {
-            let args = vec![
-                Arg::read(0, dtype, "read with its strides"),
-                Arg::read(1, dtype, "one element"),
-                out(row_major),
-                sizes(rank, "sizes of the result"),
-                Arg::named(
-                    "before",
-                    ArgKind::Sizes(rank),
-                    "elements before the operand along each axis; negative: cut off",
-                ),
-                Arg::named("data", ArgKind::Sizes(rank), "sizes of the operand"),
-                strides(0, rank),
-            ];
-            let formula = "in1 everywhere, then in0 at a distance from the start of each axis".into();
-            Form { kind: "pad", rank, axis: 0, count: 0, index: None, formula, args }
-        }
-        Move::Gather { index } => {
-            let args = vec![
-                Arg::read(0, dtype, "outer x size x inner, row-major"),
-                Arg::read(1, index, "the indices"),
-                out("outer x indices x inner, row-major"),
-                sizes(3, "outer, number of indices, inner"),
-                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
-            ];
-            let formula = "out0[o, i, j] = in0[o, in1[i], j]".into();
-            Form { kind: "gather", rank: 3, axis: 1, count: 1, index: Some(index), formula, args }
-        }
-        Move::GatherElements { index, axis, rank } => {
-            let args = vec![
-                Arg::read(0, dtype, "row-major, with the strides of that name"),
-                Arg::read(1, index, "the indices, in the shape of the result"),
-                out(row_major),
-                sizes(rank, "sizes of the result"),
-                Arg::named("size", ArgKind::Size, "size of the axis that is indexed"),
-                strides(0, rank),
-            ];
-            let formula = format!("in0 at the index of each element, but for axis {axis}, where in1 says the position");
-            Form { kind: "gather_elements", rank, axis, count: 1, index: Some(index), formula, args }
-        }
-        Move::GatherNd { index, width } => {
-            let args = vec![
-                Arg::read(0, dtype, "batch x indexed axes x inner, row-major"),
-                Arg::read(1, index, "the tuples: batch x tuples x width"),
-                out("batch x tuples x inner, row-major"),
-                sizes(3, "batch, tuples of one batch, inner"),
-                Arg::named("batch", ArgKind::Size, "elements of in0 in one batch"),
-                Arg::named("dims", ArgKind::Sizes(width), "sizes of the indexed axes"),
-                Arg::named("steps", ArgKind::Sizes(width), "elements between neighbours along them"),
-            ];
-            let formula =
-                format!("out0[b, i, j] = in0[b, in1[b, i, 0], ..., in1[b, i, {}], j]", width.saturating_sub(1));
-            Form { kind: "gather_nd", rank: 3, axis: 1, count: width, index: Some(index), formula, args }
-        }
+        Move::Concat { count, axis, rank } => concat(dtype, [count, axis, rank]),
+        Move::Pad { rank } => pad(dtype, rank),
+        Move::Gather { index } => gather([dtype, index]),
+        Move::GatherElements { index, axis, rank } => gather_elements([dtype, index], [axis, rank]),
+        Move::GatherNd { index, width } => gather_nd([dtype, index], width),
     }
+}
+
+fn concat(dtype: DType, [count, axis, rank]: [usize; 3]) -> Form {
+    let mut args: Vec<Arg> = (0..count).map(|i| Arg::read(i, dtype, "read with its strides")).collect();
+    args.push(Arg::written(0, dtype, ROW_MAJOR));
+    args.push(Arg::axes(rank, "sizes of the result"));
+    args.push(Arg::sizes(SizeName::Ends, count, "where each operand ends along the axis"));
+    args.extend((0..count).map(|i| strides(i, rank)));
+    let formula = format!("{count} operands side by side along axis {axis}");
+    Form { kind: "concat", rank, axis, count, index: None, formula, args }
+}
+
+fn pad(dtype: DType, rank: usize) -> Form {
+    let args = vec![
+        Arg::read(0, dtype, "read with its strides"),
+        Arg::read(1, dtype, "one element"),
+        Arg::written(0, dtype, ROW_MAJOR),
+        Arg::axes(rank, "sizes of the result"),
+        Arg::sizes(SizeName::Before, rank, "elements before the operand along each axis; negative: cut off"),
+        Arg::sizes(SizeName::Data, rank, "sizes of the operand"),
+        strides(0, rank),
+    ];
+    let formula = "in1 everywhere, then in0 at a distance from the start of each axis".into();
+    Form { kind: "pad", rank, axis: 0, count: 0, index: None, formula, args }
+}
+
+fn gather([dtype, index]: [DType; 2]) -> Form {
+    let args = vec![
+        Arg::read(0, dtype, "outer x size x inner, row-major"),
+        Arg::read(1, index, "the indices"),
+        Arg::written(0, dtype, "outer x indices x inner, row-major"),
+        Arg::axes(3, "outer, number of indices, inner"),
+        indexed(),
+    ];
+    let formula = "out0[o, i, j] = in0[o, in1[i], j]".into();
+    Form { kind: "gather", rank: 3, axis: 1, count: 1, index: Some(index), formula, args }
+}
+
+fn gather_elements([dtype, index]: [DType; 2], [axis, rank]: [usize; 2]) -> Form {
+    let args = vec![
+        Arg::read(0, dtype, "row-major, with the strides of that name"),
+        Arg::read(1, index, "the indices, in the shape of the result"),
+        Arg::written(0, dtype, ROW_MAJOR),
+        Arg::axes(rank, "sizes of the result"),
+        indexed(),
+        strides(0, rank),
+    ];
+    let formula = format!("in0 at the index of each element, but for axis {axis}, where in1 says the position");
+    Form { kind: "gather_elements", rank, axis, count: 1, index: Some(index), formula, args }
+}
+
+fn gather_nd([dtype, index]: [DType; 2], width: usize) -> Form {
+    let args = vec![
+        Arg::read(0, dtype, "batch x indexed axes x inner, row-major"),
+        Arg::read(1, index, "the tuples: batch x tuples x width"),
+        Arg::written(0, dtype, "batch x tuples x inner, row-major"),
+        Arg::axes(3, "batch, tuples of one batch, inner"),
+        Arg::size(SizeName::Batch, "elements of in0 in one batch"),
+        Arg::sizes(SizeName::Dims, width, "sizes of the indexed axes"),
+        Arg::sizes(SizeName::Steps, width, "elements between neighbours along them"),
+    ];
+    let formula = format!("out0[b, i, j] = in0[b, in1[b, i, 0], ..., in1[b, i, {}], j]", width.saturating_sub(1));
+    Form { kind: "gather_nd", rank: 3, axis: 1, count: width, index: Some(index), formula, args }
 }
 
 pub(super) fn emit(program: &Program, kernel: &MoveKernel) -> Result<CudaSource, EmitError> {

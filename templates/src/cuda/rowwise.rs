@@ -16,8 +16,8 @@ use super::row_values::{KEPT_BYTES, Piece, Values, call, dtypes, union};
 use super::teams::{Stream, Team};
 use super::term::{Functions, compute_name, formula, identity_literal};
 use super::{
-    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage,
-    vector_width,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,
+    storage, vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -509,7 +509,7 @@ fn strided(kernel: &RowwiseKernel, used: &[usize]) -> Value {
 }
 
 fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
-    let axes = ArgKind::Sizes(kernel.axes[0] + kernel.axes[1]).c_type();
+    let axes = ArgKind::Sizes { name: SizeName::Axes, count: kernel.axes[0] + kernel.axes[1] }.c_type();
     let inputs = used.iter().map(|i| {
         let ty = storage(kernel.inputs[*i].0);
         match kernel.inputs[*i].1 {
@@ -581,7 +581,7 @@ fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     }
     if let Some(ty) = kernel.sum_type() {
         let about = format!("blocks x {} x n: each block's sums over its rows", kernel.sums.len());
-        out.push(Arg::sums(ArgKind::Output(ty), about));
+        out.push(Arg::memory(ArgRole::Sums, ArgKind::Output(ty), about));
     }
     if !kernel.strided() {
         out.push(Arg::rows("number of rows"));

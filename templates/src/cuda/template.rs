@@ -18,8 +18,8 @@ use super::pointwise::{declarations, default_type};
 use super::problem::{Problem, Wrong};
 use super::term::{Functions, compute_name, inlining, widen};
 use super::{
-    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, configure, identifier, render,
-    storage, tidy,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, configure, identifier,
+    render, storage, tidy,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Head, Kernel, Pat, Program};
@@ -285,7 +285,6 @@ fn epilogue_call(operands: &[(usize, Access)], value: &str, row: &str, col: &str
 }
 
 fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
-    let arg = |name: String, kind: ArgKind, about: String| Arg::named(name, kind, about);
     let mut out: Vec<Arg> = Vec::new();
     let input = |i: usize| if filling.epilogue.is_some() { ArgRole::Factor(i) } else { ArgRole::Read(i) };
     for (i, t) in filling.inputs.iter().enumerate() {
@@ -307,10 +306,13 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
         out.push(Arg::with(ArgRole::Written(i), &t.name, ArgKind::Output(t.dtype), "row-major"));
     }
     if filling.epilogue.is_some() {
-        for (name, about) in
-            [("batch", "matrix products"), ("m", "rows of each"), ("n", "columns of each"), ("k", "length of the sums")]
-        {
-            out.push(arg(name.into(), ArgKind::Size, about.into()));
+        for (name, about) in [
+            (SizeName::Batch, "matrix products"),
+            (SizeName::M, "rows of each"),
+            (SizeName::N, "columns of each"),
+            (SizeName::K, "length of the sums"),
+        ] {
+            out.push(Arg::size(name, about));
         }
     }
     let results = if filling.epilogue.is_some() { &[] } else { filling.outputs.as_slice() };
@@ -320,7 +322,7 @@ fn arguments(filling: &Filling<'_>) -> Vec<Arg> {
         // A value of rank 0 has no axis.
         let axes = t.rank.max(1);
         if filling.epilogue.is_none() {
-            out.push(arg(format!("{}_sizes", t.name), ArgKind::Sizes(axes), format!("sizes of {}", t.name)));
+            out.push(Arg::sizes(SizeName::Tensor(role), axes, format!("sizes of {}", t.name)));
         }
         let about = format!("elements between neighbours along each axis of {}", t.name);
         out.push(Arg::strides(role, axes, about));

@@ -80,7 +80,7 @@ impl Rows {
             _ if source.args.iter().any(|a| a.role == ArgRole::RowLength) => Rows::Arguments,
             _ => {
                 let axes = source.args.iter().find_map(|a| match (a.role, a.kind) {
-                    (ArgRole::Axes, ArgKind::Sizes(axes)) => Some(axes),
+                    (ArgRole::Axes, ArgKind::Sizes { count, .. }) => Some(count),
                     _ => None,
                 });
                 match axes.and_then(|axes| Some((outer_axes(body, axes)?, axes))) {

@@ -67,7 +67,7 @@ pub fn of_plan(plan: &Plan) -> PlanKernels {
             let kernel = Some(out.instances[at].kernel.clone());
             let (rows, n) = (Some(work.rows), Some(work.n));
             let strides = work.strides.into_iter().map(|(of, strides)| (of.strides_name(), strides));
-            let sizes = work.sizes.into_iter().chain(strides).collect();
+            let sizes = work.sizes.into_iter().map(|(name, values)| (name.name(), values)).chain(strides).collect();
             out.steps.push(StepEntry { step: name.clone(), kernel, runs: runs.into(), rows, n, sizes });
         }
         if !matches!(step.action, Action::Gemm(_) | Action::Call(_)) && step_kernels(step).is_empty() {

@@ -458,8 +458,8 @@ fn argument(a: &Arg) -> ArgEntry {
     let (role, dtype, count) = match a.kind {
         ArgKind::Input(d) => ("input", d, 1),
         ArgKind::Output(d) => ("output", d, 1),
-        ArgKind::Size => ("size", DType::I64, 1),
-        ArgKind::Sizes(n) | ArgKind::Strides { axes: n, .. } => ("sizes", DType::I64, n),
+        ArgKind::Size(_) => ("size", DType::I64, 1),
+        ArgKind::Sizes { count: n, .. } | ArgKind::Strides { axes: n, .. } => ("sizes", DType::I64, n),
         ArgKind::Map { dtype, .. } => ("tensor_map", dtype, 1),
     };
     ArgEntry { name: a.name.clone(), role: role.into(), dtype: dtype.to_string(), count, about: a.about.clone() }

@@ -13,7 +13,7 @@ use hypatia_dsl::kernel::attention::{Along, AttentionProblem, AttentionTiling, B
 use hypatia_dsl::kernel::attention_sm80::WarpAttentionTiling;
 use hypatia_dsl::kernel::{Access, Operand, StoredTiling};
 use hypatia_dsl::scalar::{Term, TermNode};
-use hypatia_templates::cuda::ArgRole;
+use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::Work;
@@ -150,16 +150,14 @@ impl Attended {
         let mut work = Work::new(batches * queries.next_multiple_of(rows), 1);
         let cached = CACHED / (keys * (problem.head + problem.value) * problem.dtype.size()).max(1);
         let section = cached.clamp(1, batches.max(1));
-        let sizes = [("queries", queries), ("keys", keys), ("batch0", b0), ("batch1", b1), ("batch2", b2)];
-        for (name, size) in sizes.into_iter().chain([("section", section)]) {
-            work = work.sizes(name, &[size]);
-        }
+        work = work.size(SizeName::Queries, queries).size(SizeName::Keys, keys).size(SizeName::Section, section);
+        work = work.size(SizeName::Batch0, b0).size(SizeName::Batch1, b1).size(SizeName::Batch2, b2);
         work.strides.extend(self.strides.iter().cloned());
         work.strides.extend(self.results());
         work.views.extend(self.reads.iter().cloned());
         if let Some(intervals) = &self.intervals {
-            work.data.push(("ranges".into(), ranges(intervals, [rows, of_tile], keys)));
-            work.data.push(("intervals".into(), intervals.iter().flatten().copied().collect()));
+            work.data.push((ArgRole::Ranges, ranges(intervals, [rows, of_tile], keys)));
+            work.data.push((ArgRole::Intervals, intervals.iter().flatten().copied().collect()));
         }
         work
     }

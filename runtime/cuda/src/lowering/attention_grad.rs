@@ -11,7 +11,7 @@ use hypatia_dsl::kernel::StoredTiling;
 use hypatia_dsl::kernel::attention::BATCH;
 use hypatia_dsl::kernel::attention_grad::{AttentionGradKernel, AttentionGradProblem, AttentionGradTiling, GradSide};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermNode, prune};
-use hypatia_templates::cuda::ArgRole;
+use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::attention::{Beside, Heads, Strides, ranges, shown};
@@ -131,10 +131,13 @@ impl GeneratedAttentionGrad {
         let of_keys = kernel.side == GradSide::Keys;
         let own = if of_keys { keys } else { queries };
         // Each head begins a new tile.
-        let mut work = Work::new(b0 * b1 * b2 * own.next_multiple_of(rows), 1);
-        for (name, size) in [("queries", queries), ("keys", keys), ("batch0", b0), ("batch1", b1), ("batch2", b2)] {
-            work = work.sizes(name, &[size]);
-        }
+        let mut work = Work::new(b0 * b1 * b2 * own.next_multiple_of(rows), 1).each_size([
+            (SizeName::Queries, queries),
+            (SizeName::Keys, keys),
+            (SizeName::Batch0, b0),
+            (SizeName::Batch1, b1),
+            (SizeName::Batch2, b2),
+        ]);
         for (i, s) in self.factors.iter().enumerate() {
             work = work.strides(ArgRole::Read(i), s);
         }
@@ -148,8 +151,8 @@ impl GeneratedAttentionGrad {
                 GradSide::Queries => ranges(intervals, [rows, columns], keys),
                 GradSide::Keys => met(intervals, [rows, columns], keys),
             };
-            work.data.push(("ranges".into(), ranges));
-            work.data.push(("intervals".into(), intervals.iter().flatten().copied().collect()));
+            work.data.push((ArgRole::Ranges, ranges));
+            work.data.push((ArgRole::Intervals, intervals.iter().flatten().copied().collect()));
         }
         work
     }

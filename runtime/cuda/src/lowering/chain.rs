@@ -7,7 +7,7 @@
 
 use hypatia_dsl::kernel::chain::{ChainKernel, ChainLayer, ChainTiling, GROUP_ROWS, padded};
 use hypatia_dsl::kernel::{Access, Operand, StoredTiling};
-use hypatia_templates::cuda::ArgRole;
+use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::map_shape::MapShape;
@@ -100,7 +100,7 @@ impl GeneratedChain {
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
     pub fn tiled(&self, words: &StoredTiling) -> Option<(Body, Work)> {
         let tiling = ChainTiling::of_words(words).filter(|t| self.takes(*t))?;
-        let mut work = Work::new(self.rows, self.kernel.layers.last()?.columns).sizes("rows", &[self.rows]);
+        let mut work = Work::new(self.rows, self.kernel.layers.last()?.columns).size(SizeName::Rows, self.rows);
         if matches!(tiling, ChainTiling::Groups { .. }) {
             work.maps.clone_from(self.maps.as_ref()?);
         }

@@ -11,7 +11,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{
     BlockSumsKernel, ChecksumKernel, Compared, DisturbKernel, RowSums, bytes_of_sum, sum_type, sums_in_memory,
 };
-use hypatia_templates::cuda::{ArgRole, CHECKSUM_SLICE, compared_at_a_time};
+use hypatia_templates::cuda::{ArgRole, CHECKSUM_SLICE, SizeName, compared_at_a_time};
 use hypatia_templates::instances::Body;
 
 use super::warp_tiled::{Strides, product_strides};
@@ -112,8 +112,8 @@ impl Checksum {
 
     /// What a generated product that stores sums gets besides its own arguments.
     pub fn with_row_sums(&self, mut work: Work) -> Work {
-        work.sums.push(("row_sums".into(), 0));
-        work.reports.push(("fault".into(), FAULT));
+        work.sums.push((ArgRole::RowSums, 0));
+        work.reports.push((ArgRole::Fault, FAULT));
         work
     }
 
@@ -139,9 +139,9 @@ impl Checksum {
             match &self.constant {
                 Some(name) => {
                     let name = format!("{name} by {width} for {}", self.types[0]);
-                    work.kept = Some(Kept { argument: "sums".into(), name, bytes: of_b.bytes });
+                    work.kept = Some(Kept { role: ArgRole::Sums, name, bytes: of_b.bytes });
                 }
-                None => work.sums.push(("sums".into(), room)),
+                None => work.sums.push((ArgRole::Sums, room)),
             }
             (work.compares, work.exchanged) = (!work.once, used);
             work
@@ -163,8 +163,12 @@ impl Checksum {
         let differs = |axis: usize| self.strides[1][axis] != 0 || self.second.is_some_and(|s| s[axis] != 0);
         let [outer, inner] = [if differs(0) { outer } else { 1 }, if differs(1) { inner } else { 1 }];
         let tiles = outer * inner * blocks * k.div_ceil(CHECKSUM_SLICE);
-        let mut work = named(Work::new(1, tiles * THREADS), [("depth", k), ("blocks", blocks), ("width", width)]);
-        work = named(work, [("columns", n), ("outer", outer), ("inner", inner)]);
+        let mut work = Work::new(1, tiles * THREADS).each_size([
+            (SizeName::Depth, k),
+            (SizeName::Blocks, blocks),
+            (SizeName::Width, width),
+        ]);
+        work = work.each_size([(SizeName::Columns, n), (SizeName::Outer, outer), (SizeName::Inner, inner)]);
         work = work.strides(ArgRole::Read(1), &self.strides[1]);
         if let Some(second) = &self.second {
             work = work.strides(ArgRole::Read(2), second);
@@ -190,20 +194,21 @@ impl Checksum {
         let [outer, inner, m, n, k] = self.sizes;
         let [factor, _, out_type] = self.types;
         let blocks = n.div_ceil(width);
-        let mut work = named(Work::new(0, 0), [("depth", k), ("blocks", blocks), ("width", width)]);
-        work = named(work, [("rows", m), ("outer", outer), ("inner", inner)]);
+        let mut work =
+            Work::new(0, 0).each_size([(SizeName::Depth, k), (SizeName::Blocks, blocks), (SizeName::Width, width)]);
+        work = work.each_size([(SizeName::Rows, m), (SizeName::Outer, outer), (SizeName::Inner, inner)]);
         work = work.strides(ArgRole::Read(0), &self.strides[0]);
         work = work.strides(ArgRole::Sums, &of_b.strides.map(|s| s as isize));
-        work.reports.push(("report".into(), REPORTS));
+        work.reports.push((ArgRole::Report, REPORTS));
         let compared = match seen {
             Seen::Sums { columns, addends } => {
-                work.sums.push(("row_sums".into(), 0));
+                work.sums.push((ArgRole::RowSums, 0));
                 let parts = n.div_ceil(columns) * addends;
-                work = named(work, [("parts", parts), ("parts_of_block", width / columns * addends)]);
+                work = work.each_size([(SizeName::Parts, parts), (SizeName::PartsOfBlock, width / columns * addends)]);
                 Compared::Accumulators
             }
             Seen::Result(scale) => {
-                work = named(work, [("columns", n)]).strides(ArgRole::Written(0), &self.strides[2]);
+                work = work.size(SizeName::Columns, n).strides(ArgRole::Written(0), &self.strides[2]);
                 Compared::Result { dtype: out_type, scale, width }
             }
         };
@@ -223,9 +228,11 @@ impl Checksum {
     /// The launch by which a test changes the result.
     fn disturbance(&self) -> (Body, Work) {
         let [outer, inner, m, n, _] = self.sizes;
-        let mut work = named(Work::new(1, outer * inner * m * n), [("rows", m), ("columns", n)]);
-        work = named(work, [("outer", outer), ("inner", inner)]).strides(ArgRole::Written(0), &self.strides[2]);
-        work.reports.push(("fault".into(), FAULT));
+        let mut work = Work::new(1, outer * inner * m * n).each_size([(SizeName::Rows, m), (SizeName::Columns, n)]);
+        work = work
+            .each_size([(SizeName::Outer, outer), (SizeName::Inner, inner)])
+            .strides(ArgRole::Written(0), &self.strides[2]);
+        work.reports.push((ArgRole::Fault, FAULT));
         (Body::Disturb(DisturbKernel { name: "disturb".into(), doc: String::new(), dtype: self.types[2] }), work)
     }
 }
@@ -251,8 +258,4 @@ struct OfRight {
     bytes: usize,
     body: Body,
     work: Work,
-}
-
-fn named<const N: usize>(work: Work, sizes: [(&str, usize); N]) -> Work {
-    sizes.into_iter().fold(work, |work, (name, size)| work.sizes(name, &[size]))
 }

@@ -14,7 +14,7 @@ use hypatia_graph::prim::Cumsum;
 use hypatia_plan::{GemmStep, ScanSplit, Step, View, collapse, row_major};
 
 /// The tile of a block of an integer product; must match `templates/product.cu.j2`.
-use hypatia_templates::cuda::{ArgRole, PRODUCT_TILE};
+use hypatia_templates::cuda::{ArgRole, PRODUCT_TILE, SizeName};
 
 type Kernels = Option<Vec<(Body, Work)>>;
 
@@ -28,8 +28,8 @@ pub(super) fn product(step: &Step, g: &GemmStep) -> Kernels {
     let kernel = ProductKernel { name: "product".into(), doc: String::new(), dtype, batch: axes.len() };
     let tiles = axes.iter().product::<usize>() * g.m.div_ceil(PRODUCT_TILE) * g.n.div_ceil(PRODUCT_TILE);
     let work = Work::new(tiles, g.k)
-        .sizes("sizes", &[axes.as_slice(), &[g.m, g.n]].concat())
-        .sizes("k", &[g.k])
+        .sizes(SizeName::Axes, &[axes.as_slice(), &[g.m, g.n]].concat())
+        .size(SizeName::K, g.k)
         .strides(ArgRole::Read(0), &[&strides[0][..], &a.strides[lead..]].concat())
         .strides(ArgRole::Read(1), &[&strides[1][..], &b.strides[lead..]].concat());
     Some(vec![(Body::Product(kernel), work)])
@@ -55,10 +55,10 @@ pub(super) fn cumsum(step: &Step, how: Cumsum) -> Kernels {
             Running::Chunks => parting.chunks,
         };
         let mut work = Work::new(parting.lines() * chunks, parting.length);
-        for (name, size) in ["outer", "size", "inner"].into_iter().zip(parting.sizes) {
-            work = work.sizes(name, &[size]);
+        for (name, size) in [SizeName::Outer, SizeName::Size, SizeName::Inner].into_iter().zip(parting.sizes) {
+            work = work.size(name, size);
         }
-        let work = work.sizes("chunks", &[parting.chunks]).sizes("length", &[parting.length]);
+        let work = work.size(SizeName::Chunks, parting.chunks).size(SizeName::Length, parting.length);
         (Body::Cumsum(kernel), work)
     };
     let bound = |(body, work): (Body, Work), sums: &View| (body, work.view(ArgRole::Sums, sums));
@@ -114,10 +114,12 @@ impl Sort<'_> {
                 indices: self.indices.is_some(),
                 role,
             };
-            let work =
-                Work::new(rows, n).view(ArgRole::Read(0), self.of).view(ArgRole::To, view).sizes("sizes", &sizes);
+            let work = Work::new(rows, n)
+                .view(ArgRole::Read(0), self.of)
+                .view(ArgRole::To, view)
+                .sizes(SizeName::Axes, &sizes);
             let work = work.strides(ArgRole::Read(0), of_x).strides(ArgRole::To, strides);
-            (Body::Sort(kernel), work.sizes("size", &[self.indices.unwrap_or(0)]))
+            (Body::Sort(kernel), work.size(SizeName::Size, self.indices.unwrap_or(0)))
         };
         let mut out = vec![work(lines * n.div_ceil(SORT_TILE), Sorting::Tiles, written(0))];
         for i in 0..merges {
@@ -125,7 +127,7 @@ impl Sort<'_> {
             let (view, strides) = written(i);
             out.push((
                 body,
-                merge.view(ArgRole::From, view).strides(ArgRole::From, strides).sizes("run", &[SORT_TILE << i]),
+                merge.view(ArgRole::From, view).strides(ArgRole::From, strides).size(SizeName::Run, SORT_TILE << i),
             ));
         }
         Some(out)
@@ -149,7 +151,7 @@ pub(super) fn scatter(step: &Step, reduction: ScatterReduction) -> Kernels {
     kernels.extend(Sort { of: ids, axis: 0, descending: false, indices: Some(size), to: order, room }.kernels()?);
     let (name, doc) = ("scatter".into(), String::new());
     let kernel = ScatterKernel { name, doc, dtype: out.dtype, index: ids.dtype, reduction };
-    let work = Work::new(ids.len(), updates.shape[1..].iter().product()).sizes("size", &[size]);
+    let work = Work::new(ids.len(), updates.shape[1..].iter().product()).size(SizeName::Size, size);
     kernels.push((Body::Scatter(kernel), work.view(ArgRole::Order, order)));
     Some(kernels)
 }

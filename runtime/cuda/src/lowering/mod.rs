@@ -3,8 +3,8 @@
 //! In: a step of a plan that is not a library call. Out: the kernel descriptions that
 //! `hypatia-templates` prints, in launch order, and the values of their sizes and strides.
 //! Invariant: equal work gives equal descriptions, whatever the step's name, so that it is printed
-//! and compiled once. Tensors, their strides and their maps go by the tensor's role; sizes, and
-//! memory that is no operand, by the argument's name in the source.
+//! and compiled once. Memory, strides and maps go by the role of what they belong to, sizes by
+//! their [`SizeName`].
 
 pub mod attention;
 pub mod attention_grad;
@@ -32,7 +32,7 @@ use hypatia_dsl::kernel::{
     RowSumsKernel, RowwiseKernel, SumSplit,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
-use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS};
+use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
 use hypatia_templates::instances::Body;
 
 use hypatia_graph::DeclaredLaunch;
@@ -46,7 +46,7 @@ pub struct Work {
     /// Elements of a row.
     pub n: usize,
     /// Values of arguments that are sizes, by name.
-    pub sizes: Vec<(String, Vec<i64>)>,
+    pub sizes: Vec<(SizeName, Vec<i64>)>,
     /// Strides that are arguments, by the role of their tensor.
     pub strides: Vec<(ArgRole, Vec<i64>)>,
     /// The views of arguments that the step's reads and writes do not give: those of other roles,
@@ -54,19 +54,18 @@ pub struct Work {
     pub views: Vec<(ArgRole, View)>,
     /// The shapes of tensors that the copy engine moves, by their role.
     pub maps: Vec<(ArgRole, map_shape::MapShape)>,
-    /// Byte offsets into the workspace, by argument: results that the next launch of the step
-    /// reads.
-    pub rooms: Vec<(String, usize)>,
-    /// Byte offsets into what a product and its comparison exchange, by argument.
-    pub sums: Vec<(String, usize)>,
+    /// Byte offsets into the workspace, by role: results that the next launch of the step reads.
+    pub rooms: Vec<(ArgRole, usize)>,
+    /// Byte offsets into what a product and its comparison exchange, by role.
+    pub sums: Vec<(ArgRole, usize)>,
     /// True for a launch that compares, or that only a comparison needs: it may run later.
     pub compares: bool,
     /// Bytes that the product and this comparison of it exchange.
     pub exchanged: usize,
-    /// Integers that the kernel reads from memory, by argument.
-    pub data: Vec<(String, Vec<i32>)>,
-    /// Byte offsets into the memory of reports, by argument.
-    pub reports: Vec<(String, usize)>,
+    /// Integers that the kernel reads from memory, by role.
+    pub data: Vec<(ArgRole, Vec<i32>)>,
+    /// Byte offsets into the memory of reports, by role.
+    pub reports: Vec<(ArgRole, usize)>,
     /// Memory that outlives a run.
     pub kept: Option<Kept>,
     /// True for a launch that is done once for all runs: it computes what is kept.
@@ -78,8 +77,8 @@ pub struct Work {
 /// Memory that launches of several steps share, and that outlives a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kept {
-    /// The argument that points to it.
-    pub argument: String,
+    /// The role of the argument that points to it.
+    pub role: ArgRole,
     /// What it holds: equal names share memory.
     pub name: String,
     /// Its size.
@@ -96,8 +95,16 @@ impl Work {
         self
     }
 
-    fn sizes(mut self, name: impl Into<String>, values: &[usize]) -> Work {
-        self.sizes.push((name.into(), values.iter().map(|v| *v as i64).collect()));
+    fn size(self, name: SizeName, value: usize) -> Work {
+        self.sizes(name, &[value])
+    }
+
+    fn each_size<const N: usize>(self, sizes: [(SizeName, usize); N]) -> Work {
+        sizes.into_iter().fold(self, |work, (name, value)| work.size(name, value))
+    }
+
+    fn sizes(mut self, name: SizeName, values: &[usize]) -> Work {
+        self.sizes.push((name, values.iter().map(|v| *v as i64).collect()));
         self
     }
 
@@ -156,7 +163,8 @@ fn pointwise(p: &PointwiseStep, step: &Step) -> (Body, Work) {
 fn pointwise_work(kernel: &PointwiseKernel, shape: &[usize], strides: &[Vec<isize>]) -> Work {
     let (n, lead) = shape.split_last().map_or((1, &[] as &[usize]), |(n, lead)| (*n, lead));
     let rows: usize = lead.iter().product();
-    let mut work = if kernel.is_flat() { Work::new(1, rows * n) } else { Work::new(rows, n) }.sizes("sizes", shape);
+    let mut work =
+        if kernel.is_flat() { Work::new(1, rows * n) } else { Work::new(rows, n) }.sizes(SizeName::Axes, shape);
     for (i, (operand, strides)) in kernel.inputs.iter().zip(strides).enumerate() {
         if operand.access == Access::Strided {
             work = work.strides(ArgRole::Read(i), strides);
@@ -167,7 +175,7 @@ fn pointwise_work(kernel: &PointwiseKernel, shape: &[usize], strides: &[Vec<isiz
 
 fn rowwise(r: &RowwiseStep) -> (Body, Work) {
     let kernel = RowwiseKernel { name: "rowwise".into(), doc: String::new(), ..r.kernel.clone() };
-    let mut work = Work::new(r.rows, r.n).sizes("sizes", &r.layout.sizes);
+    let mut work = Work::new(r.rows, r.n).sizes(SizeName::Axes, &r.layout.sizes);
     let inputs = (0..kernel.inputs.len()).map(ArgRole::Read);
     let outputs = (0..kernel.outputs.len()).map(ArgRole::Written);
     for (of, strides) in inputs.chain(outputs).zip(&r.layout.strides) {
@@ -184,7 +192,7 @@ fn row_sums(step: &Step, r: &RowwiseStep) -> Option<Vec<(Body, Work)>> {
     let outputs: Vec<DType> = kernel.sums.iter().map(|s| s.0).collect();
     let tiles = (outputs.len() * r.n).div_ceil(JOIN_COLUMNS);
     let mut joined =
-        Work::new(tiles, r.n).sizes("parts", &[split.parts]).sizes("columns", &[r.n]).view(ArgRole::Sums, sums);
+        Work::new(tiles, r.n).size(SizeName::Parts, split.parts).size(SizeName::Columns, r.n).view(ArgRole::Sums, sums);
     for (i, result) in step.writes.iter().skip(kernel.outputs.len()).take(outputs.len()).enumerate() {
         joined = joined.view(ArgRole::Written(i), result);
     }
@@ -258,7 +266,7 @@ fn concat(step: &Step, axis: usize) -> Option<(Body, Work)> {
     shape.push(ends.last().copied().unwrap_or(0));
     shape.extend(behind.iter().filter(|_| !whole && inner != 1));
     let (rows, n) = rows_of(&shape);
-    let mut work = Work::new(rows, n).sizes("sizes", &shape).sizes("ends", &ends);
+    let mut work = Work::new(rows, n).sizes(SizeName::Axes, &shape).sizes(SizeName::Ends, &ends);
     for (i, own) in strides.iter().enumerate() {
         work = work.strides(ArgRole::Read(i), own);
     }
@@ -270,8 +278,8 @@ fn pad(step: &Step, before: &[i64]) -> Option<(Body, Work)> {
     let ([x, _], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
     let (rows, n) = rows_of(&out.shape);
     let shape = ranked(&out.shape, 1);
-    let mut work = Work::new(rows, n).sizes("sizes", &shape).sizes("data", &ranked(&x.shape, 1));
-    work.sizes.push(("before".into(), ranked(before, 0)));
+    let mut work = Work::new(rows, n).sizes(SizeName::Axes, &shape).sizes(SizeName::Data, &ranked(&x.shape, 1));
+    work.sizes.push((SizeName::Before, ranked(before, 0)));
     let work = work.strides(ArgRole::Read(0), &ranked(&x.strides, 0));
     Some((move_body("pad", Move::Pad { rank: shape.len() }, out.dtype), work))
 }
@@ -280,14 +288,16 @@ fn gather(step: &Step, axis: usize) -> Option<(Body, Work)> {
     let ([x, ids], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
     let (outer, inner): (usize, usize) = (x.shape[..axis].iter().product(), x.shape[axis + 1..].iter().product());
     let count = ids.len();
-    let work = Work::new(outer * count, inner).sizes("sizes", &[outer, count, inner]).sizes("size", &[x.shape[axis]]);
+    let work = Work::new(outer * count, inner)
+        .sizes(SizeName::Axes, &[outer, count, inner])
+        .size(SizeName::Size, x.shape[axis]);
     Some((move_body("gather", Move::Gather { index: ids.dtype }, out.dtype), work))
 }
 
 fn gather_elements(step: &Step, axis: usize) -> Option<(Body, Work)> {
     let ([x, ids], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
     let (rows, n) = rows_of(&out.shape);
-    let work = Work::new(rows, n).sizes("sizes", &out.shape).sizes("size", &[x.shape[axis]]);
+    let work = Work::new(rows, n).sizes(SizeName::Axes, &out.shape).size(SizeName::Size, x.shape[axis]);
     let work = work.strides(ArgRole::Read(0), &x.strides);
     let moves = Move::GatherElements { index: ids.dtype, axis, rank: out.shape.len() };
     Some((move_body("gather_elements", moves, out.dtype), work))
@@ -300,10 +310,10 @@ fn gather_nd(step: &Step, batch: usize) -> Option<(Body, Work)> {
     let inner: usize = x.shape[batch + width..].iter().product();
     let strides = row_major(&x.shape);
     let mut work = Work::new(outer * tuples, inner)
-        .sizes("sizes", &[outer, tuples, inner])
-        .sizes("batch", &[x.shape[batch..].iter().product()])
-        .sizes("dims", &x.shape[batch..batch + width]);
-    work.sizes.push(("steps".into(), strides[batch..batch + width].iter().map(|s| *s as i64).collect()));
+        .sizes(SizeName::Axes, &[outer, tuples, inner])
+        .size(SizeName::Batch, x.shape[batch..].iter().product())
+        .sizes(SizeName::Dims, &x.shape[batch..batch + width]);
+    work.sizes.push((SizeName::Steps, strides[batch..batch + width].iter().map(|s| *s as i64).collect()));
     Some((move_body("gather_nd", Move::GatherNd { index: ids.dtype, width: *width }, out.dtype), work))
 }
 
@@ -362,6 +372,6 @@ fn argmax(step: &Step, axis: usize, last: bool) -> Option<(Body, Work)> {
     let x = step.reads.first()?;
     let layout = row_layout(x, &[axis]);
     let kernel = ArgmaxKernel { name: "argmax".into(), doc: String::new(), dtype: x.dtype, outer: layout.outer, last };
-    let work = Work::new(layout.rows(), layout.n()).sizes("sizes", &layout.sizes);
+    let work = Work::new(layout.rows(), layout.n()).sizes(SizeName::Axes, &layout.sizes);
     Some((Body::Argmax(kernel), work.strides(ArgRole::Read(0), &layout.strides[0])))
 }

@@ -7,7 +7,7 @@
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::typing::TensorType;
-use hypatia_templates::cuda::{ArgRole, identifier};
+use hypatia_templates::cuda::{ArgRole, SizeName, identifier};
 use hypatia_templates::instances::Body;
 use hypatia_templates::instances::template::{Filled, of_gemm, of_tensors};
 
@@ -55,8 +55,8 @@ fn product(
         .view(ArgRole::Factor(0), a)
         .view(ArgRole::Factor(1), b)
         .view(ArgRole::Written(0), out);
-    for (name, size) in ["batch", "m", "n", "k"].into_iter().zip(sizes) {
-        work = work.sizes(name, &[size]);
+    for (name, size) in [SizeName::Batch, SizeName::M, SizeName::N, SizeName::K].into_iter().zip(sizes) {
+        work = work.size(name, size);
     }
     work = work.strides(ArgRole::Factor(0), &strides[0]).strides(ArgRole::Factor(1), &strides[1]);
     for (i, ((operand, strides), view)) in operands.iter().zip(beside).enumerate() {
@@ -82,16 +82,16 @@ fn tensors(
     let (inputs, outputs) = (types(reads), types(writes));
     let name = identifier("", &kernel.name);
     let filled = of_tensors(kernel, name, (&inputs, &outputs), step.attrs.clone(), tune).ok()?;
-    let read = reads.iter().enumerate().map(|(i, v)| (ArgRole::Read(i), format!("in{i}"), v));
-    let written = writes.iter().enumerate().map(|(i, v)| (ArgRole::Written(i), format!("out{i}"), v));
+    let read = reads.iter().enumerate().map(|(i, v)| (ArgRole::Read(i), v));
+    let written = writes.iter().enumerate().map(|(i, v)| (ArgRole::Written(i), v));
     let mut work = Work::new(1, 1);
-    for (role, name, view) in read.chain(written) {
+    for (role, view) in read.chain(written) {
         // A value of rank 0 has one size, as the arguments have.
         let (sizes, strides) = match view.shape.is_empty() {
             true => (vec![1], vec![0]),
             false => (view.shape.clone(), view.strides.clone()),
         };
-        work = work.view(role, view).sizes(format!("{name}_sizes"), &sizes);
+        work = work.view(role, view).sizes(SizeName::Tensor(role), &sizes);
         work = work.strides(role, &strides);
     }
     Some((filled, work))

@@ -6,7 +6,7 @@
 
 use hypatia_dsl::kernel::{Access, GemmKernel, Operand, RowSums, Tiling};
 use hypatia_dsl::scalar::Term;
-use hypatia_templates::cuda::ArgRole;
+use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::batched::{Strides, batched};
@@ -117,10 +117,12 @@ impl TiledProduct {
         let [batches, m, n, k] = self.sizes;
         let of_cluster = tiling.block_rows() * tiling.cluster[0];
         // Each product begins a new tile.
-        let mut work = Work::new(batches * m.next_multiple_of(of_cluster), n);
-        for (name, size) in [("batches", batches), ("rows", m), ("columns", n), ("depth", k)] {
-            work = work.sizes(name, &[size]);
-        }
+        let mut work = Work::new(batches * m.next_multiple_of(of_cluster), n).each_size([
+            (SizeName::Batches, batches),
+            (SizeName::Rows, m),
+            (SizeName::Columns, n),
+            (SizeName::Depth, k),
+        ]);
         work.maps.clone_from(&self.maps);
         work.strides.extend(self.strides.iter().cloned());
         Some((Body::Gemm(kernel), work))

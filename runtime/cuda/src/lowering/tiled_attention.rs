@@ -6,7 +6,7 @@
 //! joins them; the sums lie in the workspace in between.
 
 use hypatia_dsl::kernel::attention::{AttentionKernel, AttentionTiling, BATCH, QUERY_ROWS};
-use hypatia_templates::cuda::ArgRole;
+use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::attention::{Attended, Strides};
@@ -62,9 +62,9 @@ impl TiledAttention {
         }
         let work = self.work(&kernel, chunks);
         let Some(chunks) = chunks else { return vec![(Body::Attention(kernel), work)] };
-        let rooms = vec![("sums".to_string(), 0), ("tops".to_string(), tops)];
-        let mut join = Work::new(rows, 1).sizes("queries", &[queries]).sizes("chunks", &[chunks]);
-        join = join.sizes("batch1", &[b1]).sizes("batch2", &[b2]);
+        let rooms = vec![(ArgRole::Sums, 0), (ArgRole::Tops, tops)];
+        let mut join = Work::new(rows, 1).size(SizeName::Queries, queries).size(SizeName::Chunks, chunks);
+        join = join.size(SizeName::Batch1, b1).size(SizeName::Batch2, b2);
         join.strides.extend(self.attended.results());
         join.rooms.clone_from(&rooms);
         vec![(Body::Attention(kernel.clone()), Work { rooms, ..work }), (Body::AttentionJoin(kernel), join)]
@@ -77,7 +77,7 @@ impl TiledAttention {
         work.maps.clone_from(&self.maps);
         if let Some(chunks) = chunks {
             work.rows *= chunks;
-            work = work.sizes("chunks", &[chunks]);
+            work = work.size(SizeName::Chunks, chunks);
         }
         work
     }

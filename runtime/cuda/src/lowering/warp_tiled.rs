@@ -7,7 +7,7 @@
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{Access, Factor, Operand, RowSums, WarpGemm, WarpTiling};
-use hypatia_templates::cuda::ArgRole;
+use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::{Work, fastest_first};
@@ -94,10 +94,13 @@ impl WarpProduct {
     pub(super) fn work(&self, rows_of_tile: usize) -> Work {
         let [outer, inner, m, n, k] = self.sizes;
         // Each product begins a new tile.
-        let mut work = Work::new(outer * inner * m.next_multiple_of(rows_of_tile), n);
-        for (name, size) in [("rows", m), ("columns", n), ("depth", k), ("outer", outer), ("inner", inner)] {
-            work = work.sizes(name, &[size]);
-        }
+        let mut work = Work::new(outer * inner * m.next_multiple_of(rows_of_tile), n).each_size([
+            (SizeName::Rows, m),
+            (SizeName::Columns, n),
+            (SizeName::Depth, k),
+            (SizeName::Outer, outer),
+            (SizeName::Inner, inner),
+        ]);
         work.strides.extend(self.strides.iter().cloned());
         work
     }

@@ -116,16 +116,16 @@ impl Source {
             writeln!(self.main, "  dynamic_bytes({shared});").unwrap();
         }
         let tiles = matches!(source.entries[at].geometry, Geometry::Tiles { .. });
-        let data = |arg: &Arg| work.data.iter().find(|(name, _)| *name == arg.name);
+        let data = |arg: &Arg| work.data.iter().find(|(role, _)| *role == arg.role);
         let nowhere = Location { storage: Storage::Arena(0), outside: None, bytes: 0 };
         let known = |arg: &Arg| (data(arg).is_some() || operand(step, work, arg).is_some()).then_some(nowhere);
         let values = arguments(source, work, &[], &known).unwrap();
         let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
         let values = source.args.iter().zip(&values).map(|(arg, value)| match (arg.kind, value) {
             (ArgKind::Input(_), _) if data(arg).is_some() => {
-                let (name, values) = data(arg).unwrap();
+                let (_, values) = data(arg).unwrap();
                 let values: Vec<i64> = values.iter().map(|v| i64::from(*v)).collect();
-                let own = format!("{name}_{}", self.given.len() + self.main.len());
+                let own = format!("{}_{}", arg.name, self.given.len() + self.main.len());
                 writeln!(self.main, "  static const int {own}[] = {{{}}};", list(&values)).unwrap();
                 own
             }

@@ -178,7 +178,7 @@ impl Asked {
         let mut given = Vec::new();
         for (i, (arg, words)) in self.source.args.iter().zip(&words).enumerate() {
             given.push(match arg.kind {
-                ArgKind::Sizes(_) | ArgKind::Strides { .. } => {
+                ArgKind::Sizes { .. } | ArgKind::Strides { .. } => {
                     writeln!(text, "    const int64_t a{i}[] = {{{}}};", list(words)).unwrap();
                     format!("a{i}")
                 }
@@ -221,8 +221,8 @@ impl Asked {
         for ((i, arg), words) in self.source.args.iter().enumerate().zip(&words) {
             given.push(match arg.kind {
                 ArgKind::Input(d) | ArgKind::Output(d) => format!("Tensor({}, {:?})", address(i), torch(d)),
-                ArgKind::Sizes(_) | ArgKind::Strides { .. } => format!("{words:?}"),
-                ArgKind::Size => words[0].to_string(),
+                ArgKind::Sizes { .. } | ArgKind::Strides { .. } => format!("{words:?}"),
+                ArgKind::Size(_) => words[0].to_string(),
                 ArgKind::Map { dtype, .. } => {
                     let rank = (words[0] >> 8 & 255) as usize;
                     let shape: Vec<i64> = words[2..2 + rank].iter().rev().copied().collect();

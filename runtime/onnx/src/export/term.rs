@@ -144,22 +144,27 @@ impl Body {
                 let sum = self.op("Add", &[args[0], &one], &[]);
                 return Ok(self.op("Log", &[&sum], &[]));
             }
-            // tanh(x / 2) * (e^x + 1): precise near 0, and correct at both infinities.
-            Expm1 => {
-                let (one, half) = (self.number(compute, 1.0)?, self.number(compute, 0.5)?);
-                let scaled = self.op("Mul", &[args[0], &half], &[]);
-                let tanh = self.op("Tanh", &[&scaled], &[]);
-                let exp = self.op("Exp", args, &[]);
-                let sum = self.op("Add", &[&exp, &one], &[]);
-                return Ok(self.op("Mul", &[&tanh, &sum], &[]));
-            }
-            Trunc => {
-                let zero = self.number(compute, 0.0)?;
-                let below = self.op("Less", &[args[0], &zero], &[]);
-                let (up, down) = (self.op("Ceil", args, &[]), self.op("Floor", args, &[]));
-                return Ok(self.op("Where", &[&below, &up, &down], &[]));
-            }
+            Expm1 => return self.expm1(args[0], compute),
+            Trunc => return self.trunc(args[0], compute),
         };
         Ok(self.op(plain, args, &[]))
+    }
+
+    /// tanh(x / 2) * (e^x + 1): precise near 0, and correct at both infinities.
+    fn expm1(&mut self, x: &str, compute: DType) -> Result<String> {
+        let (one, half) = (self.number(compute, 1.0)?, self.number(compute, 0.5)?);
+        let scaled = self.op("Mul", &[x, &half], &[]);
+        let tanh = self.op("Tanh", &[&scaled], &[]);
+        let exp = self.op("Exp", &[x], &[]);
+        let sum = self.op("Add", &[&exp, &one], &[]);
+        Ok(self.op("Mul", &[&tanh, &sum], &[]))
+    }
+
+    /// Rounding towards 0: up below it, down above it.
+    fn trunc(&mut self, x: &str, compute: DType) -> Result<String> {
+        let zero = self.number(compute, 0.0)?;
+        let below = self.op("Less", &[x, &zero], &[]);
+        let (up, down) = (self.op("Ceil", &[x], &[]), self.op("Floor", &[x], &[]));
+        Ok(self.op("Where", &[&below, &up, &down], &[]))
     }
 }
