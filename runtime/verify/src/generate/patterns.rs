@@ -359,7 +359,10 @@ impl Generator<'_, '_> {
                     OpenType { dtype, shape: OpenShape::Free }
                 } else {
                     let beside: Vec<Value> = operands.iter().flatten().flatten().copied().collect();
-                    self.operand_want(node, i, (ty, *variadic), &mut scope, &beside, def, want)?
+                    // The declaration's variables follow from a type that the rule states.
+                    let mut own = scope.clone();
+                    let scope = if is_typed(arg) { &mut own } else { &mut scope };
+                    self.operand_want(node, i, (ty, *variadic), scope, &beside, def, want)?
                 };
                 let value = self.tensor(arg, &inner)?;
                 match value {
@@ -523,6 +526,15 @@ impl Generator<'_, '_> {
             }
         };
         Ok(OpenType { dtype, shape: OpenShape::Is(shape) })
+    }
+}
+
+/// True if the pattern states a type of its own.
+fn is_typed(pat: &Pat) -> bool {
+    match pat {
+        Pat::Typed(..) => true,
+        Pat::Bind(_, p) => is_typed(p),
+        _ => false,
     }
 }
 
