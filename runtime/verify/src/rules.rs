@@ -24,12 +24,13 @@ use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
 use super::generate::{Focus, Instance, Reject, elements, instance, reject};
 use super::hints::Hints;
+use super::inside::has_kernels;
 use super::options::{Options, seed_of};
 use super::proof::proved;
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::short;
 use super::shrink::shrink;
-use super::sides::untyped_sides;
+use super::sides::{sides, untyped_sides};
 use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
 use super::vacuous::Unnoticed;
@@ -486,7 +487,10 @@ impl<'a> Run<'a> {
         for dtype in TYPES.into_iter().filter(|_| self.ensembles && !self.rule.derived) {
             let class = claim(self.rule, dtype);
             let rounds = matches!(class, Class::Rounds | Class::Approx { .. });
-            let Some(seen) = self.seen.get_mut(&dtype).filter(|s| rounds && s.bits) else { continue };
+            // The body of an op may give the bits that its kernel does not give.
+            let kernels = self.has_kernels(dtype);
+            let judged = |s: &&mut Seen| (rounds && s.bits) || kernels;
+            let Some(seen) = self.seen.get_mut(&dtype).filter(judged) else { continue };
             let found = Ensembles {
                 program: self.program,
                 rule: self.rule,
@@ -496,6 +500,8 @@ impl<'a> Run<'a> {
                 seed: seed_of(options, &self.rule.name),
             }
             .run();
+            seen.bits |= found.apart;
+            seen.finite_bits |= found.apart;
             if found.worse.is_some() {
                 seen.rounding = true;
                 seen.apart = seen.apart.max(found.beyond);
@@ -503,6 +509,13 @@ impl<'a> Run<'a> {
             }
         }
         None
+    }
+
+    /// Whether an op has a kernel that rounds less often than its body, in the instances of a type.
+    fn has_kernels(&self, dtype: DType) -> bool {
+        let of_type = |i: &&Instance| i.left.iter().any(|v| i.graph.ty(*v).dtype == dtype);
+        let kernels = |i: &Instance| sides(self.rule, i).is_ok_and(|s| has_kernels(&s.graph));
+        self.kept.iter().filter(of_type).take(FEWEST).any(kernels)
     }
 
     /// A loss of precision, shown on a small instance where there is one.

@@ -8,6 +8,7 @@
 use hypatia_dsl::dtype::DType;
 use rand::Rng;
 
+use super::constants::Constants;
 use super::source::Source;
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::Graph;
@@ -55,12 +56,22 @@ pub enum Ensemble {
     Lower,
     /// Wide spreads, magnitudes from 2^-12 to 2^12, zeros, halves, and the rule's own numbers.
     Hostile,
+    /// Numbers around one of the rule's own, so near that a difference from it has half of the
+    /// digits. Only for rules that have numbers.
+    Near,
 }
 
 impl Ensemble {
     /// All kinds.
-    pub const ALL: [Ensemble; 6] =
-        [Ensemble::Normal, Ensemble::Offset, Ensemble::LongRows, Ensemble::Upper, Ensemble::Lower, Ensemble::Hostile];
+    pub const ALL: [Ensemble; 7] = [
+        Ensemble::Normal,
+        Ensemble::Offset,
+        Ensemble::LongRows,
+        Ensemble::Upper,
+        Ensemble::Lower,
+        Ensemble::Hostile,
+        Ensemble::Near,
+    ];
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
@@ -71,6 +82,7 @@ impl Ensemble {
             Ensemble::Upper => "the upper range of the type",
             Ensemble::Lower => "the lower range of the type",
             Ensemble::Hostile => "values of many magnitudes",
+            Ensemble::Near => "values near the rule's own numbers",
         }
     }
 }
@@ -171,7 +183,7 @@ impl Magnitude {
 /// The number of codes of an ensemble's elements.
 const MANY: u32 = 1 << 20;
 /// The number of alternatives that a tensor of an ensemble has.
-pub(super) const ALTERNATIVES: usize = 4;
+pub(super) const ALTERNATIVES: usize = 5;
 
 impl Ensemble {
     /// An element of a tensor that has this alternative. Code 0 is the centre.
@@ -182,15 +194,18 @@ impl Ensemble {
         let v = match (self, alternative) {
             (Ensemble::Offset, 0 | 1) => noise + 1.4 / dtype.epsilon().sqrt(),
             (Ensemble::Offset, 2) => noise - 1.4 / dtype.epsilon().sqrt(),
-            (Ensemble::Upper, 0..=2) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95][alternative]).exp2(),
+            (Ensemble::Upper, 0..=3) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95, 0.99][alternative]).exp2(),
             (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][alternative]).exp2(),
             (Ensemble::Hostile, _) => match code % 16 {
                 0 => 0.0,
                 1 => HALVES[(code / 16) as usize % HALVES.len()],
                 2 if !special.elements.is_empty() => special.elements[(code / 16) as usize % special.elements.len()],
                 3 | 4 => noise * (24.0 * share - 12.0).exp2(),
-                _ => noise * [1.0, 30.0, 300.0, 1e-3][alternative % ALTERNATIVES],
+                _ => noise * [1.0, 30.0, 300.0, 1e-3, 1.0][alternative % ALTERNATIVES],
             },
+            (Ensemble::Near, _) if alternative < 2 * special.own.len() => {
+                special.centre(alternative) * (1.0 + noise * dtype.epsilon().sqrt())
+            }
             _ => noise,
         };
         v.clamp(-dtype.largest(), dtype.largest())
@@ -209,6 +224,8 @@ fn normal(code: u32) -> f64 {
 #[derive(Clone, Debug, Default)]
 pub struct SpecialValues {
     elements: Vec<f64>,
+    /// The rule's own numbers, without their neighbours.
+    own: Vec<f64>,
     /// The largest integer.
     limit: f64,
 }
@@ -219,7 +236,8 @@ const HALVES: [f64; 7] = [0.5, -0.5, 1.5, 2.5, -1.5, -2.5, 3.5];
 impl SpecialValues {
     /// The special values for a tensor of a graph: halves, the rule's own numbers as far as the
     /// distribution allows, and the rounding boundaries of the graph's narrower types.
-    pub fn of(distribution: Distribution, dtype: DType, own: &[f64], graph: &Graph) -> SpecialValues {
+    pub fn of(distribution: Distribution, dtype: DType, numbers: &Constants, graph: &Graph) -> SpecialValues {
+        let own = numbers.elements(dtype);
         let whole = |v: f64| (v * 2.0).fract() == 0.0;
         let fits = |v: &&f64| match distribution {
             Distribution::Nice => whole(**v) && v.abs() <= 64.0,
@@ -249,7 +267,14 @@ impl SpecialValues {
             }
             _ => f64::INFINITY,
         };
-        SpecialValues { elements: out, limit }
+        SpecialValues { elements: out, own: numbers.centres.clone(), limit }
+    }
+
+    /// What the elements of a tensor with this alternative lie around: one of the rule's numbers,
+    /// of either sign.
+    fn centre(&self, alternative: usize) -> f64 {
+        let number = self.own.get(alternative / 2).copied().unwrap_or(1.0);
+        if alternative.is_multiple_of(2) { number } else { -number }
     }
 }
 

@@ -229,7 +229,12 @@ impl Generator<'_, '_> {
         if let Distribution::Ensemble(_) = self.distribution {
             demand.small = true;
             let centred = self.distribution == Distribution::Ensemble(Ensemble::Offset) && self.is_folded(var);
-            demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(ALTERNATIVES) };
+            let alternatives = match self.distribution {
+                // One number more often than none.
+                Distribution::Ensemble(Ensemble::Near) => 2 * self.hints.constants.centres.len() + 1,
+                _ => ALTERNATIVES,
+            };
+            demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(alternatives) };
         }
         if let Some((constants, operand)) = far {
             // Only one operand compensates for the constants: two of them would leave the range
@@ -243,7 +248,7 @@ impl Generator<'_, '_> {
         let ty = self.graph.ty(value).clone();
         let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
         let special =
-            SpecialValues::of(self.distribution, ty.dtype, self.hints.constants.elements(ty.dtype), &self.graph);
+            SpecialValues::of(self.distribution, ty.dtype, &self.hints.constants, &self.graph);
         tensor(self.source, self.distribution, ty.dtype, &shape, demand, &special)
             .ok_or_else(|| Reject("a tensor is too large".into()))
     }
