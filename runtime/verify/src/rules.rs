@@ -698,7 +698,7 @@ impl<'a> Run<'a> {
             Ok(s) => test_block(&title, &instance, &s, failure, difference.as_ref()),
             Err(why) => {
                 let title = format!("{} applies here, but its right side has no value", self.rule.name);
-                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why.message())
+                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why.message(), true)
             }
         };
         Counterexample { message, kind, test }
