@@ -264,6 +264,8 @@ struct Sample {
     /// The largest error on the right, and the seed of its instance.
     worst: Vec<(f64, u64)>,
     same: bool,
+    /// It has more instances than usual.
+    long: bool,
 }
 
 /// What was found for one element type.
@@ -308,7 +310,7 @@ impl Ensembles<'_> {
 
     fn made(&self, kind: Ensemble, seed: u64) -> (Option<Instance>, ChoiceSequence) {
         let mut source = Source::random(seed);
-        let focus = Focus { dtype: Some(self.dtype), ensemble: Some(kind), small: false };
+        let focus = Focus { dtype: Some(self.dtype), ensemble: Some(kind), ..Focus::default() };
         let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok();
         // The rule may be about another type than the main one.
         let made = made.filter(|i| i.left.iter().all(|v| i.graph.ty(*v).dtype == self.dtype));
@@ -321,7 +323,9 @@ impl Ensembles<'_> {
             if seed >= SEEDS && !sample.seems_to_lose() {
                 break;
             }
-            let first = self.seed ^ (1 + seed % 8 + 8 * (kind as u64 + 8 * (seed / 8))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            sample.long = seed >= SEEDS;
+            let first =
+                self.seed ^ (1 + seed % 8 + 8 * (kind as u64 + 8 * (seed / 8))).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let (mut instances, mut results, mut work) = (0, 0, 0);
             for attempt in 0..TRIES * INSTANCES.end as u64 {
                 let enough = instances >= INSTANCES.start && results >= ELEMENTS;
@@ -363,7 +367,9 @@ impl Ensembles<'_> {
             let at = |v: &[f64], part: f64| v[((n - 1) as f64 * part) as usize];
             for (what, part, fewest) in [("median", 0.5, 100), ("99th percentile", 0.99, 2000)] {
                 let (left, right) = (at(&sample.left, part), at(&sample.right, part));
-                if right > bound(left) && n >= fewest {
+                // An instance of an unlucky scale has many bad elements.
+                let several = sample.worst.iter().filter(|w| w.0 > bound(left)).count() >= UNLUCKY;
+                if right > bound(left) && n >= fewest && several {
                     return worse(what, left, right, worst);
                 }
             }
@@ -391,10 +397,10 @@ impl Sample {
         self.chunks.extend(&measured.chunks);
     }
 
-    /// Whether the right side loses more, and chance may still explain it.
+    /// Whether the right side loses more, by chance or not.
     fn seems_to_lose(&self) -> bool {
         let (left, right) = self.lost.iter().fold((0.0, 0.0), |(l, r), lost| (l + lost.0, r + lost.1));
-        right > 2.0 * left + 0.01 * self.lost.len() as f64 && self.shares().is_none()
+        right > 2.0 * left + 0.01 * self.lost.len() as f64 || self.shares().is_some()
     }
 
     /// The shares that both sides lose, if the right side loses more than chance explains.
@@ -406,10 +412,13 @@ impl Sample {
         }
         // One instance of an unlucky scale loses all of its elements together.
         let (sum, squares) = self.lost.iter().map(|l| l.1 - l.0).fold((0.0, 0.0), |(s, q), d| (s + d, q + d * d));
-        let only_right = self.lost.iter().all(|l| l.0 == 0.0) && self.lost.iter().filter(|l| l.1 > 0.02).count() >= 5;
+        // A longer sample was chosen because of what it seemed to say.
+        let (fewest, sigmas) = if self.long { (12, 4.0) } else { (5, 2.5) };
+        let lossy = self.lost.iter().filter(|l| l.1 > 0.02).count();
+        let only_right = self.lost.iter().all(|l| l.0 == 0.0) && lossy >= fewest;
         let all =
             |side: fn(&(f64, f64)) -> f64| self.lost.iter().map(side).sum::<f64>() / self.lost.len().max(1) as f64;
-        (only_right || sum > 2.5 * f64::sqrt(squares)).then(|| (all(|l| l.0), all(|l| l.1)))
+        (only_right || sum > sigmas * f64::sqrt(squares)).then(|| (all(|l| l.0), all(|l| l.1)))
     }
 }
 

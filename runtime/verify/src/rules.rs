@@ -4,6 +4,8 @@
 //! instances, the class that holds for each element type, and a proof if there is one. Invariant: a
 //! rule without a legal instance is not exercised, never verified.
 
+mod sought;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -36,6 +38,7 @@ use super::source::{ChoiceSequence, Source};
 use super::vacuous::Unnoticed;
 use super::values::Distribution;
 use hypatia_graph::{GraphFacts, NodeKind, Value};
+use sought::Aspect;
 
 /// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
@@ -313,6 +316,8 @@ struct Run<'a> {
     full: usize,
     /// Some of them.
     kept: Vec<Instance>,
+    /// How many instances show what.
+    shown: HashMap<(Aspect, u64), usize>,
 }
 
 impl<'a> Run<'a> {
@@ -332,6 +337,7 @@ impl<'a> Run<'a> {
             any_shape: &[],
             full: 0,
             kept: Vec::new(),
+            shown: HashMap::new(),
         }
     }
 
@@ -388,6 +394,9 @@ impl<'a> Run<'a> {
         }
         if self.first.is_none() && !self.skips.hopeless() {
             cases += self.more_of_each_type(options);
+        }
+        if self.first.is_none() && !self.skips.hopeless() {
+            cases += self.sought(options);
         }
         // If the right side is undefined wherever the left side matches, the rule is wrong.
         if self.skips.hopeless() {
@@ -521,7 +530,7 @@ impl<'a> Run<'a> {
     /// A loss of precision, shown on a small instance where there is one.
     fn loss(&self, dtype: DType, worse: &Worse) -> Counterexample {
         let class = claim(self.rule, dtype);
-        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true };
+        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true, ..Focus::default() };
         let look = |choices: Source| -> Option<(ChoiceSequence, Instance, Difference)> {
             let mut source = choices;
             let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok()?;
@@ -564,6 +573,7 @@ impl<'a> Run<'a> {
     /// Records the observation of a compared instance; returns the element type of its first root.
     fn add(&mut self, instance: &Instance, seen: &Observation) -> DType {
         let full = self.is_full(instance);
+        self.record(instance);
         if full {
             self.full += 1;
             for (at, taken) in &instance.branches {

@@ -35,6 +35,9 @@ pub enum Distribution {
     /// Constants so small, or so large, that two of them together leave the range of their type,
     /// and an operand that compensates for them. Only for rules that require constants.
     Far,
+    /// Numbers next to this power of two, which types of fewer digits do not tell apart; where a type
+    /// does not reach it, next to its largest integer, or to 1.
+    Neighbours(u8),
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
 }
@@ -54,6 +57,8 @@ pub enum Ensemble {
     Upper,
     /// Tensors of different magnitudes down to the smallest normal number of the type.
     Lower,
+    /// Tensors of large magnitudes beside tensors of small ones, whose products are ordinary.
+    Opposed,
     /// Wide spreads, magnitudes from 2^-12 to 2^12, zeros, halves, and the rule's own numbers.
     Hostile,
     /// Numbers around one of the rule's own, so near that a difference from it has half of the
@@ -63,12 +68,13 @@ pub enum Ensemble {
 
 impl Ensemble {
     /// All kinds.
-    pub const ALL: [Ensemble; 7] = [
+    pub const ALL: [Ensemble; 8] = [
         Ensemble::Normal,
         Ensemble::Offset,
         Ensemble::LongRows,
         Ensemble::Upper,
         Ensemble::Lower,
+        Ensemble::Opposed,
         Ensemble::Hostile,
         Ensemble::Near,
     ];
@@ -81,6 +87,7 @@ impl Ensemble {
             Ensemble::LongRows => "long rows",
             Ensemble::Upper => "the upper range of the type",
             Ensemble::Lower => "the lower range of the type",
+            Ensemble::Opposed => "large values beside small ones",
             Ensemble::Hostile => "values of many magnitudes",
             Ensemble::Near => "values near the rule's own numbers",
         }
@@ -109,6 +116,7 @@ impl Distribution {
             Distribution::Extreme => "extreme values",
             Distribution::Infinite => "values with infinities",
             Distribution::Far => "constants near the ends of the range",
+            Distribution::Neighbours(_) => "neighbours of a power of two",
             Distribution::Ensemble(kind) => kind.name(),
         }
     }
@@ -196,6 +204,9 @@ impl Ensemble {
             (Ensemble::Offset, 2) => noise - 1.4 / dtype.epsilon().sqrt(),
             (Ensemble::Upper, 0..=3) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95, 0.99][alternative]).exp2(),
             (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][alternative]).exp2(),
+            (Ensemble::Opposed, 0..=3) => {
+                noise * (dtype.largest().log2() * [0.35, -0.35, 0.45, -0.45][alternative]).exp2()
+            }
             (Ensemble::Hostile, _) => match code % 16 {
                 0 => 0.0,
                 1 => HALVES[(code / 16) as usize % HALVES.len()],
@@ -242,7 +253,9 @@ impl SpecialValues {
         let fits = |v: &&f64| match distribution {
             Distribution::Nice => whole(**v) && v.abs() <= 64.0,
             Distribution::Ordinary | Distribution::Nan | Distribution::Infinite | Distribution::Far => v.abs() <= 100.0,
-            Distribution::Large | Distribution::Extreme | Distribution::Ensemble(_) => true,
+            Distribution::Large | Distribution::Extreme | Distribution::Neighbours(_) | Distribution::Ensemble(_) => {
+                true
+            }
         };
         let mut out: Vec<f64> = Vec::new();
         if dtype.is_float() {
@@ -337,7 +350,7 @@ pub fn tensor(
     special: &SpecialValues,
 ) -> Option<Tensor> {
     if dtype.is_int() {
-        return whole(source, dtype, shape, demand, special);
+        return whole(source, distribution, dtype, shape, demand, special);
     }
     let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
     let mut data = Vec::with_capacity(n);
@@ -357,6 +370,7 @@ pub fn tensor(
 /// A tensor of integers.
 fn whole(
     source: &mut Source,
+    distribution: Distribution,
     dtype: DType,
     shape: &[usize],
     demand: &Demand,
@@ -370,11 +384,35 @@ fn whole(
     let mut data: Vec<i64> = (0..distinct)
         .map(|_| match demand.is {
             Some(v) => dtype.round(v) as i64,
+            None if let (Distribution::Neighbours(power), false, None) = (distribution, demand.small, demand.index) => {
+                whole_neighbour(source, dtype, power)
+            }
             None => integer(source, dtype, demand, &table),
         })
         .collect();
     data.resize(n, data.first().copied().unwrap_or(0));
     RefTensor::<f64> { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok()
+}
+
+/// The number of steps from a power of two to its neighbours.
+const STEPS: u32 = 8;
+
+fn whole_neighbour(source: &mut Source, dtype: DType, power: u8) -> i64 {
+    let step = i64::from(source.element(STEPS, |r| r.random_range(0..STEPS)));
+    let (largest, room) = (integers(dtype)[0], i64::from(STEPS));
+    let base = 1i64.checked_shl(power.into()).filter(|b| *b > 0 && *b <= largest - room);
+    base.unwrap_or(largest - room + 1) + step
+}
+
+fn neighbour(source: &mut Source, dtype: DType, power: u8) -> f64 {
+    let step = f64::from(source.element(STEPS, |r| r.random_range(0..STEPS)));
+    let base = 2f64.powi(power.into());
+    let unit = super::differ::ulp(dtype, base).max(1.0);
+    if base + f64::from(STEPS) * unit <= dtype.largest() && power < 63 {
+        base + step * unit
+    } else {
+        1.0 + step * dtype.epsilon()
+    }
 }
 
 fn integer(source: &mut Source, dtype: DType, demand: &Demand, table: &[i64]) -> i64 {
@@ -408,6 +446,8 @@ fn element(
         source.element(2, |r| r.random_range(0..2)) as f64
     } else if distribution == Distribution::Far {
         demand.far.element(source, dtype)
+    } else if let Distribution::Neighbours(power) = distribution {
+        neighbour(source, dtype, power)
     } else if let Distribution::Ensemble(kind) = distribution {
         kind.element(source, demand.alternative, dtype, special)
     } else {
@@ -440,7 +480,7 @@ fn float(
             Distribution::Nan => (0.2, seldom),
             Distribution::Extreme => (0.15, 0.35),
             Distribution::Infinite => (0.2, seldom),
-            Distribution::Far | Distribution::Ensemble(_) => (1.0, 0.0),
+            Distribution::Far | Distribution::Neighbours(_) | Distribution::Ensemble(_) => (1.0, 0.0),
         };
         let p: f64 = r.random();
         let own = special.elements.len().min(SPECIAL as usize) as u32;

@@ -258,7 +258,7 @@ impl Generator<'_, '_> {
             }
         }
         let wide = matches!(self.distribution, Distribution::Ensemble(_));
-        let room = self.hints.constants.room(if wide { WIDE_ELEMENTS } else { MAX_ELEMENTS });
+        let room = self.hints.constants.room(if wide { WIDE_ELEMENTS } else { MAX_ELEMENTS }).max(self.long);
         let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= room));
         let most = self.hints.constants.counts.iter().fold(MAX_RANK, |m, n| m.max(*n as usize)).min(MOST_AXES);
         if shape.len() > most || count.is_none() || shape.iter().any(|d| *d < 0) {
