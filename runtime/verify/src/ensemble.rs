@@ -50,6 +50,8 @@ const WORK: usize = 1 << 18;
 const CHUNK: usize = 64;
 /// The number of instances in which the bound of the maximum must be exceeded.
 const UNLUCKY: usize = 5;
+/// The same for the median and the 99th percentile.
+const FEW: usize = 3;
 
 /// How the right side is worse.
 #[derive(Clone, Debug, PartialEq)]
@@ -368,7 +370,7 @@ impl Ensembles<'_> {
             for (what, part, fewest) in [("median", 0.5, 100), ("99th percentile", 0.99, 2000)] {
                 let (left, right) = (at(&sample.left, part), at(&sample.right, part));
                 // An instance of an unlucky scale has many bad elements.
-                let several = sample.worst.iter().filter(|w| w.0 > bound(left)).count() >= UNLUCKY;
+                let several = sample.worst.iter().filter(|w| w.0 > bound(left)).count() >= FEW;
                 if right > bound(left) && n >= fewest && several {
                     return worse(what, left, right, worst);
                 }
@@ -400,7 +402,7 @@ impl Sample {
     /// Whether the right side loses more, by chance or not.
     fn seems_to_lose(&self) -> bool {
         let (left, right) = self.lost.iter().fold((0.0, 0.0), |(l, r), lost| (l + lost.0, r + lost.1));
-        right > 2.0 * left + 0.01 * self.lost.len() as f64 || self.shares().is_some()
+        right > 2.0 * left + 0.01 * self.lost.len() as f64
     }
 
     /// The shares that both sides lose, if the right side loses more than chance explains.
@@ -413,7 +415,7 @@ impl Sample {
         // One instance of an unlucky scale loses all of its elements together.
         let (sum, squares) = self.lost.iter().map(|l| l.1 - l.0).fold((0.0, 0.0), |(s, q), d| (s + d, q + d * d));
         // A longer sample was chosen because of what it seemed to say.
-        let (fewest, sigmas) = if self.long { (12, 4.0) } else { (5, 2.5) };
+        let (fewest, sigmas) = if self.long { (12, 3.0) } else { (5, 2.5) };
         let lossy = self.lost.iter().filter(|l| l.1 > 0.02).count();
         let only_right = self.lost.iter().all(|l| l.0 == 0.0) && lossy >= fewest;
         let all =

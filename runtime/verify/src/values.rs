@@ -201,7 +201,7 @@ impl Ensemble {
         let share = f64::from(code.wrapping_mul(40_503) % MANY) / f64::from(MANY);
         let v = match (self, alternative) {
             (Ensemble::Offset, 0 | 1) => noise + 1.4 / dtype.epsilon().sqrt(),
-            (Ensemble::Offset, 2) => noise - 1.4 / dtype.epsilon().sqrt(),
+            (Ensemble::Offset, 2 | 3) => noise - 1.4 / dtype.epsilon().sqrt(),
             (Ensemble::Upper, 0..=3) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95, 0.99][alternative]).exp2(),
             (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][alternative]).exp2(),
             (Ensemble::Opposed, 0..=3) => {
