@@ -172,7 +172,8 @@ impl FoldedProduct<'_> {
         let name = &self.program.op(self.op).name;
         let (shown, kept) = (show_number(found), show_number(dtype.round(found)));
         Some(format!(
-            "a constant would leave the range of {dtype}: `{name}` of constants is {shown}, of which {dtype} keeps {kept}"
+            "a constant would leave the range of {dtype}: `{name}` of constants is {shown}, of which \
+             {dtype} keeps {kept}"
         ))
     }
 

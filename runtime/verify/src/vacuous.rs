@@ -183,9 +183,9 @@ fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
     graph.outputs.iter().map(|(_, v)| of(&numbers, *v)).collect()
 }
 
-/// The attributes of a node, and the shapes of its operands. Axes are a set. Axes of size 1 in front
-/// say nothing to a function that broadcasts, so `keepdims` counts only as far as it makes others;
-/// where an op reads the result, the shape counts.
+/// The attributes of a node, and the shapes of its operands. Axes are a set. Axes of size 1 in
+/// front say nothing to a function that broadcasts, so `keepdims` counts only as far as it makes
+/// others; where an op reads the result, the shape counts.
 fn canonical_attrs(graph: &Graph, node: &Node, op: OpId, attrs: &[AttrValue]) -> String {
     let shape = |v: &Value| graph.ty(*v).shape.clone();
     let mut out = format!("{:?}", node.operands.iter().flatten().map(shape).collect::<Vec<_>>());

@@ -35,8 +35,8 @@ pub enum Distribution {
     /// Constants so small, or so large, that two of them together leave the range of their type,
     /// and an operand that compensates for them. Only for rules that require constants.
     Far,
-    /// Numbers next to this power of two, which types of fewer digits do not tell apart; where a type
-    /// does not reach it, next to its largest integer, or to 1.
+    /// Numbers next to this power of two, which types of fewer digits do not tell apart; where a
+    /// type does not reach it, next to its largest integer, or to 1.
     Neighbours(u8),
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
@@ -212,7 +212,7 @@ impl Ensemble {
                 1 => HALVES[(code / 16) as usize % HALVES.len()],
                 2 if !special.elements.is_empty() => special.elements[(code / 16) as usize % special.elements.len()],
                 3 | 4 => noise * (24.0 * share - 12.0).exp2(),
-                _ => noise * [1.0, 30.0, 300.0, 1e-3, 1.0][alternative % ALTERNATIVES],
+                _ => noise * [1.0, 30.0, 300.0, 1e-3, 30.0][alternative % ALTERNATIVES],
             },
             (Ensemble::Near, _) if alternative < 2 * special.own.len() => {
                 special.centre(alternative) * (1.0 + noise * dtype.epsilon().sqrt())
