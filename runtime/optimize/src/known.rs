@@ -17,7 +17,7 @@ use super::analysis::EGraph;
 use super::analysis::{class_type, is_term};
 use super::language::{LeafId, Node, Payload};
 use super::lower::splat_tensor;
-use super::range_loss::{Fold, FoldedCall, Operand};
+use super::range_loss::{Fold, Folded, FoldedCall, FoldedProduct, Operand};
 use hypatia_graph::{Graph, Value, constant_value};
 use hypatia_tensor::tensor::Tensor;
 
@@ -32,8 +32,20 @@ pub(super) fn loss(fold: &Fold, egraph: &EGraph, elements: Elements) -> Option<S
     let operands = fold.operands.iter().map(|c| constant(egraph, *c, elements)).collect::<Option<Vec<_>>>();
     let Some(operands) = operands else { return Some("what `build(...)` computes is not known".to_string()) };
     let program = &egraph.analysis.program;
-    let Fold { scalar, dtype, shape, role, .. } = fold;
-    FoldedCall { program, scalar: *scalar, operands: &operands, dtype: *dtype, shape }.loss(*role)
+    let Fold { function, dtype, shape, role, .. } = fold;
+    match *function {
+        Folded::Scalar(scalar) => FoldedCall { program, scalar, operands: &operands, dtype: *dtype, shape }.loss(*role),
+        Folded::Product(op, attrs) => {
+            let tensor = |(operand, class): (Operand, &Id)| match operand {
+                Operand::Tensor(t) => Some(t),
+                Operand::Number(_, v) => splat_tensor(class_type(egraph, *class)?, v).ok().map(Arc::new),
+            };
+            let operands = operands.into_iter().zip(&fold.operands).map(tensor).collect::<Option<Vec<_>>>();
+            let Some(operands) = operands else { return Some("what `build(...)` computes is not known".to_string()) };
+            let attrs = egraph.analysis.attrs(attrs);
+            FoldedProduct { program, op, attrs, operands: &operands }.loss(egraph.analysis.folder)
+        }
+    }
 }
 
 /// The leaves that it depends on, through the nodes that compute them.

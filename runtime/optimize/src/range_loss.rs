@@ -22,6 +22,9 @@
 //!   not known, but those along an axis that one of the operands lacks are summed together: a
 //!   scale that differed along a sum could not have been moved into it.
 //!
+//! A *product* of constants, as `build(matmul(v, w))` computes it, is a weight: the largest element
+//! of each of its rows and columns counts.
+//!
 //! A subnormal operand has already lost its digits, so its products are not checked: dead channels
 //! after training hold subnormal numbers.
 
@@ -30,11 +33,12 @@ use std::sync::Arc;
 use egg::Id;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::{DType, Kind};
-use hypatia_dsl::ir::{AExpr, Fact, Head, OpBody, Program, Rule, ScalarBody, ScalarId};
+use hypatia_dsl::ir::{AExpr, AttrValue, Fact, Head, OpBody, OpId, Program, Rule, ScalarBody, ScalarId};
 use hypatia_dsl::scalar;
 
 use super::facts::asks_for;
-use hypatia_graph::show_number;
+use super::language::AttrsId;
+use hypatia_graph::{ConstantFolder, Graph, constant_value, show_number};
 use hypatia_tensor::tensor::Tensor;
 
 /// The role of a constant in the expression that uses it.
@@ -101,11 +105,20 @@ impl Operand {
     }
 }
 
-/// A scalar function of constants, at a place where a rule wants to compute it before any run.
+/// What is computed of constants.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Folded {
+    /// A scalar function.
+    Scalar(ScalarId),
+    /// An op that sums products, with its attributes.
+    Product(OpId, AttrsId),
+}
+
+/// A function of constants, at a place where a rule wants to compute it before any run.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Fold {
     /// The function.
-    pub scalar: ScalarId,
+    pub function: Folded,
     /// The classes of its operands.
     pub operands: Vec<Id>,
     /// The type of the result.
@@ -114,6 +127,98 @@ pub struct Fold {
     pub shape: Vec<usize>,
     /// Where it is used.
     pub role: OperandRole,
+}
+
+/// An op of constants that sums products.
+pub struct FoldedProduct<'a> {
+    /// The Program of the op.
+    pub program: &'a Arc<Program>,
+    /// The op.
+    pub op: OpId,
+    /// Its attributes.
+    pub attrs: &'a [AttrValue],
+    /// Its operands.
+    pub operands: &'a [Arc<Tensor>],
+}
+
+impl FoldedProduct<'_> {
+    /// A description of what is lost. The sums in which the result is used are not known: those
+    /// over its last axis, or over the one before. So the largest element of each row and of each
+    /// column must be normal, if any of its elements is lost.
+    pub fn loss(&self, folder: &dyn ConstantFolder) -> Option<String> {
+        let numbers: Vec<Vec<f64>> = self.operands.iter().map(|t| t.to_f64()).collect();
+        let dtype = self.operands.first().map(|t| t.dtype()).filter(|d| d.is_float())?;
+        if numbers.iter().flatten().any(|v| !v.is_finite()) {
+            return None;
+        }
+        let wide = self.operands.iter().zip(&numbers).map(|(t, n)| Tensor::from_f64(DType::F64, t.shape(), n));
+        let exact = self.result(wide.map(|t| t.map(Arc::new)).collect::<Option<Vec<_>>>()?, folder);
+        let Some(exact) = exact else { return Some("what `build(...)` computes is not known".to_string()) };
+        // Nothing is wider than f64: a sum of nonzero products there is assumed to be rounded.
+        let nonzero = numbers.iter().flatten().all(|v| *v != 0.0);
+        let lost = |x: f64| match x.abs() {
+            v if v.is_infinite() => true,
+            v if dtype == DType::F64 => nonzero && v < f64::MIN_POSITIVE,
+            v => holds(dtype, v) == Representable::TooSmall,
+        };
+        let elements = exact.to_f64();
+        let too_large = |x: &&f64| x.is_infinite() || !dtype.round(**x).is_finite();
+        let spoiled = |group: &Vec<f64>| {
+            let largest = group.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            group.iter().copied().find(|x| lost(*x)).filter(|_| largest < smallest_normal(dtype))
+        };
+        let found = elements.iter().find(too_large).copied();
+        let found = found.or_else(|| groups(&elements, exact.shape()).iter().find_map(spoiled))?;
+        let name = &self.program.op(self.op).name;
+        let (shown, kept) = (show_number(found), show_number(dtype.round(found)));
+        Some(format!(
+            "a constant would leave the range of {dtype}: `{name}` of constants is {shown}, of which \
+             {dtype} keeps {kept}"
+        ))
+    }
+
+    /// For each element the largest that may be summed with it.
+    pub fn beside(elements: &[f64], shape: &[usize]) -> Vec<f64> {
+        let last = shape.last().copied().unwrap_or(1).max(1);
+        let all = groups(elements, shape);
+        let largest: Vec<f64> = all.iter().map(|g| g.iter().fold(0.0f64, |m, x| m.max(x.abs()))).collect();
+        let rows = elements.len() / last;
+        (0..elements.len())
+            .map(|i| {
+                let column = rows + column_of(i, shape);
+                largest[i / last].max(largest.get(column).copied().unwrap_or(0.0))
+            })
+            .collect()
+    }
+
+    fn result(&self, operands: Vec<Arc<Tensor>>, folder: &dyn ConstantFolder) -> Option<Tensor> {
+        let mut graph = Graph::new(self.program.clone());
+        let operands: Vec<_> = operands.into_iter().map(|t| Some(graph.constant(t))).collect();
+        let result = graph.op(self.op, &operands, self.attrs.to_vec(), None).ok()?;
+        constant_value(folder, &graph, *result.first()?)
+    }
+}
+
+/// The number of the column of an element: its place without the last axis but one.
+fn column_of(index: usize, shape: &[usize]) -> usize {
+    let last = shape.last().copied().unwrap_or(1).max(1);
+    let height = shape.iter().rev().nth(1).copied().unwrap_or(1).max(1);
+    index / (last * height) * last + index % last
+}
+
+/// The rows, then the columns.
+fn groups(elements: &[f64], shape: &[usize]) -> Vec<Vec<f64>> {
+    let last = shape.last().copied().unwrap_or(1).max(1);
+    let mut groups: Vec<Vec<f64>> = elements.chunks(last).map(<[f64]>::to_vec).collect();
+    let rows = groups.len();
+    for (i, x) in elements.iter().enumerate() {
+        let column = rows + column_of(i, shape);
+        if groups.len() <= column {
+            groups.resize(column + 1, Vec::new());
+        }
+        groups[column].push(*x);
+    }
+    groups
 }
 
 /// A scalar function of constants.

@@ -12,7 +12,8 @@
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Class, Rule, ScalarBody};
+use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody};
+use hypatia_dsl::typing::TensorType;
 
 use super::choice::Choice;
 use super::claim::claim;
@@ -341,7 +342,7 @@ impl Job<'_> {
     /// Records a difference of two elements of which one is infinite or NaN and the other is not,
     /// if neither overflow nor rounding explains it.
     fn of_other_kind(&mut self, found: Difference, known: &mut Explanations) -> Result<()> {
-        if self.overflows()? {
+        if self.overflows()? || (self.sums_nothing() && self.tensors().any(special)) {
             return Ok(());
         }
         if self.distribution != Distribution::Nice {
@@ -569,6 +570,19 @@ impl Job<'_> {
 
     fn has(&self, dtype: DType) -> bool {
         self.graph.nodes.iter().flat_map(|n| &n.results).any(|t| t.dtype == dtype)
+    }
+
+    /// True if a product has no summands: its 0 is none of a NaN or an infinity beside it.
+    fn sums_nothing(&self) -> bool {
+        let empty = |ty: &TensorType| ty.shape.iter().any(|d| d.as_const() == Some(0));
+        self.graph.nodes.iter().any(|n| match &n.kind {
+            NodeKind::Op { op, .. } => {
+                matches!(self.graph.program.op(*op).body, OpBody::Builtin(b) if b.multiplies())
+                    && n.operands.iter().flatten().any(|v| empty(self.graph.ty(*v)))
+                    && !n.results.iter().any(empty)
+            }
+            _ => false,
+        })
     }
 
     /// True if some float is so small that f64 holds it with fewer digits.

@@ -28,6 +28,8 @@ const MAX_COUNT: i64 = 16;
 /// The number of sizes and of literals that are kept.
 const MAX_SIZES: usize = 24;
 const MAX_LITERALS: usize = 24;
+/// The number of literals that the elements of ensembles lie around.
+const MAX_CENTRES: usize = 4;
 
 /// The constants of one rule.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +43,8 @@ pub struct Constants {
     pub counts: Vec<i64>,
     /// Numbers that elements are compared or combined with, and their neighbours, by element type.
     elements: BTreeMap<DType, Vec<f64>>,
+    /// The numbers other than 0 that both sides compute with, as they are written.
+    pub centres: Vec<f64>,
     /// A guard requires tensors without elements.
     pub empty: bool,
 }
@@ -54,7 +58,7 @@ impl Constants {
         rule.lhs.iter().for_each(|p| reader.pat(p));
         reader.context = Context::Right;
         rule.rhs.iter().for_each(|b| reader.build(b));
-        let Reader { near, far_sizes, moduli, literals, empty, counts, .. } = reader;
+        let Reader { near, far_sizes, moduli, literals, centres, empty, counts, .. } = reader;
         let mut sizes: Vec<i64> = Vec::new();
         let mut add = |n: i64| {
             if n > 0 && n <= MAX_SIZE && !sizes.contains(&n) && sizes.len() < MAX_SIZES {
@@ -76,7 +80,7 @@ impl Constants {
         far_sizes.iter().for_each(|n| add(*n));
         let largest = near.into_iter().filter(|n| *n <= MAX_SIZE).max().unwrap_or(0);
         let elements = DType::ALL.into_iter().map(|d| (d, around(&literals, d))).collect();
-        Constants { largest, sizes, counts, elements, empty }
+        Constants { largest, sizes, counts, elements, centres, empty }
     }
 
     /// The literals and their neighbours, as elements of this type.
@@ -139,6 +143,7 @@ struct Reader<'a> {
     counts: Vec<i64>,
     moduli: Vec<i64>,
     literals: Vec<f64>,
+    centres: Vec<f64>,
     empty: bool,
     context: Context,
     seen_ops: BTreeSet<OpId>,
@@ -153,6 +158,7 @@ impl<'a> Reader<'a> {
             far_sizes: Vec::new(),
             moduli: Vec::new(),
             literals: Vec::new(),
+            centres: Vec::new(),
             empty: false,
             counts: Vec::new(),
             context: Context::Left,
@@ -169,6 +175,14 @@ impl<'a> Reader<'a> {
         } else if n > 1 && !self.near.contains(&n) {
             self.near.push(n);
         }
+    }
+
+    /// A number that elements are combined with.
+    fn number(&mut self, v: f64) {
+        if v.is_finite() && v != 0.0 && !self.centres.contains(&v.abs()) && self.centres.len() < MAX_CENTRES {
+            self.centres.push(v.abs());
+        }
+        self.literal(v);
     }
 
     fn literal(&mut self, v: f64) {
@@ -295,7 +309,7 @@ impl<'a> Reader<'a> {
                 self.ty(ty);
                 self.pat(p);
             }
-            Pat::Lit { value, .. } => self.literal(*value),
+            Pat::Lit { value, .. } => self.number(*value),
             Pat::OneOf(pats) => pats.iter().for_each(|p| self.pat(p)),
             Pat::Node(n) => {
                 for (i, a) in n.attrs.iter().enumerate() {
@@ -321,8 +335,9 @@ impl<'a> Reader<'a> {
     fn build(&mut self, build: &Build) {
         match build {
             Build::Number(AExpr::Value(AttrValue::Dim(d))) => {
-                d.as_const().into_iter().for_each(|n| self.literal(n as f64))
+                d.as_const().into_iter().for_each(|n| self.number(n as f64))
             }
+            Build::Number(AExpr::Value(AttrValue::Float(v))) => self.number(*v),
             Build::Number(e) => self.computed(e),
             Build::Node(n) => {
                 for (i, e) in n.attrs.iter().enumerate() {
@@ -396,7 +411,7 @@ impl<'a> Reader<'a> {
     fn term(&mut self, term: &Term) {
         for node in &term.nodes {
             match node {
-                TermNode::Lit(l) => self.literal(l.0),
+                TermNode::Lit(l) => self.number(l.0),
                 TermNode::Call { scalar, .. } => self.scalar(*scalar),
                 _ => {}
             }

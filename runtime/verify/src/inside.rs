@@ -34,6 +34,12 @@ pub(super) fn as_kernels(graph: &Graph) -> Result<Graph> {
     Ok(out)
 }
 
+/// Whether an op of the graph has a kernel that rounds less often than its body.
+pub(super) fn has_kernels(graph: &Graph) -> bool {
+    let kernel = |n: &Node| matches!(n.kind, NodeKind::Op { op, .. } if narrow(n) && has_kernel(graph, op));
+    graph.nodes.iter().any(kernel)
+}
+
 fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

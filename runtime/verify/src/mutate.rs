@@ -7,9 +7,13 @@
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, OVER_SECOND};
 use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrValue, Build, BuildArg, Head, InView, OpBody, Pat, Program, Rule, ScalarBody,
+    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, Head, InView, OpBody, ParamKind, Pat, Program, Rule,
+    ScalarBody,
 };
 use hypatia_dsl::shape::Dim;
+
+/// How the change of a rule is called in which two operands changed places.
+pub(super) const SWAPPED: &str = "operands swapped";
 
 /// A changed rule.
 #[derive(Clone, Debug)]
@@ -50,11 +54,11 @@ pub fn mutants(program: &Program, rule: &Rule) -> Vec<Mutant> {
         })
         .collect();
     // Counts the places where something can be changed, then changes one at a time.
-    let mut counter = Walker { program, target: usize::MAX, at: 0, change: None, site: Site::Left };
+    let mut counter = Walker { program, target: usize::MAX, at: 0, change: None, site: Site::Left, set: false };
     counter.rule(&mut rule.clone());
     for target in 0..counter.at {
         let mut mutant = rule.clone();
-        let mut walker = Walker { program, target, at: 0, change: None, site: Site::Left };
+        let mut walker = Walker { program, target, at: 0, change: None, site: Site::Left, set: false };
         walker.rule(&mut mutant);
         if let Some((change, site)) = walker.change
             && mutant != *rule
@@ -81,6 +85,8 @@ struct Walker<'a> {
     change: Option<(String, Site)>,
     /// What is being walked.
     site: Site,
+    /// The attribute that is being walked is a set of axes: their order says nothing.
+    set: bool,
 }
 
 impl Walker<'_> {
@@ -132,12 +138,14 @@ impl Walker<'_> {
                 let name = self_name(self.program, node.head);
                 if swappable(self.program, node.head, node.args.len())
                     && node.args[0] != node.args[1]
-                    && self.here(|| format!("left side: {name}: operands swapped"))
+                    && self.here(|| format!("left side: {name}: {SWAPPED}"))
                 {
                     node.args.swap(0, 1);
                 }
-                for attr in &mut node.attrs {
+                for (i, attr) in node.attrs.iter_mut().enumerate() {
+                    self.set = is_set(self.program, node.head, i);
                     self.attr(attr, &name);
+                    self.set = false;
                 }
                 node.operands_mut().for_each(|p| self.pat(p));
             }
@@ -172,12 +180,14 @@ impl Walker<'_> {
                 self.site = Site::Right;
                 if swappable(self.program, node.head, node.args.len())
                     && node.args[0] != node.args[1]
-                    && self.here(|| format!("right side: {name}: operands swapped"))
+                    && self.here(|| format!("right side: {name}: {SWAPPED}"))
                 {
                     node.args.swap(0, 1);
                 }
-                for e in &mut node.attrs {
+                for (i, e) in node.attrs.iter_mut().enumerate() {
+                    self.set = is_set(self.program, node.head, i);
                     self.expr(e, &format!("right side: {name}"));
+                    self.set = false;
                 }
                 for arg in &mut node.args {
                     match arg {
@@ -207,7 +217,7 @@ impl Walker<'_> {
                 self.expr(over, place);
             }
             AExpr::List(items) => {
-                let first_differs = items.len() > 1 && items[0] != items[1];
+                let first_differs = items.len() > 1 && items[0] != items[1] && !self.set;
                 if first_differs && self.here(|| format!("{place}: list reordered")) {
                     items.swap(0, 1);
                 }
@@ -256,7 +266,8 @@ impl Walker<'_> {
                 }
             }
             AttrValue::List(items) => {
-                if items.len() > 1 && items[0] != items[1] && self.here(|| format!("{place}: {shown} reordered")) {
+                let first_differs = items.len() > 1 && items[0] != items[1] && !self.set;
+                if first_differs && self.here(|| format!("{place}: {shown} reordered")) {
                     items.swap(0, 1);
                 }
                 for item in items {
@@ -334,6 +345,13 @@ fn self_name(program: &Program, head: Head) -> String {
         Head::TermCast => "round".into(),
         Head::Region(_) => "pointwise work".into(),
     }
+}
+
+/// True if attribute `i` is a set of axes.
+fn is_set(program: &Program, head: Head, i: usize) -> bool {
+    let Head::Op(op) = head else { return false };
+    let kind = program.op(op).attrs().nth(i).map(|(_, p)| &p.kind);
+    matches!(kind, Some(ParamKind::Attr { ty: AttrType::Axes, .. }))
 }
 
 /// True if swapping the first two operands can change the meaning.

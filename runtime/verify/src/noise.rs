@@ -18,7 +18,7 @@ use hypatia_dsl::typing::TensorType;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::folded_call::folded;
+use super::folded_call::{beside_product, folded, is_product};
 use hypatia_graph::constant_nodes;
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, Node, NodeId, NodeKind, Value};
@@ -104,8 +104,11 @@ fn computed_weights(graph: &Graph) -> Vec<bool> {
             node.operands.iter().flatten().for_each(|v| weight[v.node.index()] |= constant[v.node.index()]);
         }
     }
-    let function = |n: &Node| matches!(n.kind, NodeKind::Scalar(_));
-    weight.into_iter().zip(&graph.nodes).map(|(w, n)| w && function(n)).collect()
+    let computes = |i: usize| {
+        matches!(graph.nodes[i].kind, NodeKind::Scalar(_))
+            || is_product(graph, Value { node: NodeId(i as u32), output: 0 })
+    };
+    weight.into_iter().enumerate().map(|(i, w)| w && constant[i] && computes(i)).collect()
 }
 
 fn compares(graph: &Graph, scalar: ScalarId) -> bool {
@@ -173,7 +176,7 @@ impl NoisyGraph<'_> {
                     }
                     _ => {
                         let results = self.out.op(*op, &operands, attrs.clone(), None)?;
-                        if !rounds(builtin) {
+                        if !rounds(builtin, &attrs) {
                             return Ok(results);
                         }
                         let terms = operands.into_iter().flatten().collect::<Vec<_>>();
@@ -301,7 +304,11 @@ impl NoisyGraph<'_> {
     /// Weights that are computed before a run are only as precise as the largest weight that they
     /// are summed with (`hypatia_optimize::range_loss`). `of` is the value that `v` was made from.
     fn weight(&mut self, of: Value, v: Value) -> Result<Value> {
-        let Some(beside) = folded(self.from, of, |f| f.beside()).filter(|_| self.is_noisy(v)) else { return Ok(v) };
+        if !self.is_noisy(v) {
+            return Ok(v);
+        }
+        let beside = folded(self.from, of, |f| f.beside()).or_else(|| beside_product(self.from, of));
+        let Some(beside) = beside else { return Ok(v) };
         self.add_noise(v, BuiltinScalar::Add, |i, r| beside.get(i).map_or(0.0, |b| b * r))
     }
 
@@ -311,11 +318,16 @@ impl NoisyGraph<'_> {
 
     /// A sum of products of these operands, with the noise of its partial sums.
     fn summed(&mut self, sum: Value, op: BuiltinOp, operands: &[Value], attrs: &[AttrValue]) -> Result<Value> {
-        let sums = op.multiplies() || matches!(op, BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Cumsum);
+        let sums =
+            op.multiplies() || matches!(op, BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Cumsum | BuiltinOp::Scatter);
         if !self.noise.in_sums || !sums || !self.is_noisy(sum) {
             return Ok(sum);
         }
-        let mut size = |v: &Value| self.out.builtin_scalar(BuiltinScalar::Abs, &[*v]);
+        let mut size = |v: &Value| match self.out.ty(*v).dtype.is_float() {
+            true => self.out.builtin_scalar(BuiltinScalar::Abs, &[*v]),
+            // Indices.
+            false => Ok(*v),
+        };
         let sizes: Vec<Value> = operands.iter().map(&mut size).collect::<Result<_>>()?;
         let all = self.out.builtin(op, &sizes, attrs.to_vec())?[0];
         let all = self.add_noise(all, BuiltinScalar::Mul, |_, r| r)?;
@@ -378,7 +390,9 @@ fn exact(f: BuiltinScalar) -> bool {
 }
 
 /// True if a device rounds the result of the op: the op computes rather than moves elements.
-fn rounds(op: BuiltinOp) -> bool {
+fn rounds(op: BuiltinOp, attrs: &[AttrValue]) -> bool {
+    let combines = |how: &AttrValue| matches!(how, AttrValue::Str(how) if how == "add" || how == "mul");
     op.multiplies()
+        || (op == BuiltinOp::Scatter && attrs.first().is_some_and(combines))
         || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum)
 }

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 
 use hypatia_dsl::ir::{
-    AttrPat, Backend, Claim, Class, Head, Kernel, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rest, Rule, Sort,
-    Var, VarId,
+    AttrPat, AttrValue, Backend, Claim, Class, Head, Kernel, NodePat, OpBody, OpId, ParamKind, Pat, Program, Rest,
+    Rule, Sort, Var, VarId,
 };
-use hypatia_dsl::typing::codes;
+use hypatia_dsl::typing::{Bindings, codes, match_type};
 
 use super::block::left_block;
 use super::claim::claim_for;
@@ -26,7 +26,7 @@ use super::source::Source;
 use super::values::Distribution;
 use hypatia_cpu::Executor;
 use hypatia_eval::{Mode, RefTensor, evaluate};
-use hypatia_graph::{Graph, show_number};
+use hypatia_graph::{Graph, NodeKind, show_number};
 use hypatia_pipeline as pipeline;
 use hypatia_plan as plan;
 use hypatia_target::device::Device;
@@ -166,7 +166,13 @@ fn moderate(made: &Instance) -> bool {
 fn wrong(name: &str, made: &Instance, kind: &'static str, message: &str) -> Status {
     let types: Vec<String> = made.inputs.iter().map(|(n, t)| format!("{n}: {}{:?}", t.dtype(), t.shape())).collect();
     let message = if types.is_empty() { message.to_string() } else { format!("{message} (for {})", types.join(", ")) };
-    let test = left_block(&format!("{name} does not compute what its declaration says"), made, "equal", &message);
+    let test = left_block(
+        &format!("{name} does not compute what its declaration says"),
+        made,
+        "equal",
+        &message,
+        kind == "body",
+    );
     Status::False(Box::new(Counterexample { message, kind, test }))
 }
 
@@ -211,7 +217,7 @@ fn check(made: &Instance, with: Option<&Kernel>) -> Verdict {
     match graph.inlined() {
         Ok(_) => {}
         Err(e) if e.code() == Some(codes::DTYPE) => return Verdict::NoMeaning(e.to_string()),
-        Err(e) => return Verdict::Wrong("body", e.to_string()),
+        Err(e) => return Verdict::Wrong("body", format!("{e}; {}", missing_guard(made))),
     }
     let Some(with) = with.filter(|_| moderate(made)) else { return Verdict::Right };
     // Operands for which the body itself has no value say nothing about the kernel.
@@ -222,6 +228,28 @@ fn check(made: &Instance, with: Option<&Kernel>) -> Verdict {
         Ok(None) => Verdict::Right,
         Ok(Some(message)) => Verdict::Wrong("kernel", message),
         Err(e) => Verdict::Wrong("kernel", format!("its kernel cannot be run: {e}")),
+    }
+}
+
+/// What to write if an op has no meaning for such operands.
+fn missing_guard(made: &Instance) -> String {
+    let program = &made.graph.program;
+    let node = made.left.first().map(|v| made.graph.node(v.node));
+    let op = node.and_then(|n| if let NodeKind::Op { op, .. } = n.kind { Some((n, program.op(op))) } else { None });
+    let empty = op.and_then(|(node, def)| {
+        let mut scope = Bindings::default();
+        for (operand, (_, param)) in node.operands.iter().zip(def.operands()) {
+            if let (Some(v), ParamKind::Tensor { ty, .. }) = (operand, &param.kind) {
+                let _ = match_type(ty, made.graph.ty(*v), &mut scope);
+            }
+        }
+        let zero = |v: &AttrValue| matches!(v, AttrValue::Dim(d) if d.as_const() == Some(0));
+        let found = |i: &usize| scope.values.get(&VarId(*i as u32)).is_some_and(zero);
+        (0..def.vars.len()).find(found).map(|i| def.vars[i].name.clone())
+    });
+    match empty {
+        Some(name) => format!("if it has no meaning there, write `requires {name} > 0`"),
+        None => "if it has no meaning there, write a `requires` that excludes such operands".to_string(),
     }
 }
 

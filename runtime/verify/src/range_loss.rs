@@ -11,7 +11,7 @@ use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Head, Rule};
 use hypatia_dsl::typing::eval;
 
 use super::differ::Difference;
-use super::folded_call::folded;
+use super::folded_call::{folded, is_product, product_loss};
 use super::generate::Instance;
 use super::noise::Noise;
 use super::range::leaves_range_outside;
@@ -63,8 +63,8 @@ impl Walk<'_> {
                     BuildArg::One(b) => self.build(b, within),
                     BuildArg::Each { .. } | BuildArg::Spread(_) => None,
                 });
-                let frozen = self.frozen && matches!(node.head, Head::Scalar(_));
-                inside.or_else(|| if frozen { self.function(build, place) } else { None })
+                let computes = matches!(node.head, Head::Scalar(_) | Head::Op(_));
+                inside.or_else(|| if self.frozen && computes { self.function(build, place) } else { None })
             }
         }
     }
@@ -73,7 +73,10 @@ impl Walk<'_> {
     fn function(self, build: &Build, place: OperandRole) -> Option<String> {
         let mut graph = self.instance.graph.clone();
         let value = Instantiator::new(&mut graph).build(build, &self.instance.env).ok()?;
-        folded(&graph, value, |folded| folded.loss(place))?
+        match is_product(&graph, value) {
+            true => product_loss(&graph, value),
+            false => folded(&graph, value, |folded| folded.loss(place))?,
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! instances, the class that holds for each element type, and a proof if there is one. Invariant: a
 //! rule without a legal instance is not exercised, never verified.
 
+mod sought;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,17 +26,19 @@ use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
 use super::generate::{Focus, Instance, Reject, elements, instance, reject};
 use super::hints::Hints;
+use super::inside::has_kernels;
 use super::options::{Options, seed_of};
 use super::proof::proved;
 use super::report::{Counterexample, Entry, Status, Subject, show_class};
 use super::short;
 use super::shrink::shrink;
-use super::sides::untyped_sides;
+use super::sides::{sides, untyped_sides};
 use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
 use super::vacuous::Unnoticed;
 use super::values::Distribution;
 use hypatia_graph::{GraphFacts, NodeKind, Value};
+use sought::Aspect;
 
 /// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
@@ -312,6 +316,8 @@ struct Run<'a> {
     full: usize,
     /// Some of them.
     kept: Vec<Instance>,
+    /// How many instances show what.
+    shown: HashMap<(Aspect, u64), usize>,
 }
 
 impl<'a> Run<'a> {
@@ -331,6 +337,7 @@ impl<'a> Run<'a> {
             any_shape: &[],
             full: 0,
             kept: Vec::new(),
+            shown: HashMap::new(),
         }
     }
 
@@ -387,6 +394,9 @@ impl<'a> Run<'a> {
         }
         if self.first.is_none() && !self.skips.hopeless() {
             cases += self.more_of_each_type(options);
+        }
+        if self.first.is_none() && !self.skips.hopeless() {
+            cases += self.sought(options);
         }
         // If the right side is undefined wherever the left side matches, the rule is wrong.
         if self.skips.hopeless() {
@@ -486,7 +496,10 @@ impl<'a> Run<'a> {
         for dtype in TYPES.into_iter().filter(|_| self.ensembles && !self.rule.derived) {
             let class = claim(self.rule, dtype);
             let rounds = matches!(class, Class::Rounds | Class::Approx { .. });
-            let Some(seen) = self.seen.get_mut(&dtype).filter(|s| rounds && s.bits) else { continue };
+            // The body of an op may give the bits that its kernel does not give.
+            let kernels = self.has_kernels(dtype);
+            let judged = |s: &&mut Seen| (rounds && s.bits) || kernels;
+            let Some(seen) = self.seen.get_mut(&dtype).filter(judged) else { continue };
             let found = Ensembles {
                 program: self.program,
                 rule: self.rule,
@@ -496,6 +509,8 @@ impl<'a> Run<'a> {
                 seed: seed_of(options, &self.rule.name),
             }
             .run();
+            seen.bits |= found.apart;
+            seen.finite_bits |= found.apart;
             if found.worse.is_some() {
                 seen.rounding = true;
                 seen.apart = seen.apart.max(found.beyond);
@@ -505,10 +520,17 @@ impl<'a> Run<'a> {
         None
     }
 
+    /// Whether an op has a kernel that rounds less often than its body, in the instances of a type.
+    fn has_kernels(&self, dtype: DType) -> bool {
+        let of_type = |i: &&Instance| i.left.iter().any(|v| i.graph.ty(*v).dtype == dtype);
+        let kernels = |i: &Instance| sides(self.rule, i).is_ok_and(|s| has_kernels(&s.graph));
+        self.kept.iter().filter(of_type).take(FEWEST).any(kernels)
+    }
+
     /// A loss of precision, shown on a small instance where there is one.
     fn loss(&self, dtype: DType, worse: &Worse) -> Counterexample {
         let class = claim(self.rule, dtype);
-        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true };
+        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true, ..Focus::default() };
         let look = |choices: Source| -> Option<(ChoiceSequence, Instance, Difference)> {
             let mut source = choices;
             let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok()?;
@@ -551,6 +573,7 @@ impl<'a> Run<'a> {
     /// Records the observation of a compared instance; returns the element type of its first root.
     fn add(&mut self, instance: &Instance, seen: &Observation) -> DType {
         let full = self.is_full(instance);
+        self.record(instance);
         if full {
             self.full += 1;
             for (at, taken) in &instance.branches {
@@ -685,7 +708,7 @@ impl<'a> Run<'a> {
             Ok(s) => test_block(&title, &instance, &s, failure, difference.as_ref()),
             Err(why) => {
                 let title = format!("{} applies here, but its right side has no value", self.rule.name);
-                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why.message())
+                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why.message(), true)
             }
         };
         Counterexample { message, kind, test }

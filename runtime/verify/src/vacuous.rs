@@ -12,13 +12,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::ir::{AExpr, AttrValue, Build, BuildArg, Program, Rule, ScalarBody, VarId};
+use hypatia_dsl::ir::{AExpr, AttrType, AttrValue, Build, BuildArg, OpId, ParamKind, Program, Rule, ScalarBody, VarId};
 use hypatia_dsl::typing::same_value;
 use hypatia_eval::{Data, RefTensor};
-use hypatia_graph::{Graph, NodeKind, Value, show_attr};
+use hypatia_graph::{Graph, Node, NodeKind, Value, show_attr};
 
 use super::generate::Instance;
-use super::mutate::{Mutant, Site, mutants};
+use super::mutate::{Mutant, SWAPPED, Site, mutants};
 use super::noise::{Noise, noisy_graph};
 use super::scatter::evaluate_exactly;
 use super::sides::{NotComparable, Sides, sides};
@@ -47,7 +47,7 @@ impl Unnoticed {
             .collect();
         let mut found = Unnoticed { mutants: Vec::new(), noticed: BTreeSet::new(), several: rule.rhs.len() > 1 };
         for mutant in mutants(program, rule).into_iter().filter(|m| m.site == Site::Right) {
-            if originals.iter().any(|(i, _, right)| tells(&mutant.rule, i, right)) {
+            if originals.iter().any(|(i, _, right)| tells(&mutant, i, right)) {
                 found.noticed.insert(mutant.base);
             } else if !same(&mutant.rule, &originals) {
                 found.mutants.push(mutant);
@@ -68,8 +68,7 @@ impl Unnoticed {
         let right = sides(rule, made).ok().and_then(|s| right_of(&s, made));
         let Some(right) = right else { return false };
         let before = self.mutants.len();
-        let (noticed, mutants) =
-            std::mem::take(&mut self.mutants).into_iter().partition(|m| tells(&m.rule, made, &right));
+        let (noticed, mutants) = std::mem::take(&mut self.mutants).into_iter().partition(|m| tells(m, made, &right));
         self.mutants = mutants;
         let noticed: Vec<Mutant> = noticed;
         self.noticed.extend(noticed.into_iter().map(|m| m.base));
@@ -102,9 +101,11 @@ fn right_of(sides: &Sides, made: &Instance) -> Option<Vec<RefTensor>> {
 }
 
 /// Whether the instance tells a changed rule from the original, whose right side gives `right`.
-fn tells(changed: &Rule, made: &Instance, right: &[RefTensor]) -> bool {
-    let other = match sides(changed, made) {
+fn tells(changed: &Mutant, made: &Instance, right: &[RefTensor]) -> bool {
+    let other = match sides(&changed.rule, made) {
         Ok(other) => other,
+        // Operands of different types cannot change places.
+        Err(NotComparable::NoMeaning(_)) if changed.base.ends_with(SWAPPED) => return true,
         // 1.25 is no integer: that says nothing about 1.
         Err(NotComparable::NoMeaning(_)) => return false,
         Err(NotComparable::Broken(_)) => return true,
@@ -164,7 +165,10 @@ fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
                 }
                 format!("scalar {s:?}")
             }
-            NodeKind::Op { op, attrs, term } => format!("op {op:?} {attrs:?} {term:?}"),
+            NodeKind::Op { op, attrs, term } => {
+                let attrs = canonical_attrs(graph, node, *op, attrs);
+                format!("op {op:?} {attrs} {term:?}")
+            }
         };
         let negation = matches!(&node.kind, NodeKind::Scalar(s)
             if matches!(graph.program.scalar(*s).body, ScalarBody::Builtin(BuiltinScalar::Neg)));
@@ -177,6 +181,29 @@ fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
         numbers.push((hasher.finish(), negated));
     }
     graph.outputs.iter().map(|(_, v)| of(&numbers, *v)).collect()
+}
+
+/// The attributes of a node, and the shapes of its operands. Axes are a set. Axes of size 1 in
+/// front say nothing to a function that broadcasts, so `keepdims` counts only as far as it makes
+/// others; where an op reads the result, the shape counts.
+fn canonical_attrs(graph: &Graph, node: &Node, op: OpId, attrs: &[AttrValue]) -> String {
+    let shape = |v: &Value| graph.ty(*v).shape.clone();
+    let mut out = format!("{:?}", node.operands.iter().flatten().map(shape).collect::<Vec<_>>());
+    for (value, (_, param)) in attrs.iter().zip(graph.program.op(op).attrs()) {
+        match (&param.kind, value) {
+            (ParamKind::Attr { ty: AttrType::Axes, .. }, AttrValue::List(axes)) => {
+                let mut axes: Vec<String> = axes.iter().map(show_attr).collect();
+                axes.sort();
+                let _ = write!(out, " {axes:?}");
+            }
+            (_, AttrValue::Bool(_)) if param.name == "keepdims" => {
+                let dims = node.results.iter().flat_map(|t| &t.shape);
+                let _ = write!(out, " {:?}", dims.skip_while(|d| d.as_const() == Some(1)).collect::<Vec<_>>());
+            }
+            (_, value) => drop(write!(out, " {}", show_attr(value))),
+        }
+    }
+    out
 }
 
 /// The number of a result of a node.

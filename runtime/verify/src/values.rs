@@ -8,6 +8,7 @@
 use hypatia_dsl::dtype::DType;
 use rand::Rng;
 
+use super::constants::Constants;
 use super::source::Source;
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::Graph;
@@ -34,6 +35,9 @@ pub enum Distribution {
     /// Constants so small, or so large, that two of them together leave the range of their type,
     /// and an operand that compensates for them. Only for rules that require constants.
     Far,
+    /// Numbers next to this power of two, which types of fewer digits do not tell apart; where a
+    /// type does not reach it, next to its largest integer, or to 1.
+    Neighbours(u8),
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
 }
@@ -53,14 +57,27 @@ pub enum Ensemble {
     Upper,
     /// Tensors of different magnitudes down to the smallest normal number of the type.
     Lower,
+    /// Tensors of large magnitudes beside tensors of small ones, whose products are ordinary.
+    Opposed,
     /// Wide spreads, magnitudes from 2^-12 to 2^12, zeros, halves, and the rule's own numbers.
     Hostile,
+    /// Numbers around one of the rule's own, so near that a difference from it has half of the
+    /// digits. Only for rules that have numbers.
+    Near,
 }
 
 impl Ensemble {
     /// All kinds.
-    pub const ALL: [Ensemble; 6] =
-        [Ensemble::Normal, Ensemble::Offset, Ensemble::LongRows, Ensemble::Upper, Ensemble::Lower, Ensemble::Hostile];
+    pub const ALL: [Ensemble; 8] = [
+        Ensemble::Normal,
+        Ensemble::Offset,
+        Ensemble::LongRows,
+        Ensemble::Upper,
+        Ensemble::Lower,
+        Ensemble::Opposed,
+        Ensemble::Hostile,
+        Ensemble::Near,
+    ];
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
@@ -70,7 +87,9 @@ impl Ensemble {
             Ensemble::LongRows => "long rows",
             Ensemble::Upper => "the upper range of the type",
             Ensemble::Lower => "the lower range of the type",
+            Ensemble::Opposed => "large values beside small ones",
             Ensemble::Hostile => "values of many magnitudes",
+            Ensemble::Near => "values near the rule's own numbers",
         }
     }
 }
@@ -97,6 +116,7 @@ impl Distribution {
             Distribution::Extreme => "extreme values",
             Distribution::Infinite => "values with infinities",
             Distribution::Far => "constants near the ends of the range",
+            Distribution::Neighbours(_) => "neighbours of a power of two",
             Distribution::Ensemble(kind) => kind.name(),
         }
     }
@@ -171,7 +191,7 @@ impl Magnitude {
 /// The number of codes of an ensemble's elements.
 const MANY: u32 = 1 << 20;
 /// The number of alternatives that a tensor of an ensemble has.
-pub(super) const ALTERNATIVES: usize = 4;
+pub(super) const ALTERNATIVES: usize = 5;
 
 impl Ensemble {
     /// An element of a tensor that has this alternative. Code 0 is the centre.
@@ -181,16 +201,22 @@ impl Ensemble {
         let share = f64::from(code.wrapping_mul(40_503) % MANY) / f64::from(MANY);
         let v = match (self, alternative) {
             (Ensemble::Offset, 0 | 1) => noise + 1.4 / dtype.epsilon().sqrt(),
-            (Ensemble::Offset, 2) => noise - 1.4 / dtype.epsilon().sqrt(),
-            (Ensemble::Upper, 0..=2) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95][alternative]).exp2(),
+            (Ensemble::Offset, 2 | 3) => noise - 1.4 / dtype.epsilon().sqrt(),
+            (Ensemble::Upper, 0..=3) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95, 0.99][alternative]).exp2(),
             (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][alternative]).exp2(),
+            (Ensemble::Opposed, 0..=3) => {
+                noise * (dtype.largest().log2() * [0.35, -0.35, 0.45, -0.45][alternative]).exp2()
+            }
             (Ensemble::Hostile, _) => match code % 16 {
                 0 => 0.0,
                 1 => HALVES[(code / 16) as usize % HALVES.len()],
                 2 if !special.elements.is_empty() => special.elements[(code / 16) as usize % special.elements.len()],
                 3 | 4 => noise * (24.0 * share - 12.0).exp2(),
-                _ => noise * [1.0, 30.0, 300.0, 1e-3][alternative % ALTERNATIVES],
+                _ => noise * [1.0, 30.0, 300.0, 1e-3, 30.0][alternative % ALTERNATIVES],
             },
+            (Ensemble::Near, _) if alternative < 2 * special.own.len() => {
+                special.centre(alternative) * (1.0 + noise * dtype.epsilon().sqrt())
+            }
             _ => noise,
         };
         v.clamp(-dtype.largest(), dtype.largest())
@@ -209,6 +235,8 @@ fn normal(code: u32) -> f64 {
 #[derive(Clone, Debug, Default)]
 pub struct SpecialValues {
     elements: Vec<f64>,
+    /// The rule's own numbers, without their neighbours.
+    own: Vec<f64>,
     /// The largest integer.
     limit: f64,
 }
@@ -219,12 +247,15 @@ const HALVES: [f64; 7] = [0.5, -0.5, 1.5, 2.5, -1.5, -2.5, 3.5];
 impl SpecialValues {
     /// The special values for a tensor of a graph: halves, the rule's own numbers as far as the
     /// distribution allows, and the rounding boundaries of the graph's narrower types.
-    pub fn of(distribution: Distribution, dtype: DType, own: &[f64], graph: &Graph) -> SpecialValues {
+    pub fn of(distribution: Distribution, dtype: DType, numbers: &Constants, graph: &Graph) -> SpecialValues {
+        let own = numbers.elements(dtype);
         let whole = |v: f64| (v * 2.0).fract() == 0.0;
         let fits = |v: &&f64| match distribution {
             Distribution::Nice => whole(**v) && v.abs() <= 64.0,
             Distribution::Ordinary | Distribution::Nan | Distribution::Infinite | Distribution::Far => v.abs() <= 100.0,
-            Distribution::Large | Distribution::Extreme | Distribution::Ensemble(_) => true,
+            Distribution::Large | Distribution::Extreme | Distribution::Neighbours(_) | Distribution::Ensemble(_) => {
+                true
+            }
         };
         let mut out: Vec<f64> = Vec::new();
         if dtype.is_float() {
@@ -249,7 +280,14 @@ impl SpecialValues {
             }
             _ => f64::INFINITY,
         };
-        SpecialValues { elements: out, limit }
+        SpecialValues { elements: out, own: numbers.centres.clone(), limit }
+    }
+
+    /// What the elements of a tensor with this alternative lie around: one of the rule's numbers,
+    /// of either sign.
+    fn centre(&self, alternative: usize) -> f64 {
+        let number = self.own.get(alternative / 2).copied().unwrap_or(1.0);
+        if alternative.is_multiple_of(2) { number } else { -number }
     }
 }
 
@@ -312,7 +350,7 @@ pub fn tensor(
     special: &SpecialValues,
 ) -> Option<Tensor> {
     if dtype.is_int() {
-        return whole(source, dtype, shape, demand, special);
+        return whole(source, distribution, dtype, shape, demand, special);
     }
     let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
     let mut data = Vec::with_capacity(n);
@@ -332,6 +370,7 @@ pub fn tensor(
 /// A tensor of integers.
 fn whole(
     source: &mut Source,
+    distribution: Distribution,
     dtype: DType,
     shape: &[usize],
     demand: &Demand,
@@ -345,11 +384,35 @@ fn whole(
     let mut data: Vec<i64> = (0..distinct)
         .map(|_| match demand.is {
             Some(v) => dtype.round(v) as i64,
+            None if let (Distribution::Neighbours(power), false, None) = (distribution, demand.small, demand.index) => {
+                whole_neighbour(source, dtype, power)
+            }
             None => integer(source, dtype, demand, &table),
         })
         .collect();
     data.resize(n, data.first().copied().unwrap_or(0));
     RefTensor::<f64> { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok()
+}
+
+/// The number of steps from a power of two to its neighbours.
+const STEPS: u32 = 8;
+
+fn whole_neighbour(source: &mut Source, dtype: DType, power: u8) -> i64 {
+    let step = i64::from(source.element(STEPS, |r| r.random_range(0..STEPS)));
+    let (largest, room) = (integers(dtype)[0], i64::from(STEPS));
+    let base = 1i64.checked_shl(power.into()).filter(|b| *b > 0 && *b <= largest - room);
+    base.unwrap_or(largest - room + 1) + step
+}
+
+fn neighbour(source: &mut Source, dtype: DType, power: u8) -> f64 {
+    let step = f64::from(source.element(STEPS, |r| r.random_range(0..STEPS)));
+    let base = 2f64.powi(power.into());
+    let unit = super::differ::ulp(dtype, base).max(1.0);
+    if base + f64::from(STEPS) * unit <= dtype.largest() && power < 63 {
+        base + step * unit
+    } else {
+        1.0 + step * dtype.epsilon()
+    }
 }
 
 fn integer(source: &mut Source, dtype: DType, demand: &Demand, table: &[i64]) -> i64 {
@@ -383,6 +446,8 @@ fn element(
         source.element(2, |r| r.random_range(0..2)) as f64
     } else if distribution == Distribution::Far {
         demand.far.element(source, dtype)
+    } else if let Distribution::Neighbours(power) = distribution {
+        neighbour(source, dtype, power)
     } else if let Distribution::Ensemble(kind) = distribution {
         kind.element(source, demand.alternative, dtype, special)
     } else {
@@ -415,7 +480,7 @@ fn float(
             Distribution::Nan => (0.2, seldom),
             Distribution::Extreme => (0.15, 0.35),
             Distribution::Infinite => (0.2, seldom),
-            Distribution::Far | Distribution::Ensemble(_) => (1.0, 0.0),
+            Distribution::Far | Distribution::Neighbours(_) | Distribution::Ensemble(_) => (1.0, 0.0),
         };
         let p: f64 = r.random();
         let own = special.elements.len().min(SPECIAL as usize) as u32;

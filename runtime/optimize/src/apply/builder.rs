@@ -22,7 +22,7 @@ use super::super::candidate::Candidate;
 use super::super::known;
 use super::super::language::{Node, Payload};
 use super::super::matcher::{Binding, Match, MatchFacts, Region, Step};
-use super::super::range_loss::{Fold, OperandRole, is_of_values, number_loss};
+use super::super::range_loss::{Fold, Folded, OperandRole, is_of_values, number_loss};
 use super::{Reject, add_checked, ill_typed, implements};
 use hypatia_dsl::interpret::{Application, Host, Item, build_number, build_tensor};
 use hypatia_graph::check_view;
@@ -142,7 +142,7 @@ impl<'a> Builder<'a> {
 
     /// An error if rounding destroys the meaning of a function of constants. If it cannot be
     /// computed now, this is an error too.
-    fn keep(&self, scalar: ScalarId, node: &Node) -> Result<(), Reject> {
+    fn keep(&self, function: Folded, node: &Node) -> Result<(), Reject> {
         if !node.children.iter().all(|c| self.egraph[*c].data.constant) {
             return Err(Reject::NotConstant);
         }
@@ -154,7 +154,7 @@ impl<'a> Builder<'a> {
             return Err(Reject::Lost("what `build(...)` computes is not known".to_string()));
         };
         let operands = node.children.iter().map(|c| self.egraph.find(*c)).collect();
-        let fold = Fold { scalar, operands, dtype: ty.dtype, shape, role: self.role() };
+        let fold = Fold { function, operands, dtype: ty.dtype, shape, role: self.role() };
         let loss = known::loss(&fold, self.egraph, &|l| self.egraph.analysis.leaf(l).tensor.clone());
         self.egraph.analysis.note(fold, loss.is_none());
         loss.map_or(Ok(()), |lost| Err(Reject::Lost(lost)))
@@ -338,7 +338,7 @@ impl Host for Builder<'_> {
     fn scalar(&mut self, scalar: ScalarId, operands: &[Id]) -> Built {
         let node = Node::new(Payload::Scalar(scalar), operands.iter().copied());
         if self.frozen > 0 {
-            self.keep(scalar, &node)?;
+            self.keep(Folded::Scalar(scalar), &node)?;
         }
         self.add(node)
     }
@@ -367,6 +367,9 @@ impl Host for Builder<'_> {
         let attrs = self.egraph.analysis.attrs_id(attrs);
         let node = Node::new(Payload::Op(op, attrs), children);
         self.check_views(&node, &views)?;
+        if self.frozen > 0 && at.is_none() && matches!(def.body, OpBody::Builtin(b) if b.multiplies()) {
+            self.keep(Folded::Product(op, attrs), &node)?;
+        }
         let id = self.add(node)?;
         if has_several_results(def) { self.add(Node::new(Payload::Output(output), [id])) } else { Ok(id) }
     }

@@ -121,6 +121,8 @@ struct Generator<'a, 's> {
     pub main: DType,
     pub pool: Vec<i64>,
     distribution: Distribution,
+    /// A size that tensors may have though it is beyond the usual ones.
+    long: i64,
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
     numbers: Numbers,
@@ -139,6 +141,24 @@ pub struct Focus {
     pub ensemble: Option<Ensemble>,
     /// Small tensors in spite of the ensemble, for counterexamples.
     pub small: bool,
+    /// The kind of values, in tensors of the usual sizes.
+    pub distribution: Option<Distribution>,
+    /// Which sizes there are.
+    pub sizes: Sizes,
+}
+
+/// The sizes of an instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sizes {
+    /// The usual ones, and those of the rule.
+    #[default]
+    Usual,
+    /// The same and 0.
+    AlsoEmpty,
+    /// The same and 1.
+    AlsoOne,
+    /// This one and 1.
+    Long(i64),
 }
 
 /// An instance of the rule's left side from these choices. `wanted_branch(pattern, n)` names an
@@ -153,15 +173,23 @@ pub fn instance(
 ) -> Try<Instance> {
     let main = focus.dtype.unwrap_or_else(|| DTYPES[source.weighted(&DTYPE_WEIGHTS)]);
     let distributions: &[u32] = if hints.folds() { &[18, 30, 12, 18, 22, 10, 20] } else { &[18, 30, 12, 18, 22, 10] };
-    let distribution = match focus.ensemble {
-        Some(kind) => Distribution::Ensemble(kind),
-        None => Distribution::ALL[source.weighted(distributions)],
+    let distribution = match (focus.ensemble, focus.distribution) {
+        (Some(kind), _) => Distribution::Ensemble(kind),
+        (None, Some(distribution)) => distribution,
+        (None, None) => Distribution::ALL[source.weighted(distributions)],
     };
     let (sizes, weights) = match focus.ensemble.filter(|_| !focus.small) {
         Some(kind) => wide_candidates(&hints.constants, kind),
         None => candidates(&hints.constants),
     };
-    let pool = (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
+    let mut pool: Vec<i64> =
+        (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
+    match focus.sizes {
+        Sizes::Usual => {}
+        Sizes::AlsoEmpty => pool.push(0),
+        Sizes::AlsoOne => pool.push(1),
+        Sizes::Long(n) => pool = vec![1, n, 1],
+    }
     let mut g = Generator {
         program: program.clone(),
         rule,
@@ -172,6 +200,7 @@ pub fn instance(
         main,
         pool,
         distribution,
+        long: if let Sizes::Long(n) = focus.sizes { n } else { 0 },
         made: Vec::new(),
         branches: Vec::new(),
         numbers: Numbers::new(),
@@ -229,7 +258,12 @@ impl Generator<'_, '_> {
         if let Distribution::Ensemble(_) = self.distribution {
             demand.small = true;
             let centred = self.distribution == Distribution::Ensemble(Ensemble::Offset) && self.is_folded(var);
-            demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(ALTERNATIVES) };
+            let alternatives = match self.distribution {
+                // One number more often than none.
+                Distribution::Ensemble(Ensemble::Near) => 2 * self.hints.constants.centres.len() + 1,
+                _ => ALTERNATIVES,
+            };
+            demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(alternatives) };
         }
         if let Some((constants, operand)) = far {
             // Only one operand compensates for the constants: two of them would leave the range
@@ -242,8 +276,7 @@ impl Generator<'_, '_> {
     fn data(&mut self, value: Value, demand: &Demand) -> Try<Tensor> {
         let ty = self.graph.ty(value).clone();
         let shape: Vec<usize> = sizes(&ty)?.into_iter().map(|d| d as usize).collect();
-        let special =
-            SpecialValues::of(self.distribution, ty.dtype, self.hints.constants.elements(ty.dtype), &self.graph);
+        let special = SpecialValues::of(self.distribution, ty.dtype, &self.hints.constants, &self.graph);
         tensor(self.source, self.distribution, ty.dtype, &shape, demand, &special)
             .ok_or_else(|| Reject("a tensor is too large".into()))
     }

@@ -258,7 +258,7 @@ impl Generator<'_, '_> {
             }
         }
         let wide = matches!(self.distribution, Distribution::Ensemble(_));
-        let room = self.hints.constants.room(if wide { WIDE_ELEMENTS } else { MAX_ELEMENTS });
+        let room = self.hints.constants.room(if wide { WIDE_ELEMENTS } else { MAX_ELEMENTS }).max(self.long);
         let count = shape.iter().try_fold(1i64, |a, d| a.checked_mul(*d).filter(|n| *n <= room));
         let most = self.hints.constants.counts.iter().fold(MAX_RANK, |m, n| m.max(*n as usize)).min(MOST_AXES);
         if shape.len() > most || count.is_none() || shape.iter().any(|d| *d < 0) {
@@ -359,7 +359,10 @@ impl Generator<'_, '_> {
                     OpenType { dtype, shape: OpenShape::Free }
                 } else {
                     let beside: Vec<Value> = operands.iter().flatten().flatten().copied().collect();
-                    self.operand_want(node, i, (ty, *variadic), &mut scope, &beside, def, want)?
+                    // The declaration's variables follow from a type that the rule states.
+                    let mut own = scope.clone();
+                    let scope = if is_typed(arg) { &mut own } else { &mut scope };
+                    self.operand_want(node, i, (ty, *variadic), scope, &beside, def, want)?
                 };
                 let value = self.tensor(arg, &inner)?;
                 match value {
@@ -523,6 +526,15 @@ impl Generator<'_, '_> {
             }
         };
         Ok(OpenType { dtype, shape: OpenShape::Is(shape) })
+    }
+}
+
+/// True if the pattern states a type of its own.
+fn is_typed(pat: &Pat) -> bool {
+    match pat {
+        Pat::Typed(..) => true,
+        Pat::Bind(_, p) => is_typed(p),
+        _ => false,
     }
 }
 

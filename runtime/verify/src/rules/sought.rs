@@ -1,0 +1,264 @@
+//! Instances that are sought rather than left to chance.
+//!
+//! In: a rule that held on all instances so far. Out: the first failure, or none. Invariant: every
+//! kind of instance that is known and was not tried yet is tried: axes without elements, operands
+//! that broadcast, combinations of element types, neighbouring numbers where a type of fewer digits
+//! is near, and sizes beyond the range of a type that counts or indexes.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::ir::OpBody;
+use hypatia_graph::{Graph, Node};
+
+use super::*;
+use crate::generate::Sizes;
+use crate::values::Ensemble;
+
+/// Attempts for each kind, and for each size.
+const TRIES: u64 = 150;
+const TRIES_OF_A_SIZE: u64 = 240;
+/// The limit of instances for each kind.
+const MOST: usize = 24;
+/// Instances of each combination of element types.
+const FEWEST_OF_TYPES: usize = 3;
+/// The limit of the elements of all values of an instance.
+const WORK_OF_ONE: usize = 1 << 16;
+/// Powers of two around which neighbours lie: the digits of bf16, f16, f32 and f64, and the ends of
+/// integer types.
+const POWERS: [u8; 5] = [8, 11, 24, 53, 63];
+/// With integers of 8 bits, such a sum of products leaves the integers that f32 holds.
+const LONG_PRODUCT: i64 = 2100;
+
+/// What an instance shows that others may not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Aspect {
+    /// Which axes of which operands have no elements.
+    Empty,
+    /// Which operands broadcast, and how.
+    Broadcast,
+    /// The element types of all values.
+    Types,
+    /// The numbers, not the shapes.
+    Numbers,
+    /// Constants near the ends of the range, not the shapes.
+    Constants,
+    /// Which axes are long.
+    Long(i64),
+}
+
+impl Aspect {
+    /// A number for what the instance shows of it; none if that is nothing.
+    pub(super) fn of(self, made: &Instance) -> Option<u64> {
+        let mut hasher = DefaultHasher::new();
+        let axes = |v: &Value| made.graph.ty(*v).shape.iter().map(|d| d.as_const().unwrap_or(0)).collect::<Vec<i64>>();
+        let leaf = |n: &Node| matches!(n.kind, NodeKind::Input { .. } | NodeKind::Const(_));
+        let first = |i: usize| Value { node: hypatia_graph::NodeId(i as u32), output: 0 };
+        let places = 0..made.graph.nodes.len();
+        let leaves: Vec<Vec<i64>> = places.filter(|i| leaf(&made.graph.nodes[*i])).map(|i| axes(&first(i))).collect();
+        let roots: Vec<Vec<i64>> = made.left.iter().map(axes).collect();
+        let marked = |shapes: &[Vec<i64>], n: i64| -> Vec<Vec<bool>> {
+            shapes.iter().map(|s| s.iter().map(|d| *d == n).collect()).collect()
+        };
+        match self {
+            Aspect::Empty => {
+                let empty = leaves.iter().flatten().any(|d| *d == 0);
+                let moderate = !matches!(made.distribution, Distribution::Extreme | Distribution::Large);
+                (marked(&leaves, 0), marked(&roots, 0)).hash(&mut hasher);
+                (empty && moderate).then(|| hasher.finish())
+            }
+            Aspect::Broadcast => {
+                let functions = made.graph.nodes.iter().filter(|n| matches!(n.kind, NodeKind::Scalar(_)));
+                let mut some = false;
+                for node in functions.filter(|n| n.operands.len() > 1) {
+                    let operands: Vec<Vec<i64>> = node.operands.iter().flatten().map(axes).collect();
+                    some |= operands.iter().any(|o| *o != operands[0]);
+                    let result: Vec<i64> = node.results[0].shape.iter().map(|d| d.as_const().unwrap_or(0)).collect();
+                    for operand in operands {
+                        let kind = |(d, r): (&i64, &i64)| (*d == 1, *r == 1);
+                        let kinds: Vec<_> = operand.iter().rev().zip(result.iter().rev()).map(kind).collect();
+                        (kinds, result.len()).hash(&mut hasher);
+                    }
+                }
+                some.then(|| hasher.finish())
+            }
+            Aspect::Types => {
+                let types = made.graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype as u8);
+                types.collect::<Vec<u8>>().hash(&mut hasher);
+                Some(hasher.finish())
+            }
+            Aspect::Numbers | Aspect::Constants => Some(0),
+            Aspect::Long(n) => {
+                let long = marked(&leaves, n);
+                let any = long.iter().flatten().chain(marked(&roots, n).iter().flatten()).any(|l| *l);
+                (long, marked(&roots, n), made.distribution.name()).hash(&mut hasher);
+                any.then(|| hasher.finish())
+            }
+        }
+    }
+}
+
+/// A kind of instances.
+struct Goal {
+    aspect: Aspect,
+    /// Instances of what is the same in that respect, and of all together.
+    each: usize,
+    most: usize,
+    tries: u64,
+    focus: fn(Aspect, u64) -> Focus,
+}
+
+impl Run<'_> {
+    /// Tries what chance left out; returns the number of instances.
+    pub(super) fn sought(&mut self, options: &Options) -> usize {
+        if self.full == 0 || self.strict || self.rule.derived || !self.any_shape.is_empty() {
+            return 0;
+        }
+        let goal = |aspect, each, most, focus| Goal { aspect, each, most, tries: TRIES, focus };
+        let mut goals = vec![
+            goal(Aspect::Empty, 1, MOST, |_, _| Focus {
+                sizes: Sizes::AlsoEmpty,
+                distribution: Some(Distribution::Ordinary),
+                ..Focus::default()
+            }),
+            goal(Aspect::Broadcast, 1, MOST, |_, _| Focus { sizes: Sizes::AlsoOne, ..Focus::default() }),
+            goal(Aspect::Types, FEWEST_OF_TYPES, 2 * MOST, |_, _| Focus::default()),
+        ];
+        let graphs: Vec<Graph> =
+            self.kept.iter().take(MOST).filter_map(|i| sides(self.rule, i).ok()).map(|s| s.graph).collect();
+        if graphs.iter().any(rounds_to_whole) {
+            goals.push(goal(Aspect::Numbers, 3 * POWERS.len(), 3 * POWERS.len(), |_, attempt| Focus {
+                distribution: Some(Distribution::Neighbours(POWERS[attempt as usize % POWERS.len()])),
+                ..Focus::default()
+            }));
+        }
+        if self.hints.folds() {
+            let focus = |_, _| Focus { distribution: Some(Distribution::Far), ..Focus::default() };
+            goals.push(goal(Aspect::Constants, 2 * MOST, 2 * MOST, focus));
+        }
+        for size in graphs.iter().flat_map(beyond).collect::<BTreeSet<i64>>() {
+            let focus = |aspect, attempt: u64| {
+                let Aspect::Long(size) = aspect else { return Focus::default() };
+                // Ties, sums without cancellation, and distinct numbers.
+                let kinds =
+                    [Distribution::Ordinary, Distribution::Neighbours(63), Distribution::Ensemble(Ensemble::Normal)];
+                let distribution = Some(kinds[attempt as usize % kinds.len()]);
+                Focus { sizes: Sizes::Long(size), distribution, ..Focus::default() }
+            };
+            goals.push(Goal { tries: TRIES_OF_A_SIZE, ..goal(Aspect::Long(size), 6, 2 * MOST, focus) });
+        }
+        let mut cases = 0;
+        for goal in goals {
+            cases += self.seek(&goal, options);
+            if self.first.is_some() {
+                break;
+            }
+        }
+        cases
+    }
+
+    fn seek(&mut self, goal: &Goal, options: &Options) -> usize {
+        let seed = seed_of(options, &self.rule.name).wrapping_mul(31).wrapping_add(goal.tries);
+        let mut cases = 0;
+        for attempt in 0..goal.tries {
+            if cases >= goal.most {
+                break;
+            }
+            let mut source = Source::random(seed.wrapping_add(attempt << 12));
+            let focus = (goal.focus)(goal.aspect, attempt);
+            let Ok(made) = self.focused(&mut source, true, focus) else { continue };
+            let work: usize = made.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum();
+            let Some(shown) = goal.aspect.of(&made).filter(|_| work <= WORK_OF_ONE) else { continue };
+            if self.shown.get(&(goal.aspect, shown)).is_some_and(|n| *n >= goal.each) {
+                continue;
+            }
+            let Ok(seen) = observe(self.rule, &made) else { continue };
+            // Few instances of another type say nothing about it.
+            if seen.no_meaning.is_some() || !seen.dtype.is_some_and(|d| self.seen.contains_key(&d)) {
+                continue;
+            }
+            cases += 1;
+            if matches!(goal.aspect, Aspect::Numbers | Aspect::Constants | Aspect::Long(_)) {
+                *self.shown.entry((goal.aspect, shown)).or_default() += 1;
+            }
+            let dtype = self.add(&made, &seen);
+            if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
+                self.first = Some((source.into_choices(), failure));
+                self.focus = focus;
+                break;
+            }
+        }
+        cases
+    }
+
+    /// Records what an instance shows, for each respect in which chance may leave something out.
+    pub(super) fn record(&mut self, made: &Instance) {
+        for aspect in [Aspect::Empty, Aspect::Broadcast, Aspect::Types] {
+            if let Some(shown) = aspect.of(made) {
+                *self.shown.entry((aspect, shown)).or_default() += 1;
+            }
+        }
+    }
+}
+
+/// Whether neighbouring numbers may make a difference: integers, truth values, casts.
+fn rounds_to_whole(graph: &Graph) -> bool {
+    let whole = |n: &Node| n.results.iter().any(|t| !t.dtype.is_float());
+    graph.nodes.iter().any(|n| whole(n) || builtin(graph, n) == Some(BuiltinOp::Cast))
+}
+
+fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
+    let NodeKind::Op { op, .. } = node.kind else { return None };
+    match graph.program.op(op).body {
+        OpBody::Builtin(b) => Some(b),
+        OpBody::Defined(_) => None,
+    }
+}
+
+/// Sizes for which positions, counts, indices or sums of integers leave the range of a type that
+/// they pass.
+fn beyond(graph: &Graph) -> BTreeSet<i64> {
+    let mut counts = vec![false; graph.nodes.len()];
+    let mut sizes = BTreeSet::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let Some(dtype) = node.results.first().map(|t| t.dtype) else { continue };
+        let op = builtin(graph, node);
+        let made = matches!(op, Some(BuiltinOp::Iota | BuiltinOp::Argmax | BuiltinOp::Argsort | BuiltinOp::Size));
+        let operands = node.operands.iter().flatten();
+        let through = operands.clone().any(|v| counts[v.node.index()]);
+        counts[i] = made || through || !dtype.is_float();
+        let sums = op.is_some_and(|b| b.multiplies() || matches!(b, BuiltinOp::Sum | BuiltinOp::Cumsum));
+        let wider = |v: &Value| range(graph.ty(*v).dtype) > range(dtype);
+        let narrows = op == Some(BuiltinOp::Cast) && through && operands.clone().any(wider);
+        if narrows || (sums && through) || op == Some(BuiltinOp::Iota) {
+            sizes.extend(size_beyond(dtype));
+        }
+        if sums && through && dtype == DType::F32 {
+            sizes.insert(LONG_PRODUCT);
+        }
+    }
+    sizes
+}
+
+/// The largest integer up to which a type holds all.
+fn range(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bool => 1.0,
+        DType::I8 => i8::MAX.into(),
+        DType::U8 => u8::MAX.into(),
+        DType::I32 => i32::MAX.into(),
+        DType::I64 => i64::MAX as f64,
+        float => 2.0 / float.epsilon(),
+    }
+}
+
+/// A size well beyond the integers that a narrow type holds: half of all positions are beyond them.
+fn size_beyond(dtype: DType) -> Option<i64> {
+    match dtype {
+        DType::I8 => Some(300),
+        DType::U8 | DType::BF16 => Some(600),
+        DType::F16 => Some(5000),
+        _ => None,
+    }
+}
