@@ -60,8 +60,8 @@ fn optimized(device: &Device, graph: &Graph) -> Graph {
 
 /// A product with an epilogue, one for each number.
 fn numbered(at: usize) -> (String, DType, (Graph, Inputs)) {
-    let dtype = if at % 3 == 0 { DType::F16 } else { DType::BF16 };
-    let by_k = at % 2 == 0;
+    let dtype = if at.is_multiple_of(3) { DType::F16 } else { DType::BF16 };
+    let by_k = at.is_multiple_of(2);
     let shapes = if by_k { [&SHAPES[..], &UNEVEN].concat() } else { SHAPES.to_vec() };
     let (shape, epilogue) = (shapes[at / 2 % shapes.len()], EPILOGUES[at % EPILOGUES.len()]);
     let what = format!("{dtype} {shape:?} {} {epilogue}", if by_k { "by k" } else { "by columns" });
@@ -70,8 +70,8 @@ fn numbered(at: usize) -> (String, DType, (Graph, Inputs)) {
 
 /// Two products of one left operand, likewise.
 fn numbered_pair(at: usize) -> (String, (Graph, Inputs)) {
-    let dtype = if at % 3 == 0 { DType::F16 } else { DType::BF16 };
-    let (by_k, shape, epilogue) = (at % 2 == 0, SHAPES[at / 2 % SHAPES.len()], OF_PAIRS[at % OF_PAIRS.len()]);
+    let dtype = if at.is_multiple_of(3) { DType::F16 } else { DType::BF16 };
+    let (by_k, shape, epilogue) = (at.is_multiple_of(2), SHAPES[at / 2 % SHAPES.len()], OF_PAIRS[at % OF_PAIRS.len()]);
     let what = format!("{dtype} {shape:?} {} {epilogue}", if by_k { "by k" } else { "by columns" });
     (what, pair::case(dtype, shape, [false, by_k], epilogue))
 }

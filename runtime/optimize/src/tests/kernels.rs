@@ -47,8 +47,9 @@ fn what_sizes_decide_is_listed_and_told() {
     let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("kernels: ")).collect();
     let wanted = [
         "    kernels: cublaslt GELU_AUX_BIAS if shape(%w)[-1] % 8 == 0; its parts",
-        "    kernels: tiled product if numel(%v) > 0 and (shape(%u)[-1] % 8 != 0 or shape(%v)[-1] % 8 != 0) \
-         and shape(%u)[-1] * shape(%v)[-1] >= 65536; cublaslt DGELU if shape(%v)[-1] % 8 == 0; \
+        "    kernels: tiled product if numel(%v) > 0 and (shape(%u)[-1] % 8 != 0 or shape(%v)[-1] % 8 != 0 \
+         or numel(%u) <= 16 * shape(%u)[-1]) and shape(%u)[-1] * shape(%v)[-1] >= 65536; \
+         cublaslt DGELU if shape(%v)[-1] % 8 == 0; \
          tiled product if numel(%v) > 0; cublaslt DEFAULT + pointwise; product + pointwise",
     ];
     assert_eq!(lines, wanted, "{text}");
