@@ -227,7 +227,7 @@ impl WarpGemm {
     }
 }
 
-fn is_half(dtype: DType) -> bool {
+pub(super) fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 

@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 use super::Operand;
-use super::gemm_sm80::Factor;
+use super::gemm_sm80::{Factor, is_half};
 use super::tune::{self, StoredTiling, Table};
 
 /// Rows that a kernel has at most.
@@ -172,10 +172,6 @@ impl GemvKernel {
     pub fn half(&self) -> DType {
         self.factors[0].dtype
     }
-}
-
-fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 #[cfg(test)]
