@@ -215,6 +215,11 @@ impl Gpu {
         self.sm >= 90
     }
 
+    /// Whether a kernel can be launched while the one before it still runs, in a captured graph too.
+    pub fn overlaps_kernels(&self) -> bool {
+        self.sm >= 90 && self.driver >= 12_030
+    }
+
     /// The profile for cost estimates: that of its model, else one from its properties.
     pub fn profile(&self) -> Device {
         self.profile.clone()

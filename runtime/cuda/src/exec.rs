@@ -26,7 +26,7 @@ use super::driver::failed;
 use super::launch::Launch;
 use super::memory::{DeviceMemory, Pinned};
 use super::steps::{precompile, prepare};
-use super::submit::{SideStreams, submit};
+use super::submit::{LastWork, SideStreams, submit};
 use super::tune::Tuner;
 use super::{nvtx, pointer_arrays};
 use crate::tuning::PACKED;
@@ -367,9 +367,10 @@ impl Executor {
         sides: &SideStreams,
         bases: &Bases,
     ) -> Result<()> {
+        let mut last = LastWork::default();
         launches.iter_mut().try_for_each(|(step, launch)| {
             // SAFETY: the caller guarantees the bases.
-            unsafe { submit(&self.gpu, stream, sides, launch, bases) }.map_err(|e| match e {
+            unsafe { submit(&self.gpu, (stream, &mut last), sides, launch, bases) }.map_err(|e| match e {
                 Error::Device(m) => Error::Device(format!("step `{}`: {m}", self.plan.steps[*step].name)),
                 e => e,
             })
@@ -435,10 +436,13 @@ impl Timer<'_> {
                 let (step, launch) = &mut launches[at];
                 let _range = nvtx::range(&executor.plan.steps[*step].name);
                 let of = launch.steps(*step);
+                let mut last = LastWork::default();
                 let graph = Graph::capture(&stream, || {
                     // SAFETY: the bases are those of this timer's instance, which outlives the
                     // graph.
-                    (0..REPEATS).try_for_each(|_| unsafe { submit(&executor.gpu, &stream, sides, launch, &bases) })
+                    let mut once =
+                        || unsafe { submit(&executor.gpu, (&stream, &mut last), sides, launch, &bases) };
+                    (0..REPEATS).try_for_each(|_| once())
                 })?;
                 Ok((graph, of))
             })?;

@@ -3,7 +3,9 @@
 //! In: a step with both variants, both ready to launch. Out: the launches of the faster variant. A
 //! [`Tuner`] caches the result like the choice of an algorithm. Invariant: both variants run on the
 //! same memory, in CUDA graphs, in alternation; the median counts; without a measurement the call
-//! is used, since the library reports that it supports it.
+//! is used, since the library reports that it supports it. What a run of the plan evicts from the
+//! L2 cache, such as the weights of a large model, is read from memory here too: launches rotate
+//! through several copies of it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,8 +20,8 @@ use super::driver::failed;
 use super::launch::Launch;
 use super::memory::{DeviceMemory, bind};
 use super::pointer_arrays;
-use super::submit::{SideStreams, submit};
-use super::tune::{MAX_OPERANDS, Tuner, WARM, footprint, machine, problem, random};
+use super::submit::{LastWork, SideStreams, submit};
+use super::tune::{MAX_OPERANDS, Tuner, WARM, copies, footprint, machine, problem, random};
 use crate::lowering::checksum::EXCHANGED;
 use crate::tuner::Measured;
 use crate::tuning::Choice;
@@ -29,8 +31,10 @@ use hypatia_tensor::error::{Error, Result};
 /// The stored form of the choice for the call, in the field of a product's algorithm.
 const CALL: [u64; 8] = [1; 8];
 pub(super) const FALLBACK: [u64; 8] = [2; 8];
-/// Launches of a variant per graph, and rounds in which the variants alternate.
+/// Launches of a variant per graph, at least, and rounds in which the variants alternate.
 const REPEATS: usize = 16;
+/// Maximum number of copies of inputs and constants.
+const MAX_COPIES: usize = 64;
 const ROUNDS: usize = 11;
 
 /// The launches of the faster variant.
@@ -64,8 +68,10 @@ pub(super) fn faster(
 pub(crate) struct Scratch {
     stream: Arc<CudaStream>,
     bases: Bases,
+    /// Inputs and constants, with their elements.
+    given: Vec<(Storage, DType, usize)>,
     // Keeps the memory at `bases` alive.
-    _memory: Vec<DeviceMemory>,
+    memory: Vec<DeviceMemory>,
 }
 
 impl Scratch {
@@ -93,7 +99,7 @@ impl Scratch {
         let mut bases = Bases {
             inputs: vec![0; plan.inputs.len()],
             constants: vec![0; plan.constants.len()],
-            transposed: Vec::new(),
+            transposed: vec![0; plan.constants.len()],
             outputs: outputs_in(plan, arena),
             arena,
             workspace: take(DType::U8, WORKSPACE)?,
@@ -105,17 +111,32 @@ impl Scratch {
             bases.reports = take(DType::U8, REPORTS + REPORT * plan.steps.len())?;
             bases.sums = take(DType::U8, EXCHANGED)?;
         }
-        for (place, (dtype, len)) in sizes {
-            let at = match place {
-                Storage::Input(i) => &mut bases.inputs[i],
-                Storage::Constant(i) => &mut bases.constants[i],
-                Storage::Arena(_) => continue,
-            };
-            *at = take(dtype, len)?;
+        let given: Vec<_> = sizes.into_iter().map(|(place, (dtype, len))| (place, dtype, len)).collect();
+        for (place, dtype, len) in &given {
+            place_at(&mut bases, *place, take(*dtype, *len)?);
         }
-        // Random numbers can stand for their transpose.
-        bases.transposed.clone_from(&bases.constants);
-        Ok(Some(Scratch { stream: stream.clone(), bases, _memory: memory }))
+        Ok(Some(Scratch { stream: stream.clone(), bases, given, memory }))
+    }
+
+    /// The bases, and those of so many further copies of inputs and constants.
+    fn rotated(&mut self, further: usize) -> Result<Vec<Bases>> {
+        /// Every copy begins at a multiple of this.
+        const APART: usize = 256;
+        let mut all = vec![self.bases.clone(); further + 1];
+        for (place, dtype, len) in self.given.iter().filter(|_| further > 0) {
+            let apart = (len * dtype.size()).next_multiple_of(APART);
+            let memory = random(&self.stream, *dtype, (apart * further).div_ceil(dtype.size()))?;
+            for (i, bases) in all[1..].iter_mut().enumerate() {
+                place_at(bases, *place, memory.address() + (i * apart) as u64);
+            }
+            self.memory.push(memory);
+        }
+        Ok(all)
+    }
+
+    /// Bytes of inputs and constants.
+    fn given_bytes(&self) -> usize {
+        self.given.iter().map(|(_, dtype, len)| dtype.size() * len).sum()
     }
 
     /// The address of the buffer of a view, and its bytes.
@@ -163,9 +184,23 @@ impl Scratch {
         let sides = SideStreams::new(gpu, launches.iter().map(Launch::calls).max().unwrap_or(1))?;
         // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
         // plan says, and lives until the stream is done, below.
-        let mut submit = |launch: &mut Launch| unsafe { submit(gpu, &self.stream, &sides, launch, &self.bases) };
+        let mut last = LastWork::default();
+        let mut submit =
+            |launch: &mut Launch| unsafe { submit(gpu, (&self.stream, &mut last), &sides, launch, &self.bases) };
         launches.iter_mut().try_for_each(&mut submit)?;
         self.stream.synchronize().map_err(|e| failed("running a step", e))
+    }
+}
+
+/// Records where an input or a constant lies. Random numbers can stand for their transpose.
+fn place_at(bases: &mut Bases, place: Storage, address: u64) {
+    match place {
+        Storage::Input(i) => bases.inputs[i] = address,
+        Storage::Constant(i) => {
+            bases.constants[i] = address;
+            bases.transposed[i] = address;
+        }
+        Storage::Arena(_) => {}
     }
 }
 
@@ -191,22 +226,29 @@ pub(super) fn time(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, variants: &mut [Vec
         return Ok(None);
     }
     let Some(mut scratch) = Scratch::of(&stream, plan, step)? else { return Ok(None) };
-    let _lists = pointer_arrays::write(&stream, variants.iter_mut().flatten(), &mut scratch.bases)?;
+    let copies = copies(footprint(plan) > WARM, scratch.given_bytes(), MAX_COPIES);
+    let mut rotated = scratch.rotated(copies - 1)?;
+    let mut listed = |bases| pointer_arrays::write(&stream, variants.iter_mut().flatten(), bases);
+    let _lists = rotated.iter_mut().map(&mut listed).collect::<Result<Vec<_>>>()?;
     let sides = SideStreams::new(gpu, variants.iter().flatten().map(Launch::calls).max().unwrap_or(1))?;
     let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
     let event = || gpu.context().new_event(flags).map_err(|e| failed("cuEventCreate", e));
     let (start, stop) = (event()?, event()?);
-    let run = |variant: &mut Vec<Launch>, first: bool| {
+    let run = |variant: &mut Vec<Launch>, last: &mut LastWork, turn: Option<usize>| {
+        let (first, bases) = (turn.is_none(), &rotated[turn.unwrap_or(0) % copies]);
         let mut launches = variant.iter_mut().filter(|launch| first || !matches!(launch, Launch::Once(_)));
         // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
         // plan says, and lives until the stream is done, below.
-        launches.try_for_each(|launch| unsafe { submit(gpu, &stream, &sides, launch, &scratch.bases) })
+        launches.try_for_each(|launch| unsafe { submit(gpu, (&stream, last), &sides, launch, bases) })
     };
     // The first launch loads code, which is not allowed during a capture.
-    variants.iter_mut().try_for_each(|variant| run(variant, true))?;
+    variants.iter_mut().try_for_each(|variant| run(variant, &mut LastWork::default(), None))?;
     stream.synchronize().map_err(|e| failed("timing a step", e))?;
-    let mut repeated =
-        |variant: &mut Vec<Launch>| Graph::capture(&stream, || (0..REPEATS).try_for_each(|_| run(variant, false)));
+    let repeats = REPEATS.max(copies);
+    let mut repeated = |variant: &mut Vec<Launch>| {
+        let mut last = LastWork::default();
+        Graph::capture(&stream, || (0..repeats).try_for_each(|turn| run(variant, &mut last, Some(turn))))
+    };
     let graphs = holding_host(|| variants.iter_mut().map(&mut repeated).collect::<Result<Vec<_>>>())?;
     let mut times = vec![Vec::with_capacity(ROUNDS); graphs.len()];
     for round in 0..=ROUNDS {
@@ -218,7 +260,7 @@ pub(super) fn time(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, variants: &mut [Vec
             let ms = start.elapsed_ms(&stop).map_err(|e| failed("cuEventElapsedTime", e))?;
             // The first round warms up.
             if round > 0 {
-                times.push(f64::from(ms) * 1e3 / REPEATS as f64);
+                times.push(f64::from(ms) * 1e3 / repeats as f64);
             }
         }
     }

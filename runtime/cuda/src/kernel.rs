@@ -61,6 +61,8 @@ pub struct KernelLaunch {
     problems: Option<(usize, Vec<Vec<Argument>>)>,
     /// Bytes that the product and its comparison exchange.
     exchanged: usize,
+    /// True if its source waits for earlier work itself, as ours do.
+    awaits: bool,
 }
 
 /// The index of the entry point for that work, with grid and block.
@@ -153,7 +155,9 @@ impl KernelLaunch {
             Geometry::Problems { at_once, .. } => Some((at_once, Vec::new())),
             _ => None,
         };
-        Ok(KernelLaunch { function, grid, block, shared, arguments, problems, exchanged: 0 })
+        // A geometry that is declared is that of somebody else's source.
+        let awaits = !matches!(geometry, Geometry::Declared);
+        Ok(KernelLaunch { function, grid, block, shared, arguments, problems, exchanged: 0, awaits })
     }
 
     /// The same launch, which compares what takes that many bytes beside the operands.
@@ -237,12 +241,13 @@ impl KernelLaunch {
         }
     }
 
-    /// Launches the kernel on a stream.
+    /// Launches the kernel on a stream. `early`: while the stream's last work still runs, if its
+    /// source waits for that; the last work is then a kernel.
     ///
     /// # Safety
     /// The bases must be those of memory that is as large as the plan says, valid until the stream
     /// is done.
-    pub unsafe fn launch(&self, stream: &CudaStream, bases: &Bases) -> Result<()> {
+    pub unsafe fn launch(&self, stream: &CudaStream, bases: &Bases, early: bool) -> Result<()> {
         bind(stream)?;
         // All values in one array; the driver reads each through its pointer.
         let mut values: Vec<u64> = Vec::with_capacity(self.arguments.len() * tensor_map::WORDS);
@@ -261,24 +266,30 @@ impl KernelLaunch {
         }
         let mut pointers: Vec<*mut std::ffi::c_void> = starts.iter().map(|at| (&raw mut values[*at]).cast()).collect();
         let ([gx, gy, gz], [bx, by, bz]) = (self.grid, self.block);
-        // SAFETY: the function takes these arguments, as its source lists them; the driver copies
-        // them before it returns. The caller guarantees the addresses.
-        let status = unsafe {
-            sys::cuLaunchKernel(
-                self.function.cu_function(),
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                self.shared,
-                stream.cu_stream(),
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
-        status.result().map_err(|e| failed("cuLaunchKernel", e))
+        let config = sys::CUlaunchConfig {
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: self.shared,
+            hStream: stream.cu_stream(),
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(early && self.awaits),
+        };
+        // SAFETY: the function takes these arguments, as its source lists them; the driver copies
+        // them and the configuration before it returns. The caller guarantees the addresses.
+        let status = unsafe {
+            let (function, nothing) = (self.function.cu_function(), std::ptr::null_mut());
+            sys::cuLaunchKernelEx(&raw const config, function, pointers.as_mut_ptr(), nothing)
+        };
+        status.result().map_err(|e| failed("cuLaunchKernelEx", e))
     }
 }
 

@@ -65,27 +65,51 @@ impl SideStreams {
     }
 }
 
-/// Submits a launch to a stream.
+/// What a stream's last work is, which the next launch may overlap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum LastWork {
+    /// Anything: what others submitted, copies, several kernels at once.
+    #[default]
+    Any,
+    /// One kernel of the same run.
+    Kernel,
+}
+
+impl LastWork {
+    /// The last work once that launch was submitted.
+    fn then(launch: &Launch) -> LastWork {
+        match launch {
+            Launch::Kernel(_) | Launch::Once(_) => LastWork::Kernel,
+            Launch::Product(product) if product.calls.len() == 1 => LastWork::Kernel,
+            Launch::Product(_) | Launch::Checks(_) | Launch::Zeros(..) => LastWork::Any,
+        }
+    }
+}
+
+/// Submits a launch to a stream. A kernel behind another one of its run is launched while that
+/// still runs, where the device can: its blocks then stand ready when the last result is written.
 ///
 /// # Safety
 /// As [`super::kernel::KernelLaunch::launch`].
 pub(super) unsafe fn submit(
     gpu: &Gpu,
-    stream: &Arc<CudaStream>,
+    (stream, last): (&Arc<CudaStream>, &mut LastWork),
     sides: &SideStreams,
     launch: &mut Launch,
     bases: &Bases,
 ) -> Result<()> {
+    let early = *last == LastWork::Kernel && gpu.overlaps_kernels();
+    *last = LastWork::then(launch);
     match launch {
         // SAFETY: the caller guarantees the bases.
-        Launch::Kernel(kernel) | Launch::Once(kernel) => unsafe { kernel.launch(stream, bases) },
+        Launch::Kernel(kernel) | Launch::Once(kernel) => unsafe { kernel.launch(stream, bases, early) },
         Launch::Checks(checks) => {
             for kernels in [&checks.sums, &checks.kernels] {
                 let extra = kernels.len().saturating_sub(1).min(sides.streams.len());
                 sides.fork(stream, extra)?;
                 for (i, kernel) in kernels.iter().enumerate() {
                     // SAFETY: as above.
-                    unsafe { kernel.launch(sides.of(stream, i, extra), bases)? };
+                    unsafe { kernel.launch(sides.of(stream, i, extra), bases, false)? };
                 }
                 sides.join(stream, extra)?;
             }

@@ -31,8 +31,9 @@ use crate::tuning::{Choice, Machine, PACKED};
 use hypatia_plan::Plan;
 use hypatia_tensor::error::Result;
 
-/// Total bytes of the rotated operands: more than the L2 cache of current devices.
-const ROTATED: usize = 128 << 20;
+/// Total bytes of the rotated operands: several times the L2 cache of current devices, which does
+/// not evict in the order of use.
+const ROTATED: usize = 192 << 20;
 /// Maximum number of copies of the operands.
 const MAX_COPIES: usize = 16;
 /// Maximum operand bytes of one copy. For a larger product only the library's first candidates are
@@ -82,7 +83,14 @@ pub fn machine(gpu: &Gpu) -> Machine {
 
 /// Bytes that a plan touches.
 pub(super) fn footprint(plan: &Plan) -> usize {
-    plan.arena + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
+    let inputs = plan.inputs.iter().map(|i| i.shape.iter().product::<usize>() * i.dtype.size());
+    plan.arena + inputs.sum::<usize>() + plan.constants.iter().map(|t| t.bytes().len()).sum::<usize>()
+}
+
+/// Copies of operands of that many bytes that launches rotate through, if a run of the plan evicts
+/// them from the L2 cache, and at most so many.
+pub(super) fn copies(cold: bool, bytes: usize, most: usize) -> usize {
+    if cold { ROTATED.div_ceil(bytes.max(1)).min(most) } else { 1 }
 }
 
 /// Asks the library for the algorithms of the products that are chosen next, on several threads.
@@ -376,7 +384,7 @@ fn tune(
     if candidates.len() + usize::from(rival.is_some()) < 2 || bytes > MAX_OPERANDS || back {
         return Ok(None);
     }
-    let copies = if cold { (ROTATED / bytes.max(1)).clamp(1, MAX_COPIES) } else { 1 };
+    let copies = copies(cold, bytes, MAX_COPIES);
     let watch = Stopwatch::new(gpu)?;
     let stream = &watch.stream;
     let operands = Operands::new(stream, &p, copies)?;

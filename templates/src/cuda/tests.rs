@@ -422,3 +422,16 @@ fn geometry_covers_all_work() {
         }
     }
 }
+
+/// A kernel may be launched while the one before it still runs, so each waits for that.
+#[test]
+fn every_entry_point_awaits_earlier_work() {
+    let mut all = 0;
+    for (name, text) in crate::TEMPLATES {
+        for body in text.split("extern \"C\" __global__").skip(1) {
+            all += 1;
+            assert!(body.contains("  await_earlier_work();\n"), "{name}");
+        }
+    }
+    assert!(all > 20);
+}

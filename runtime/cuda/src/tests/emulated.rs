@@ -40,7 +40,9 @@ pub struct Case {
 pub type Ran = (Plan, Vec<Tensor>);
 
 /// What stands on a host for instructions of warps, by the beginning of the instruction.
-const OF_WARPS: [(&str, &str); 12] = [
+const OF_WARPS: [(&str, &str); 14] = [
+    ("ld.global.L1::no_allocate", "std::memcpy(r, p, sizeof r);"),
+    ("prefetch.global.L2", "emu_fetch(p);"),
     ("cp.async.cg.", "emu_copy(to, from, BYTES, exist);"),
     ("cp.async.ca.", "emu_copy(to, from, BYTES, exist);"),
     ("cp.async.commit_group", "emu_commit();"),

@@ -265,6 +265,8 @@ static double __longlong_as_double(const long long bits) {
 }
 // What warps multiply with.
 static size_t __cvta_generic_to_shared(const void* p) { return (const unsigned char*)p - emu_dynamic; }
+// Touches what a prefetch would fetch.
+static void emu_fetch(const void* p) { (void)*(const volatile char*)p; }
 static void emu_copy(const uint32_t to, const char* from, const int bytes, const int exist) {
   std::memset(emu_dynamic + to, 0xff, bytes);
   fibers[current].begun.push_back({to, from, bytes, exist});

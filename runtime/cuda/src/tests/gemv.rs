@@ -217,3 +217,53 @@ fn few_rows_take_their_own_template() {
     // The library has this epilogue, and compiling takes longer than it could gain.
     assert_eq!(first([1, 1, 64, 64], "bias"), None);
 }
+
+/// Times of each tiling: a measurement, not a test. One line a shape and tiling, from the first that
+/// is predicted on.
+#[test]
+#[ignore = "a measurement"]
+fn few_rows_are_timed_on_a_gpu() {
+    let Some(gpu) = gpu(1) else { return };
+    for (pair, shape) in [
+        (false, [1, 1, 2048, 2048]),
+        (false, [1, 1, 512, 2048]),
+        (false, [1, 1, 2048, 5504]),
+        (true, [1, 1, 5504, 2048]),
+        (false, [1, 1, 32000, 2048]),
+        (false, [1, 1, 4096, 4096]),
+        (false, [1, 1, 4096, 14336]),
+        (false, [1, 16, 4096, 4096]),
+    ] {
+        let [_, m, n, k] = shape;
+        let bytes = (n * k * if pair { 2 } else { 1 } + m * (n + k)) * 2;
+        let graph = match pair {
+            true => pair::case(DType::BF16, shape, [false, true], "swiglu").0,
+            false => case(DType::BF16, shape, [false, true], "residual").0,
+        };
+        let mut plan = Plan::clone(&planned(&gpu.profile(), &graph));
+        // A model that the L2 cache cannot hold.
+        let mut filler = plan.inputs[0].clone();
+        filler.shape = vec![32 << 20];
+        plan.inputs.push(filler);
+        let (step, e) = tiled_step(&plan).unwrap();
+        let timed = Timed::of(&plan, (step, e, tiled::kernel(&plan, step).unwrap())).unwrap();
+        let at = step.kernel.unwrap().index();
+        let all = timed.plausible(&plan.program.kernels[at], gpu.multiprocessors());
+        println!("{shape:?} pair {pair}: {} KiB, {:.2} us at 4.4 TB/s", bytes >> 10, bytes as f64 / 4.4e6);
+        for (place, words) in all.into_iter().enumerate() {
+            let Some(tiling) = GemvTiling::of_words(&words) else { continue };
+            if tiling.columns > 32 || tiling.unroll > 4 { continue }
+            let mut plan = Plan::clone(&plan);
+            let program = std::sync::Arc::make_mut(&mut plan.program);
+            let one = |name: &str, value: usize| (name.to_string(), vec![value as i64]);
+            program.kernels[at].tune =
+                vec![one("tile_n", tiling.columns), one("warps", tiling.warps), one("unroll", tiling.unroll)];
+            let mut tuner = crate::tuner::Tuner::without_cache(std::time::Duration::from_secs(60));
+            crate::exec::Executor::new(plan.into(), gpu.clone(), &mut tuner).unwrap();
+            for c in tuner.choices() {
+                let (us, first) = (c.us.unwrap_or(f64::NAN), c.first_us.unwrap_or(f64::NAN));
+                println!("  {place} {tiling:?} {us:.2} us, {:.2} TB/s; the parts {first:.2} us", bytes as f64 / us / 1e6);
+            }
+        }
+    }
+}

@@ -500,7 +500,7 @@ extern "C" __global__ void hypatia_unwritten(int* p) { p[0] = p[1] + 1; }
             reports: 0,
         };
         // SAFETY: none: this is the fault that is to be found. It stays in the allocation's page.
-        unsafe { launch.launch(&stream, &bases) }.unwrap();
+        unsafe { launch.launch(&stream, &bases, false) }.unwrap();
         stream.synchronize().unwrap();
     }
 
