@@ -6,6 +6,9 @@ Invariant: what a part needs comes before it, and only tensors and numbers pass 
 Nodes that plans cannot compute lie between parts. A node's level is the largest number of parts
 that lie before it on a path of the graph, divided by such nodes; the nodes of one level are a part.
 So there are as few parts as there can be, and a node is in the part of what it reads.
+
+A view of what comes from outside of its part is made again in each part that reads it: as a result
+it would be a copy.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from collections.abc import Callable
 
 from torch import fx
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
+
+from ._partition import is_view
 
 #: Nodes that compute nothing by themselves.
 VIEWS = ("view", "getitem")
@@ -66,7 +71,41 @@ def parts(graph: fx.Graph, known: Callable[[fx.Node], bool], single: bool = Fals
 def divide(module: fx.GraphModule, known: Callable[[fx.Node], bool], single: bool) -> fx.GraphModule:
     """The graph with its parts as modules."""
     found = parts(module.graph, known, single)
+    own_views(module.graph, found)
     return fuse_by_partitions(module, [dict.fromkeys(nodes) for nodes in found], prefix="hypatia_")
+
+
+def own_views(graph: fx.Graph, found: list[list[fx.Node]]) -> None:
+    """Give each part that reads a view of what comes from outside its part a view of its own."""
+    part_of = {node: i for i, nodes in enumerate(found) for node in nodes}
+    # Backwards: a view that was made again may read another view.
+    for node in reversed(list(graph.nodes)):
+        part = part_of.get(node)
+        if part is None or is_item(node) or not is_view(node) or comes_from(node, part_of) == part:
+            continue
+        made: dict[int, fx.Node] = {}
+        for user in list(node.users):
+            reader = part_of.get(user)
+            if reader is None or reader == part:
+                continue
+            if reader not in made:
+                with graph.inserting_after(node):
+                    copy = graph.node_copy(node)
+                made[reader] = copy
+                part_of[copy] = reader
+                found[reader].append(copy)
+            user.replace_input_with(node, made[reader])
+        if not node.users:
+            found[part].remove(node)
+            graph.erase_node(node)
+
+
+def comes_from(node: fx.Node, part_of: dict[fx.Node, int]) -> int | None:
+    """The part that computes what a node is a view of, if it is a part."""
+    part = part_of[node]
+    while is_view(node) and part_of.get(node) == part:
+        node = node.all_input_nodes[0]
+    return part_of.get(node)
 
 
 def computes(node: fx.Node) -> bool:

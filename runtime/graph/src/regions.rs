@@ -1,15 +1,20 @@
 //! Regions: pointwise nodes over one index space that become one launch.
 //!
 //! In: a graph, and which of its nodes are pointwise. Out: for each node its region, if it has one,
-//! and an order of regions and other nodes. Invariant: the members of a region have the same result
-//! shape. No path leaves a region and comes back, so each region can run as a whole.
+//! and an order of regions and other nodes. Invariant: the members of a region have the result shape
+//! of its last node, but for small ones that nothing outside reads and that broadcast to it. No path
+//! leaves a region and comes back, so each region can run as a whole.
 //!
 //! The algorithm is greedy. Each pointwise node joins the regions of its operands, in graph order.
 //! Then sibling regions that read the same tensor are joined, so that it is read once. A region may
 //! have several results, and operands that broadcast. `rows` then grows regions around reductions.
+//! In the end, regions of few elements join their only reader where computing them again for each
+//! element takes less time than a launch.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
+
+use hypatia_dsl::shape::Dim;
 
 use super::Graph;
 use super::kinds::is_view;
@@ -21,6 +26,9 @@ const MAX_NODES: usize = 256;
 pub(super) const MAX_OPERANDS: usize = 32;
 /// Maximum number of earlier readers of a tensor that a reader is compared with.
 const MAX_SIBLINGS: usize = 8;
+/// Maximum number of functions that are computed again to save a launch: a GPU takes a microsecond
+/// for as many.
+const MAX_AGAIN: i64 = 1 << 22;
 /// Maximum number of groups that one path search visits; beyond it, the regions stay separate.
 pub(super) const MAX_VISITS: usize = 4096;
 
@@ -76,6 +84,12 @@ fn sources(graph: &Graph) -> Vec<usize> {
         }
     }
     sources
+}
+
+/// Whether a shape broadcasts to another one, aligned at the last axis.
+fn broadcasts(from: &[Dim], to: &[Dim]) -> bool {
+    from.len() <= to.len()
+        && from.iter().rev().zip(to.iter().rev()).all(|(a, b)| a == b || a.as_const() == Some(1))
 }
 
 impl Cluster<'_> {
@@ -141,6 +155,36 @@ impl Cluster<'_> {
                         self.join(*a, *b);
                     }
                 }
+            }
+        }
+    }
+
+    /// Joins pointwise groups with the only group that reads them, to whose larger shape their
+    /// results broadcast. `apart` says which groups are no pointwise regions.
+    pub(super) fn join_small(&mut self, pointwise: &[bool], apart: impl Fn(usize) -> bool) {
+        let graph = self.graph;
+        let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
+        for (i, node) in graph.nodes.iter().enumerate() {
+            node.operands.iter().flatten().for_each(|v| readers[v.node.index()].push(i));
+        }
+        let results: HashSet<usize> = graph.outputs.iter().map(|(_, v)| v.node.index()).collect();
+        // Backwards, so that a chain of small groups joins link by link.
+        for node in (0..graph.nodes.len()).rev().filter(|n| pointwise[*n]) {
+            let group = self.group_of[node];
+            let nodes = &self.groups[group].nodes;
+            let mut outside =
+                nodes.iter().flat_map(|n| &readers[*n]).map(|n| self.group_of[*n]).filter(|g| *g != group);
+            let Some(reader) = outside.next() else { continue };
+            let alone = outside.all(|g| g == reader) && !nodes.iter().any(|n| results.contains(n));
+            let Some(last) = self.groups[reader].nodes.last().copied() else { continue };
+            if !alone || !pointwise[last] || apart(group) || apart(reader) {
+                continue;
+            }
+            let [small, large] = [node, last].map(|n| &graph.nodes[n].results[0].shape);
+            let elements = large.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
+            let again = elements.and_then(|n| n.checked_mul(nodes.len() as i64));
+            if again.is_some_and(|n| n <= MAX_AGAIN) && small != large && broadcasts(small, large) {
+                self.join(reader, group);
             }
         }
     }

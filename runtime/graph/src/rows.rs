@@ -89,6 +89,9 @@ pub fn cluster_rows(graph: &Graph, pointwise: &[bool], rowwise: &[bool], device:
     let mut c = pointwise_regions(graph, pointwise);
     let mut found =
         Grower { convolved: convolved(graph, pointwise), cluster: &mut c, pointwise, rowwise, device }.grow();
+    if !device.is_host() {
+        c.join_small(pointwise, |group| found.contains_key(&group));
+    }
     let order = c.order()?;
     let region = |nodes: Vec<usize>| {
         let rows = nodes.first().and_then(|n| found.remove(&c.group_of[*n]));

@@ -98,6 +98,28 @@ fn pointwise_work_is_one_launch_and_a_region_may_have_several_results() {
 }
 
 #[test]
+fn small_pointwise_work_joins_its_only_reader_on_a_gpu() {
+    let launches = |device: &str, rows: usize, also: bool| {
+        let mut g = Graph::new(program());
+        let x = g.input("x", ty(DType::F32, &[rows, 4, 16]));
+        let (row, column) = (g.input("row", ty(DType::F32, &[16])), g.input("column", ty(DType::F32, &[4, 1])));
+        let doubled = g.call("mul", &[column, column], &[]).unwrap()[0];
+        let small = g.call("mul", &[row, doubled], &[]).unwrap()[0];
+        let y = g.call("add", &[x, small], &[]).unwrap()[0];
+        g.output("y", y);
+        if also {
+            g.output("small", small);
+        }
+        planned(&g, &Options::new(Device::named(device).unwrap())).unwrap().launches()
+    };
+    assert_eq!(launches("h200", 8, false), 1);
+    // Read by others; too much to be computed again for each row; no launches to save.
+    assert_eq!(launches("h200", 8, true), 2);
+    assert_eq!(launches("h200", 1 << 18, false), 2);
+    assert_eq!(launches("cpu", 8, false), 3);
+}
+
+#[test]
 fn a_region_does_not_close_over_a_node_between_its_members() {
     // c needs a product of a, so a and c cannot be one launch, although c reads a.
     let mut g = Graph::new(program());

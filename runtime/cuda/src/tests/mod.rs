@@ -181,6 +181,42 @@ fn pointwise_work_of_every_size_agrees_with_the_reference_on_a_gpu() {
     }
 }
 
+/// Small work that is computed again for each element that reads it: of other shapes, of two levels,
+/// and of a type that rounds.
+#[test]
+fn small_work_agrees_with_the_reference_on_a_host() {
+    let program = hypatia_library::load(&[]).unwrap();
+    let mut rng = ChaCha8Rng::seed_from_u64(14);
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::BF16, DType::I32] {
+        let mut g = Graph::new(program.clone());
+        let mut inputs = Vec::new();
+        let mut input = |g: &mut Graph, name: &str, shape: &[usize]| {
+            let values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.random_range(-4.0..4.0)).collect();
+            inputs.push((name.to_string(), Tensor::from_f64(dtype, shape, &values).unwrap()));
+            g.input(name, ty(dtype, shape))
+        };
+        let x = input(&mut g, "x", &[3, 5, 7]);
+        let (row, column) = (input(&mut g, "row", &[7]), input(&mut g, "column", &[5, 1]));
+        let doubled = g.call("add", &[column, column], &[]).unwrap()[0];
+        let small = g.call("mul", &[row, doubled], &[]).unwrap()[0];
+        let (a, b) = (g.call("add", &[x, small], &[]).unwrap()[0], g.call("mul", &[x, doubled], &[]).unwrap()[0]);
+        let all = g.call("sub", &[a, b], &[]).unwrap()[0];
+        g.output("all", all);
+        cases.push(emulated::Case { what: format!("small work of {dtype}"), graph: g, inputs });
+    }
+    let ran = match emulated::run(&cases) {
+        Ok(ran) => ran,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    for (ran, case) in ran.into_iter().zip(&cases) {
+        let (plan, got) = ran.unwrap();
+        assert_eq!(plan.launches(), 1, "{plan}");
+        let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
+        compare(&got[0], &want[0].to_tensor().unwrap(), want[0].dtype, coarsest(&case.graph), &case.what);
+    }
+}
+
 /// Long rows, so many that each cluster of blocks processes several and prefetches the next one
 /// into shared memory.
 #[test]
