@@ -31,6 +31,7 @@ WRITES: dict[Any, Any] = {
     aten.scatter.value: aten.scatter_.value,
     aten.scatter_add.default: aten.scatter_add_.default,
     aten.index_add.default: aten.index_add_.default,
+    aten.index_copy.default: aten.index_copy_.default,
 }
 #: Those that overwrite a view of their first operand, and the view.
 OVERLAYS: dict[Any, Any] = {

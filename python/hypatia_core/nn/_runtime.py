@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from .. import _launch, _native
 from .._eager import NAMES
-from ..errors import ContractError, HypatiaError
+from ..errors import ContractError, HypatiaError, InputError
 from ._ops import Linear, Op
 
 Tensor = torch.Tensor
@@ -110,32 +110,28 @@ class Choice:
                 if times is not None:
                     self.judge(times)
             self.plan = plan
-        except HypatiaError as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             self.broken = error if isinstance(error, ContractError) else None
-            self.failed, self.why = True, f"no plan could be made: {error}"
+            self.failed, self.why = True, f"no plan could be made: {told(error)}"
 
     def measure(self, sides: Sides, device: torch.device) -> None:
-        """Time both sides in turn; the least time of each counts.
-
-        On a GPU it is the time of several calls, one after another, the host's part included.
-        """
-        best, start = [math.inf, math.inf], time.perf_counter()
-        calls = 1 if device.type == "cpu" else GPU_CALLS
-        with torch.no_grad():
-            for turn in range(20):
-                for i, side in enumerate(sides):
-                    _launch.synchronize(device)
-                    before = time.perf_counter()
-                    for _ in range(calls):
-                        side()
-                    _launch.synchronize(device)
-                    best[i] = min(best[i], (time.perf_counter() - before) / calls)
-                enough = time.perf_counter() - start > BUDGET
-                if enough and (turn >= 2 or max(best) > 4 * min(best)):
-                    break
-        self.judge((best[0], best[1]))
+        """Time both sides. A side that fails leaves the call to PyTorch."""
+        try:
+            times = timed(sides, device)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            # Inputs that a plan refuses say nothing about others of their sizes.
+            self.failed = not isinstance(error, InputError)
+            self.why = f"the plan was not timed: {told(error)}"
+            if self.failed:
+                self.plan = None
+            return
+        self.judge(times)
         if self.race is not None:
-            self.race.keep(best[0], best[1])
+            self.race.keep(*times)
 
     def judge(self, times: tuple[float, float]) -> None:
         """Choose the faster side."""
@@ -159,6 +155,39 @@ class Line:
     """Measured microseconds of Hypatia's plan, if both sides were measured."""
     pytorch_us: float | None
     """Measured microseconds of PyTorch."""
+
+
+def timed(sides: Sides, device: torch.device) -> tuple[float, float]:
+    """Seconds of both sides, which run in turn; the least time of each counts.
+
+    On a GPU it is the time of several calls, one after another, the host's part included.
+    """
+    best, start = [math.inf, math.inf], time.perf_counter()
+    calls = 1 if device.type == "cpu" else GPU_CALLS
+    with torch.no_grad():
+        for turn in range(1, 21):
+            for i, side in enumerate(sides):
+                _launch.synchronize(device)
+                before = time.perf_counter()
+                for _ in range(calls):
+                    side()
+                _launch.synchronize(device)
+                best[i] = min(best[i], (time.perf_counter() - before) / calls)
+            enough = time.perf_counter() - start > BUDGET
+            if enough and (turn >= 3 or max(best) > 4 * min(best)):
+                break
+    return best[0], best[1]
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an exception says that something failed, not that the program is to stop."""
+    # A panic of the native module is no `Exception`.
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def told(error: BaseException) -> str:
+    """An exception as a reason: those that are not Hypatia's with their class."""
+    return str(error) if isinstance(error, HypatiaError) else f"{type(error).__name__}: {error}"
 
 
 #: What an empty report says: PyTorch may hand over nothing at all.
@@ -433,6 +462,13 @@ def settled(
             if choice.plan is None and not choice.failed:
                 choice.why = "a plan was being made" if choice.pending else "the first call of a shape"
     return choice if ready else None
+
+
+def refused(choice: Choice, error: InputError, label: str) -> None:
+    """Count a call as PyTorch's: the plan refused its inputs, and PyTorch says what is wrong."""
+    with _lock:
+        choice.ours -= 1
+    count(label, f"the plan refused the inputs: {error}")
 
 
 def _new(plans: dict[Any, Choice], key: Any, label: str) -> Choice:
