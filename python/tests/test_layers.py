@@ -347,6 +347,65 @@ def test_a_plan_that_cannot_be_made_is_named(monkeypatch):
     assert (line.side, line.calls, line.why) == ("pytorch", 3, "no plan could be made: no memory")
 
 
+@pytest.mark.parametrize("policy", ["always", "measure"])
+def test_no_exception_stops_a_call(monkeypatch, policy):
+    def fail(*_):
+        raise KeyError("lost")
+
+    layer, x = FusedLinear(8, 8), torch.randn(4, 8)
+    for name in ("plan_of", "launch") if policy == "measure" else ("plan_of",):
+        monkeypatch.setattr(_runtime, name, fail)
+        _runtime.forget()
+        with torch.no_grad(), hyp.nn.policy(policy):
+            for _ in range(4):
+                torch.testing.assert_close(layer(x), layer.op.eager(x, layer.fused_parameters()))
+        (line,) = hyp.report().lines
+        assert (line.side, line.calls) == ("pytorch", 4)
+        assert line.why.endswith(": KeyError: 'lost'") and ("made" in line.why) == (name == "plan_of")
+        monkeypatch.undo()
+
+
+def test_what_stops_the_program_is_no_reason(monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    layer, x = FusedLinear(8, 8), torch.randn(4, 8)
+    with torch.no_grad(), hyp.nn.policy("always"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(_runtime, "plan_of", stop)
+            layer(x)
+        layer(x)
+    assert (hyp.report().hypatia, hyp.report().pytorch) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "eager", "turns", "faster"),
+    [
+        # Chance slows a run down.
+        ([0.08, 0.001], [0.004], 2, True),
+        ([0.002], [0.08, 0.001], 2, False),
+        ([0.08, 0.08, 0.001], [0.03], 3, True),
+        # A side that is slow by itself is not run often.
+        ([0.05], [0.001], 2, False),
+        ([1.2], [0.001], 1, False),
+    ],
+)
+def test_one_slow_run_decides_nothing(ours, eager, turns, faster):
+    def side(times):
+        runs = iter(times)
+
+        def run():
+            counts.append(1)
+            threading.Event().wait(next(runs, times[-1]))
+
+        return run
+
+    counts, choice = [], _runtime.Choice()
+    choice.measure((side(ours), side(eager)), torch.device("cpu"))
+    assert choice.faster == faster and len(counts) >= 2 * turns
+    assert faster or turns != 1 or len(counts) == 2
+
+
 def test_more_shapes_than_plans(monkeypatch):
     monkeypatch.setattr(_runtime, "MAX_PLANS", 2)
     layer = FusedLinear(4, 4)

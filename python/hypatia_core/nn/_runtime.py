@@ -39,6 +39,12 @@ MAX_PART_PLANS = 16
 MAX_SEEN = 512
 #: Seconds that measuring one shape may take, beyond one run of each side.
 BUDGET = 0.03
+#: Runs of each side that are timed at least: chance may slow one down.
+TURNS = 3
+#: Those where one side takes four times as long as the other.
+LOPSIDED_TURNS = 2
+#: Seconds that chance does not cost: where more lies between the sides, one run of each is enough.
+HICCUP = 1.0
 #: Calls of each side that are timed together on a GPU.
 GPU_CALLS = 10
 
@@ -173,8 +179,9 @@ def timed(sides: Sides, device: torch.device) -> tuple[float, float]:
                     side()
                 _launch.synchronize(device)
                 best[i] = min(best[i], (time.perf_counter() - before) / calls)
-            enough = time.perf_counter() - start > BUDGET
-            if enough and (turn >= 3 or max(best) > 4 * min(best)):
+            turns = LOPSIDED_TURNS if max(best) > 4 * min(best) else TURNS
+            enough = time.perf_counter() - start > BUDGET and turn >= turns
+            if enough or max(best) - min(best) > HICCUP:
                 break
     return best[0], best[1]
 
