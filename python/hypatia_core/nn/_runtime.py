@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 import weakref
@@ -54,6 +55,9 @@ _parts: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 #: Makes the plans of compiled graphs, one by one.
 _worker = ThreadPoolExecutor(1, "hypatia")
+#: Held while a plan is made in the background, and while the process forks: the native module's
+#: locks are free in a child.
+_making = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -121,6 +125,11 @@ class Choice:
                 raise
             self.broken = error if isinstance(error, ContractError) else None
             self.failed, self.why = True, f"no plan could be made: {told(error)}"
+
+    def prepare_in_background(self, make: Make) -> None:
+        """Make the plan, and let no process fork meanwhile."""
+        with _making:
+            self.prepare(make)
 
     def measure(self, sides: Sides, device: torch.device) -> None:
         """Time both sides. A side that fails leaves the call to PyTorch."""
@@ -444,7 +453,7 @@ def settled(
         choice.failed, choice.why = True, f"more than {limit} shapes: no plan is made for further ones"
         wants_plan = False
     if wants_plan and not always and most is not None:
-        choice.pending = _worker.submit(choice.prepare, make)
+        choice.pending = _worker.submit(choice.prepare_in_background, make)
         wants_plan = False
     if always and choice.pending is not None:
         choice.pending.result()
@@ -500,6 +509,23 @@ def wait_for_plans() -> None:
     They are compared with PyTorch when their shapes are next called.
     """
     _worker.submit(int).result()
+
+
+def _after_fork() -> None:
+    """In a child, make anew what other threads of the parent had: they do not exist in it."""
+    global _worker, _lock
+    _making.release()
+    _worker, _lock = ThreadPoolExecutor(1, "hypatia"), threading.Lock()
+    for part in _parts:
+        part.lock = threading.Lock()
+    for op in counted():
+        for choice in op.plans.values():
+            choice.lock = threading.Lock()
+            if choice.pending is not None and not choice.pending.done():
+                choice.pending = None
+
+
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_after_fork)
 
 
 def model_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> tuple[_native.Model, list[tuple[int, ...]]]:
