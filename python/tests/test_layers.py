@@ -478,6 +478,17 @@ def test_explain_a_layer():
     assert "softcap" in str(hyp.explain(layer, x)) and layer.plan(x).launches == 1
 
 
+def test_explain_takes_what_a_layer_is_called_with():
+    layer, x = FusedLinear(8, 8), torch.randn(4, 8)
+    for given in (x, (x,), [x]):
+        assert hyp.explain(layer, given).launches == hyp.explain(layer, x).launches
+    for given, words in ((None, "NoneType"), ((x, x), "2 inputs"), ({"x": x}, "dict")):
+        with pytest.raises(hyp.InputError, match=rf"takes one tensor, not {words}: explain\(layer, x\)"):
+            hyp.explain(layer, given)
+    with pytest.raises(hyp.InputError, match=r"takes no tensor of shape \[4, 7\]"):
+        hyp.explain(layer, torch.randn(4, 7))
+
+
 def test_rules_of_ones_own_fire_in_a_layer():
     rules = hyp.Rules.from_text(
         """edition 1; use core::*; use nn::*;
