@@ -48,6 +48,15 @@ def _(b: Importer, n: Node) -> Any:
     return value if before == shape else b.call("expand", [value], shape=list(shape))
 
 
+@row("copy")
+def _(b: Importer, n: Node) -> Any:
+    # The second operand, as one of the first's type and shape.
+    value, shape = b.operand(n.args[1], b.dtype(n)), b.shape(n)
+    before = b.shape(n.args[1])
+    value = b.reshaped(value, (1,) * (len(shape) - len(before)) + before)
+    return value if before == shape else b.call("expand", [value], shape=list(shape))
+
+
 @row("slice")
 def _(b: Importer, n: Node) -> Any:
     sizes = b.shape(n.args[0])
