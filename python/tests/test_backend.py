@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hypatia_core as hyp  # noqa: E402
+from hypatia_core import _part  # noqa: E402
 from hypatia_core.backend import backend  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -349,6 +350,19 @@ def test_measuring_and_empty_tensors():
             hyp.wait_for_plans()
         assert any(line.hypatia_us for line in hyp.report().lines)
         assert f(torch.ones(0, 8)).shape == (0, 8)
+
+
+def test_an_exception_in_the_background_is_a_reason(monkeypatch):
+    def fail(*_):
+        raise KeyError("lost")
+
+    monkeypatch.setattr(_part.Part, "plan", fail)
+    f, x = compiled(lambda x: x.relu() * 2 + 1), torch.randn(8)
+    with torch.no_grad(), hyp.nn.policy("measure"):
+        for _ in range(4):
+            torch.testing.assert_close(f(x), x.relu() * 2 + 1)
+            hyp.wait_for_plans()
+    assert computed_by_pytorch() == ["no plan could be made: KeyError: 'lost'"]
 
 
 def test_rules_and_options():

@@ -126,6 +126,18 @@ def test_nan_and_infinities_are_pytorchs():
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-6, atol=1e-6)
 
 
+def test_a_sign_of_ones_own_is_the_same_on_both_sides():
+    layer = FusedLinear(3, 3, activation=hyp.scalar("direction", "1 + sign(x)"))
+    x = torch.tensor([[float("nan"), 1.0, 2.0], [-1.0, -0.0, 0.5]])
+    with torch.no_grad():
+        made = []
+        for policy in ("always", "never"):
+            with hyp.nn.policy(policy):
+                made.append(layer(x))
+    torch.testing.assert_close(*made, equal_nan=True)
+    assert made[0][0].isnan().all()
+
+
 def test_an_epsilon_that_is_not_given_is_pytorchs():
     for dtype in DTYPES:
         layer, x = FusedRMSNorm(8, dtype=dtype), torch.full((2, 8), 2.0**-12, dtype=dtype)

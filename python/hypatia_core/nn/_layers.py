@@ -15,7 +15,7 @@ from .._model import Explanation
 from .._rules import Rules
 from ..errors import InputError
 from . import _runtime
-from ._ops import Activation, Gated, LayerNorm, Linear, Mlp, Op, RmsNorm, scalar_of
+from ._ops import Activation, Gated, LayerNorm, Linear, Mlp, Op, RmsNorm, RoundedRmsNorm, scalar_of
 from ._traced import traced
 
 Tensor = torch.Tensor
@@ -327,6 +327,14 @@ class FusedRMSNorm(Fused, nn.RMSNorm):
         """A layer that shares the parameters of ``norm``."""
         made = made_of(FusedRMSNorm, norm)
         made.op = RmsNorm.of(made.normalized_shape, made.eps, rules)
+        return made
+
+    @classmethod
+    def rounded(cls, norm: nn.Module, eps: float, rules: Rules | None = None) -> FusedRMSNorm:
+        """A layer with the parameter ``weight`` of a norm that rounds before it scales."""
+        made = made_of(FusedRMSNorm, norm)
+        made.normalized_shape, made.eps, made.elementwise_affine = tuple(made.weight.shape), eps, True
+        made.op = RoundedRmsNorm.of(made.normalized_shape, eps, rules)
         return made
 
     def fused_parameters(self) -> tuple[Tensor, ...]:
