@@ -175,10 +175,8 @@ def _rows(node: Node) -> str:
 
 def _along_axis(node: Node) -> str:
     x, _, index, source = (a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:4])
-    rows = x.dim() == source.dim() > 0 and index.dim() == 1 and x.dtype == source.dtype
-    return (
-        "" if rows and x.dtype is not torch.bool else f"{name_of(node.target)} of a single number, or of truth values"
-    )
+    rows = x.dim() == source.dim() and index.dim() <= 1 and x.dtype == source.dtype
+    return "" if rows and x.dtype is not torch.bool else f"{name_of(node.target)} of truth values, or of other shapes"
 
 
 def _steps(node: Node) -> str:

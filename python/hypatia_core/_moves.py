@@ -203,17 +203,21 @@ def _(b: Importer, n: Node) -> Any:
 @row("index_add", "index_copy")
 def _(b: Importer, n: Node) -> Any:
     x, axis, index, source = n.args[:4]
-    dtype, rank = b.dtype(n), len(b.shape(x))
+    # A single number is a row of one.
+    dtype, shape = b.dtype(n), b.shape(x) or (1,)
+    rank = len(shape)
     axis = b.axis(b.number(axis), rank)
-    values = b.operand(source, dtype)
+    values = b.reshaped(b.operand(source, dtype), b.shape(source) or (1,))
     if (alpha := b.argument(n, 4, "alpha", 1)) != 1:
         values = b.call("mul", [values, b.constant(dtype, alpha)])
     # Rows are what is written.
     order = [axis, *(a for a in range(rank) if a != axis)]
-    turned = [b.call("transpose", [v], perm=order) if axis else v for v in (b.operand(x, dtype), values)]
+    rows = b.reshaped(b.operand(x, dtype), shape)
+    rows, values = (b.call("transpose", [v], perm=order) if axis else v for v in (rows, values))
     how = "add" if name_of(n.target) == "index_add" else "set"
-    made = b.call("scatter", [turned[0], listed(b, index, b.shape(x)[axis]), turned[1]], how=how)
-    return b.call("transpose", [made], perm=[order.index(a) for a in range(rank)]) if axis else made
+    made = b.call("scatter", [rows, listed(b, index, shape[axis]), values], how=how)
+    made = b.call("transpose", [made], perm=[order.index(a) for a in range(rank)]) if axis else made
+    return b.reshaped(made, b.shape(n))
 
 
 @row("index_put")

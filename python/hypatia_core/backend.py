@@ -26,7 +26,7 @@ from . import _launch, _native
 from ._attention import keep_attention
 from ._division import divide
 from ._fx import TABLE, name_of
-from ._in_place import changed_results, write_in_place, written_in_place
+from ._in_place import changed_results, without_copies, write_in_place, written_in_place
 from ._known import draws_nothing, reads_past, unsupported
 from ._layout import channels_last
 from ._model import COMPARE_EVERY
@@ -292,6 +292,7 @@ def divided(
         note("graph", why)
         return graph.forward
     without_empty_operands(graph)
+    without_copies(graph)
     device = device_of(graph)
     if why := _launch.unreachable(device):
         note("graph", why)

@@ -323,7 +323,7 @@ class _Fuser:
 
 
 def epsilon(module: nn.Module) -> float | None:
-    """The epsilon of a module that has a vector ``weight`` and nothing else, as Llama's norm has."""
+    """The epsilon of a module that has a vector ``weight`` and nothing else, as Llama's norm."""
     weight = module._parameters.get("weight")
     alone = list(module._parameters) == ["weight"] and not module._buffers and not module._modules
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))

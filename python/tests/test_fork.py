@@ -72,7 +72,8 @@ class Features(Dataset):
 with torch.no_grad():
     model(torch.ones(4, 8))
     model(torch.ones(4, 8))
-    made = list(DataLoader(Features(), batch_size=None, num_workers=2, timeout=60, multiprocessing_context="fork"))
+    how = dict(num_workers=2, timeout=60, multiprocessing_context="fork")
+    made = list(DataLoader(Features(), batch_size=None, **how))
     for i, y in enumerate(made):
         torch.testing.assert_close(y, network(torch.full((4, 8), float(i))))
 """

@@ -19,6 +19,7 @@ def table():
 #: What is computed of a table of five rows of three, and of five indices below three.
 COUNTED_FROM_THE_FRONT = {
     "embedding": lambda x, i: F.embedding(i, x),
+    "embedding and a norm": lambda x, i: F.layer_norm(F.embedding(i, x), (3,)),
     "embedding of int32": lambda x, i: F.embedding(i.int(), x),
     "index_select": lambda x, i: x.index_select(1, i),
     "gather": lambda x, i: x.gather(1, i[:, None]),

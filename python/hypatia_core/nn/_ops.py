@@ -292,7 +292,7 @@ class RmsNorm(LayerNorm):
 
 
 class RoundedRmsNorm(LayerNorm):
-    """Divided by the root of the mean square, rounded, then scaled: the norm of many language models.
+    """Divided by the root of the mean square, rounded, then scaled: as many language models do.
 
     In f16 and bf16 its result is rounded twice; with weights of another type it has the wider one.
     """

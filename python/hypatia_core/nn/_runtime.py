@@ -520,9 +520,8 @@ def _after_fork() -> None:
         part.lock = threading.Lock()
     for op in counted():
         for choice in op.plans.values():
-            choice.lock = threading.Lock()
-            if choice.pending is not None and not choice.pending.done():
-                choice.pending = None
+            # A future has a lock too: it is not asked whether it is done.
+            choice.lock, choice.pending = threading.Lock(), None
 
 
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_after_fork)
