@@ -95,3 +95,16 @@ def test_a_plan_that_refuses_its_inputs_is_measured_later(table):
             f(table, with_first(-1))
         torch.testing.assert_close(f(table, GOOD), F.embedding(GOOD, table) * 2 + 1)
     assert any(line.hypatia_us for line in hyp.report().lines)
+
+
+@pytest.mark.parametrize("name", [*COUNTED_FROM_THE_FRONT, *COUNTED_FROM_BOTH_ENDS])
+def test_gradients(name):
+    op = (COUNTED_FROM_THE_FRONT | COUNTED_FROM_BOTH_ENDS)[name]
+    mine, its = (torch.randn(5, 3, generator=torch.manual_seed(1)).requires_grad_() for _ in range(2))
+
+    def f(x):
+        return (op(x * 2, GOOD) * 2 + 1).square().sum()
+
+    torch.compile(f, backend=backend)(mine).backward()
+    f(its).backward()
+    torch.testing.assert_close(mine.grad, its.grad, rtol=1e-4, atol=1e-4)
