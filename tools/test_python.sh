@@ -65,7 +65,9 @@ else
     tests/test_semantics.py tests/test_options.py tests/test_cache.py
     tests/test_models.py tests/test_modules.py tests/test_training.py tests/test_attention.py
     tests/test_examples.py tests/test_whole.py tests/test_rows.py tests/test_layout.py
-    tests/test_recorded.py tests/test_in_place.py tests/test_division.py"
+    tests/test_recorded.py tests/test_in_place.py tests/test_indices.py
+    tests/test_fork.py
+    tests/test_division.py"
   # shellcheck disable=SC2086
   echo "PyTorch is missing: pyright and $(cat $of_torch | grep -c '^def test_') tests of it are skipped" >&2
   left=(--ignore tests/models.py

@@ -1,7 +1,7 @@
 """Scalars on tensors of PyTorch, op by op: what runs where no plan does.
 
-Invariant: as in Hypatia, f16 and bf16 are computed in f32 and rounded once, and `max` and `min`
-keep NaN and pass no gradient to their first operand at a tie.
+Invariant: as in Hypatia, f16 and bf16 are computed in f32 and rounded once, `max`, `min` and `sign`
+keep NaN, and `max` and `min` pass no gradient to their first operand at a tie.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BUILTIN: dict[str, Callable[..., Tensor]] = {
     "div": torch.div,
     "neg": torch.neg,
     "abs": torch.abs,
-    "sign": torch.sign,
+    "sign": lambda x: torch.where(x != x, x, torch.sign(x)),
     "max": lambda a, b: torch.where((b < a) | (a != a), a, b),
     "min": lambda a, b: torch.where((a < b) | (a != a), a, b),
     "pow": torch.pow,

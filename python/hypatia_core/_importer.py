@@ -76,16 +76,18 @@ class Importer:
         stored: bool = False,
         frozen: Mapping[fx.Node, torch.Tensor] | None = None,
         ordered: bool = False,
+        checked: bool = False,
     ) -> None:
         """Import these nodes, or all. What they read beside is an input, what others read a result.
 
         `stored` gives results in the order in which PyTorch keeps them, see `memory_order`. Inputs
         that are `frozen` are constants. With `ordered`, the others have their axes in the order in
         which they lie in memory, see `orders`, and pointwise results are built in the order in
-        which they lie, if their channels come last.
+        which they lie, if their channels come last. `checked` lets the plan refuse each index that
+        PyTorch refuses.
         """
         self.frozen = frozen or {}
-        self.ordered = ordered
+        self.ordered, self.checked = ordered, checked
         #: The order of the axes in which the row at hand builds its result, if not their own.
         self.order: list[int] | None = None
         #: The order of the axes of each input, where it is not that of the tensor.

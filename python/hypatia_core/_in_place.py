@@ -31,6 +31,7 @@ WRITES: dict[Any, Any] = {
     aten.scatter.value: aten.scatter_.value,
     aten.scatter_add.default: aten.scatter_add_.default,
     aten.index_add.default: aten.index_add_.default,
+    aten.index_copy.default: aten.index_copy_.default,
 }
 #: Those that overwrite a view of their first operand, and the view.
 OVERLAYS: dict[Any, Any] = {
@@ -39,6 +40,24 @@ OVERLAYS: dict[Any, Any] = {
 }
 #: Copies that are one call together: fewer are as fast one by one.
 FEWEST = 2
+
+
+def without_copies(graph: fx.GraphModule) -> None:
+    """Write values into views, not copies of them that are made for the write.
+
+    A copy into a view, as PyTorch hands it over, reads the view's type and shape alone: once it is
+    gone, nothing may be left that reads the argument.
+    """
+    for node in graph.graph.find_nodes(op="call_function", target=aten.copy.default):
+        source: Any = node.args[1]
+        # Elsewhere a result must not be another's memory.
+        if alike(node, source) and all(u.target in OVERLAYS and u.args[0] is not node for u in node.users):
+            view: Any = node.args[0]
+            node.replace_all_uses_with(source)
+            graph.graph.erase_node(node)
+            if not view.users and view.op == "call_function":
+                graph.graph.erase_node(view)
+    graph.recompile()
 
 
 def changed_results() -> list[int]:
@@ -72,9 +91,15 @@ def written_in_place(graph: fx.GraphModule, changed: Sequence[int]) -> dict[Node
 
 def reads_once(node: Node, argument: Node) -> bool:
     """Whether an argument is the first operand of a node alone, and of the node's type."""
-    mine, its = node.meta["val"], argument.meta["val"]
-    same = isinstance(its, Tensor) and (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device)
-    return same and argument not in tree_leaves((node.args[1:], node.kwargs))
+    return alike(node, argument) and argument not in tree_leaves((node.args[1:], node.kwargs))
+
+
+def alike(*nodes: Any) -> bool:
+    """Whether two values are tensors of one shape and type on one device."""
+    one, other = (n.meta.get("val") if isinstance(n, Node) else None for n in nodes)
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return False
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
 def write_in_place(graph: fx.GraphModule, nodes: dict[Node, Node], changed: Sequence[int]) -> None:
@@ -104,10 +129,8 @@ def copy_together(graph: fx.GraphModule, changed: Sequence[int]) -> None:
     values = results(graph)
     groups: dict[Any, list[int]] = {}
     for at, i in enumerate(changed):
-        its, mine = (n.meta.get("val") if isinstance(n, Node) else None for n in (inputs[i], values[at]))
-        if not (is_new(values[at]) and isinstance(its, Tensor) and isinstance(mine, Tensor)):
-            continue
-        if (mine.shape, mine.dtype, mine.device) == (its.shape, its.dtype, its.device):
+        if is_new(values[at]) and alike(inputs[i], values[at]):
+            its = inputs[i].meta["val"]
             groups.setdefault((its.device, its.dtype), []).append(at)
     for places in groups.values():
         if len(places) < FEWEST:

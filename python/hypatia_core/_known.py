@@ -173,6 +173,12 @@ def _rows(node: Node) -> str:
     return "" if plain else "index_put by a mask, or of several axes"
 
 
+def _along_axis(node: Node) -> str:
+    x, _, index, source = (a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:4])
+    rows = x.dim() == source.dim() and index.dim() <= 1 and x.dtype == source.dtype
+    return "" if rows and x.dtype is not torch.bool else f"{name_of(node.target)} of truth values, or of other shapes"
+
+
 def _steps(node: Node) -> str:
     step = node.args[5] if len(node.args) > 5 else node.kwargs.get("step", 1)
     return "slice_scatter with steps" if step != 1 else ""
@@ -206,5 +212,6 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "index": _leading_integers,
     "scatter": _one_index,
     "index_put": _rows,
+    **dict.fromkeys(("index_add", "index_copy"), _along_axis),
     "slice_scatter": _steps,
 }

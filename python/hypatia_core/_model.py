@@ -253,7 +253,7 @@ def explain(model: Any, inputs: Inputs | None = None, target: str = "cpu") -> Ex
     if not hasattr(model, "explain"):
         what = type(model).__name__
         raise InputError(
-            f"explain takes a `Model` or a fused layer, not {what}: `fuse_` puts fused layers into a module of "
-            "PyTorch, and `optimize` shows its fusions as a graph"
+            f"explain takes a `Model` or a fused layer, not {what}: `optimize(module, (x,)).code` shows the fusions of "
+            "a module of PyTorch, and `fuse_(module)` puts fused layers into it"
         )
     return model.explain(inputs, target)

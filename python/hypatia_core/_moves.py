@@ -48,6 +48,15 @@ def _(b: Importer, n: Node) -> Any:
     return value if before == shape else b.call("expand", [value], shape=list(shape))
 
 
+@row("copy")
+def _(b: Importer, n: Node) -> Any:
+    # The second operand, as one of the first's type and shape.
+    value, shape = b.operand(n.args[1], b.dtype(n)), b.shape(n)
+    before = b.shape(n.args[1])
+    value = b.reshaped(value, (1,) * (len(shape) - len(before)) + before)
+    return value if before == shape else b.call("expand", [value], shape=list(shape))
+
+
 @row("slice")
 def _(b: Importer, n: Node) -> Any:
     sizes = b.shape(n.args[0])
@@ -117,30 +126,46 @@ def _(b: Importer, n: Node) -> Any:
     return b.reshaped(value, b.shape(n))
 
 
+# A plan's indices count from the end where they are negative, and on the CPU it refuses what is
+# beyond an axis. Of PyTorch's ops `index` and `index_put` do the same, the others take no negative
+# index.
+
+
+def within(b: Importer, index: Node, size: int) -> Value:
+    """An index that is not negative. On the CPU, plans refuse one that is, as one beyond its axis.
+
+    On a GPU nobody could be told without waiting for it.
+    """
+    if not b.checked:
+        return b.value(index)
+    value = b.operand(index, "i64")
+    return b.call("select", [b.call("lt", [value, b.constant("i64", 0)]), b.constant("i64", size), value])
+
+
+def listed(b: Importer, index: Node, size: int) -> Value:
+    """The indices of a node in a row, none of them negative."""
+    return b.reshaped(b.cast(within(b, index, size), "i64"), (size_of(b.shape(index)),))
+
+
 @row("index_select")
 def _(b: Importer, n: Node) -> Any:
     x, axis, index = n.args[:3]
-    index = b.reshaped(b.operand(index, "i64"), (size_of(b.shape(index)),))
-    return b.call("gather", [b.value(x), index], axis=b.axis(b.number(axis), len(b.shape(x))))
+    axis = b.axis(b.number(axis), len(b.shape(x)))
+    return b.call("gather", [b.value(x), listed(b, index, b.shape(x)[axis])], axis=axis)
 
 
 @row("embedding")
 def _(b: Importer, n: Node) -> Any:
-    return b.call("gather", [b.value(a) for a in n.args[:2]], axis=0)
+    weight, index = n.args[:2]
+    return b.call("gather", [b.value(weight), within(b, index, b.shape(weight)[0])], axis=0)
 
 
 @row("gather")
 def _(b: Importer, n: Node) -> Any:
     x, axis, index = n.args[:3]
     axis = b.axis(b.number(axis), len(b.shape(n)))
-    return b.call("gather_elements", [b.value(x), b.value(index)], axis=axis)
-
-
-def from_front(b: Importer, index: Any, size: int) -> Value:
-    """An index as i64, counted from the front where it is negative."""
-    value = b.operand(index, "i64")
-    below = b.call("lt", [value, b.constant("i64", 0)])
-    return b.call("select", [below, b.call("add", [value, b.constant("i64", size)]), value])
+    index = within(b, index, b.shape(x)[axis])
+    return b.call("gather_elements", [b.value(x), index], axis=axis)
 
 
 @row("index")
@@ -148,11 +173,11 @@ def _(b: Importer, n: Node) -> Any:
     x, indices = n.args[0], list(n.args[1])
     if None in indices:
         axis = next(a for a, i in enumerate(indices) if i is not None)
-        return b.call("gather", [b.value(x), from_front(b, indices[axis], b.shape(x)[axis])], axis=axis)
+        return b.call("gather", [b.value(x), b.operand(indices[axis], "i64")], axis=axis)
     shape = torch.broadcast_shapes(*(b.shape(i) for i in indices))
     columns = []
-    for axis, index in enumerate(indices):
-        value = from_front(b, index, b.shape(x)[axis])
+    for index in indices:
+        value = b.operand(index, "i64")
         value = b.reshaped(value, (*[1] * (len(shape) - len(b.shape(index))), *b.shape(index)))
         value = value if tuple(b.g.type_of(value)[1]) == shape else b.call("expand", [value], shape=list(shape))
         columns.append(b.reshaped(value, (*shape, 1)))
@@ -166,9 +191,33 @@ def _(b: Importer, n: Node) -> Any:
     x, axis, index, value = n.args[:4]
     shape = b.shape(x)
     axis = b.axis(b.number(axis), len(shape))
+    chosen = b.operand(index, "i64")
+    if b.checked:
+        # No comparison refuses an index: what gathers it from the indices that there are does.
+        known = b.call("iota", [], shape=[shape[axis]], axis=0, to="i64")
+        chosen = b.reshaped(b.call("gather", [known, listed(b, index, shape[axis])], axis=0), b.shape(index))
     places = b.call("iota", [], shape=list(shape), axis=axis, to="i64")
-    chosen = b.call("eq", [places, b.operand(index, "i64")])
-    return b.call("select", [chosen, b.operand(value, b.dtype(n)), b.value(x)])
+    return b.call("select", [b.call("eq", [places, chosen]), b.operand(value, b.dtype(n)), b.value(x)])
+
+
+@row("index_add", "index_copy")
+def _(b: Importer, n: Node) -> Any:
+    x, axis, index, source = n.args[:4]
+    # A single number is a row of one.
+    dtype, shape = b.dtype(n), b.shape(x) or (1,)
+    rank = len(shape)
+    axis = b.axis(b.number(axis), rank)
+    values = b.reshaped(b.operand(source, dtype), b.shape(source) or (1,))
+    if (alpha := b.argument(n, 4, "alpha", 1)) != 1:
+        values = b.call("mul", [values, b.constant(dtype, alpha)])
+    # Rows are what is written.
+    order = [axis, *(a for a in range(rank) if a != axis)]
+    rows = b.reshaped(b.operand(x, dtype), shape)
+    rows, values = (b.call("transpose", [v], perm=order) if axis else v for v in (rows, values))
+    how = "add" if name_of(n.target) == "index_add" else "set"
+    made = b.call("scatter", [rows, listed(b, index, shape[axis]), values], how=how)
+    made = b.call("transpose", [made], perm=[order.index(a) for a in range(rank)]) if axis else made
+    return b.reshaped(made, b.shape(n))
 
 
 @row("index_put")

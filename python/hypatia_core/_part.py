@@ -163,7 +163,11 @@ class Part(torch.nn.Module):
                 self.calls[key],
                 choice.measured is not None or self.options.safety == "strict",
             )
-        return self.launch(key, tensors)
+        try:
+            return self.launch(key, tensors)
+        except InputError as error:
+            _runtime.refused(choice, error, self.label)
+            return self.graph(*args)
 
     def entered(self, order: Sequence[int] | None = None) -> _native.Entry:
         """What computes the part without Python where its plan is known.
@@ -232,8 +236,8 @@ class Part(torch.nn.Module):
             frozen = Frozen.of([args[i] for i in self.weights])
             nodes = self.graph.graph.find_nodes(op="placeholder")
             weights = {nodes[i]: t for i, t in zip(self.weights, frozen.held, strict=True)}
-            ordered = self.runs_on(tensors).type == "cuda"
-            imported = Importer(self.graph, self.rules, stored=True, frozen=weights, ordered=ordered)
+            on_gpu = self.runs_on(tensors).type == "cuda"
+            imported = Importer(self.graph, self.rules, stored=True, frozen=weights, ordered=on_gpu, checked=not on_gpu)
             metas = [n.meta["val"] for n in imported.outputs]
         if any(0 in t.shape for t in metas):
             raise InputError("a result is empty")

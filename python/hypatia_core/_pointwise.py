@@ -42,7 +42,6 @@ SCALARS = {
     "round": "round",
     "rsqrt": "rsqrt",
     "sigmoid": "sigmoid",
-    "sign": "sign",
     "silu": "silu",
     "sin": "sin",
     "sinh": "sinh",
@@ -56,7 +55,6 @@ PAIRS = {
     "mul": "mul",
     "maximum": "max",
     "minimum": "min",
-    "pow": "pow",
     "fmod": "fmod",
     "remainder": "remainder",
 }
@@ -85,6 +83,31 @@ def _(b: Importer, n: Node) -> Any:
     if dtype == "bool":
         name = {"mul": "and", "max": "or", "min": "and"}[name]
     return b.call(name, [b.operand(n.args[0], dtype), b.operand(n.args[1], dtype)])
+
+
+@ordered_row("sign")
+def _(b: Importer, n: Node) -> Any:
+    # By comparisons, as PyTorch: NaN has the sign 0.
+    dtype = b.dtype(n)
+    if dtype == "bool":
+        return b.value(n.args[0])
+    x, zero = b.operand(n.args[0], dtype), b.constant(dtype, 0)
+    below = b.call("select", [b.call("lt", [x, zero]), b.constant(dtype, -1), zero])
+    return b.call("select", [b.call("lt", [zero, x]), b.constant(dtype, 1), below])
+
+
+#: Powers that PyTorch takes as roots: they differ for minus infinity and minus zero.
+ROOTS = {0.5: "sqrt", -0.5: "rsqrt"}
+
+
+@ordered_row("pow")
+def _(b: Importer, n: Node) -> Any:
+    x, exponent, dtype = *n.args[:2], b.dtype(n)
+    # In f16 its vector code for the CPU has no roots.
+    rooted = dtype != "f16" or n.meta["val"].device.type != "cpu"
+    if rooted and isinstance(exponent, float) and exponent in ROOTS:
+        return b.call(ROOTS[exponent], [b.operand(x, dtype)])
+    return b.call("pow", [b.operand(x, dtype), b.operand(exponent, dtype)])
 
 
 @ordered_row("div")

@@ -26,7 +26,7 @@ from . import _launch, _native
 from ._attention import keep_attention
 from ._division import divide
 from ._fx import TABLE, name_of
-from ._in_place import changed_results, write_in_place, written_in_place
+from ._in_place import changed_results, without_copies, write_in_place, written_in_place
 from ._known import draws_nothing, reads_past, unsupported
 from ._layout import channels_last
 from ._model import COMPARE_EVERY
@@ -57,6 +57,25 @@ RANDOM = (
 )
 
 
+def is_list(value: Any) -> bool:
+    """Whether a value is a list of strings."""
+    return isinstance(value, (list, tuple, set)) and all(isinstance(v, str) for v in value)
+
+
+#: What an option must be, as a function and in words. None stands for the default.
+OPTIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "compare_every": (lambda v: type(v) is int and v >= 0, "a number of runs, or 0 for no run"),
+    "frozen": (lambda v: isinstance(v, bool), "True or False"),
+    "must": (is_list, "a list of rules"),
+    "never": (is_list, "a list of rules"),
+    "numerics": (lambda v: isinstance(v, str), "`exact`, `rounds` or `fast`"),
+    "precision": (lambda v: v in ("ieee", "tf32"), "`ieee` or `tf32`"),
+    # Said by what puts rules together.
+    "rules": (lambda v: True, "a list of rules"),
+    "safety": (lambda v: isinstance(v, str), "`strict`, `check` or `off`"),
+}
+
+
 def table() -> dict[Any, Any]:
     """PyTorch's decompositions into core ops, without those of ops that are better left whole."""
     # The gradient of an embedding, taken apart, writes the whole table in f32 first.
@@ -69,7 +88,7 @@ def backend(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
-    **_: Any,
+    **others: Any,
 ) -> Callable[..., Any]:
     """Compile a graph that Dynamo captured.
 
@@ -94,7 +113,13 @@ def backend(
     >>> with torch.no_grad():
     ...     model(torch.randn(2, 4)).shape
     torch.Size([2, 8])
+
+    Raises:
+        InputError: if an option, or an argument of ``torch.compile``, is none of these.
     """
+    if others:
+        name, value = next(iter(others.items()))
+        raise InputError(f"backend hypatia: it has no `{name}`, and was given {value!r}; it takes `options=`, a dict")
     chosen, how = read(options or {})
 
     trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example_inputs)
@@ -174,25 +199,25 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
     Raises:
         InputError: if there is no such option, rule or value.
     """
-    known = {"rules", "numerics", "must", "never", "precision", "safety", "compare_every", "frozen"}
-    if unknown := [name for name in given if name not in known]:
-        raise InputError(
-            f"backend hypatia: there is no option `{unknown[0]}`; the options are {', '.join(sorted(known))}"
-        )
+    if not isinstance(given, Mapping):
+        raise InputError(f"backend hypatia: `options` is a dict, not {given!r}")
+    if unknown := [name for name in given if name not in OPTIONS]:
+        raise InputError(f"backend hypatia: there is no option `{unknown[0]}`; the options are {', '.join(OPTIONS)}")
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        fits, words = OPTIONS[name]
+        if not fits(value):
+            raise InputError(f"backend hypatia: {name} is {words}, not {value!r}")
     rules = _together(given.get("rules", ())) or library()
     precision = given.get("precision") or ("tf32" if torch.get_float32_matmul_precision() != "highest" else "ieee")
-    if precision not in ("ieee", "tf32"):
-        raise InputError(f"backend hypatia: precision is `ieee` or `tf32`, not `{precision}`")
-    lists = {name: tuple(given.get(name, ())) for name in ("must", "never")}
-    if wrong := [name for name in lists if isinstance(given.get(name), str)]:
-        raise InputError(f"backend hypatia: {wrong[0]} is a list of rules, not a string")
     how = Options(
         given.get("numerics"),
-        **lists,
+        must=tuple(given.get("must", ())),
+        never=tuple(given.get("never", ())),
         tf32=precision == "tf32",
         safety=given.get("safety", "check"),
         compare_every=given.get("compare_every", COMPARE_EVERY),
-        frozen=bool(given.get("frozen", False)),
+        frozen=given.get("frozen", False),
     )
     # What no rule and no device has is said now, not when a plan is made.
     probe = _native.Graph(rules._native)
@@ -267,6 +292,7 @@ def divided(
         note("graph", why)
         return graph.forward
     without_empty_operands(graph)
+    without_copies(graph)
     device = device_of(graph)
     if why := _launch.unreachable(device):
         note("graph", why)

@@ -19,7 +19,7 @@ from torch import nn
 from ._rules import Rules, Scalar, library
 from .errors import InputError
 from .nn import FusedGatedMLP, FusedLayerNorm, FusedLinear, FusedMLP, FusedRMSNorm, policy
-from .nn._layers import shown
+from .nn._layers import Fused, shown
 from .nn._ops import Activation
 
 __all__ = ["Change", "Fusions", "fuse_"]
@@ -37,6 +37,30 @@ PLAIN: dict[type[nn.Module], str] = {
     nn.Tanh: "tanh",
     nn.Tanhshrink: "tanhshrink",
 }
+#: Modules of other packages that are a scalar of the library. They are compared with it.
+ELSEWHERE: dict[str, str] = {
+    "transformers.activations.GELUActivation": "gelu",
+    "transformers.activations.GELUTanh": "gelu_tanh",
+    "transformers.activations.MishActivation": "mish",
+    "transformers.activations.NewGELUActivation": "gelu_tanh",
+    "transformers.activations.QuickGELUActivation": "quick_gelu",
+    "transformers.activations.SiLUActivation": "silu",
+}
+#: Activations of PyTorch that are no scalar of the library, or not with all settings.
+OTHERS = (
+    nn.CELU,
+    nn.ELU,
+    nn.Hardshrink,
+    nn.Hardsigmoid,
+    nn.Hardtanh,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.SELU,
+    nn.Softplus,
+    nn.Softshrink,
+    nn.Threshold,
+)
+UNKNOWN = "{} is no scalar of the library: declare one with `scalar`, and name it in `activations=`"
 
 
 @dataclass(frozen=True)
@@ -96,7 +120,8 @@ def fuse_(
     """Put fused layers into a model, in place.
 
     Replaced are linear layers with an activation after them in an ``nn.Sequential``, those of
-    linear layers alone as a whole, ``nn.LayerNorm``, ``nn.RMSNorm``, and feed-forward blocks with
+    linear layers alone as a whole, ``nn.LayerNorm``, ``nn.RMSNorm``, modules with a ``weight`` and
+    an epsilon that compute what Llama's ``RMSNorm`` does, and feed-forward blocks with
     ``gate_proj``, ``up_proj``, ``down_proj`` and an activation module. Modules of other classes,
     with hooks or with parametrisations stay. What ``forward`` of a class of yours calls as a
     function (``F.relu``) cannot be seen.
@@ -161,7 +186,7 @@ class _Fuser:
         if type(parent) is nn.Sequential:
             self.pairs(parent, path)
         for name, child in list(parent._modules.items()):
-            if child is None or isinstance(child, (FusedLinear, FusedMLP, FusedGatedMLP)):
+            if child is None or isinstance(child, Fused):
                 continue
             below = f"{path}.{name}" if path else name
             if id(child) in self.done:
@@ -190,6 +215,8 @@ class _Fuser:
             return self.chain(module, path)
         if {"gate_proj", "up_proj", "down_proj"} <= set(module._modules):
             return self.gated(module, path)
+        if (eps := epsilon(module)) is not None:
+            return self.rms_norm(module, path, eps)
         return module
 
     def activation(self, module: nn.Module | None) -> Activation:
@@ -209,6 +236,8 @@ class _Fuser:
             return "softplus"
         if isinstance(module, nn.Hardtanh) and (module.min_val, module.max_val) == (-1, 1):
             return "hard_tanh"
+        if found := ELSEWHERE.get(f"{kind.__module__}.{kind.__qualname__}"):
+            return found if is_scalar(module, Scalar(found)) else None
         return PLAIN.get(kind)
 
     def steps(self, module: nn.Module) -> list[tuple[str, Activation]] | None:
@@ -246,9 +275,11 @@ class _Fuser:
             if type(layer) is not nn.Linear or behind is None:
                 continue
             activation = self.activation(behind)
-            if activation is None:
-                continue
             below = f"{path}.{name}" if path else name
+            if activation is None:
+                if isinstance(behind, OTHERS) and not disturbed(behind):
+                    self.changes.append(Change(below, f"Linear, {type(behind).__name__}", "", UNKNOWN.format(behind)))
+                continue
             if why := disturbed(layer):
                 self.stay(below, layer, why)
                 continue
@@ -278,6 +309,26 @@ class _Fuser:
         self.stay(path, module, why)
         return module
 
+    def rms_norm(self, module: nn.Module, path: str, eps: float) -> nn.Module:
+        """The norm that takes the place of one that may be Llama's."""
+        made, kind = FusedRMSNorm.rounded(module, eps, self.rules), type(module).__name__
+        if why := disturbed(module):
+            self.stay(path, module, why)
+        elif is_rms_norm(module, made):
+            self.became(path, kind, "FusedRMSNorm")
+            return made
+        elif "RMSNorm" in kind:
+            self.stay(path, module, "it computes something else than weight * x / sqrt(mean(x * x) + eps)")
+        return module
+
+
+def epsilon(module: nn.Module) -> float | None:
+    """The epsilon of a module that has a vector ``weight`` and nothing else, as Llama's norm."""
+    weight = module._parameters.get("weight")
+    alone = list(module._parameters) == ["weight"] and not module._buffers and not module._modules
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return eps if alone and weight is not None and weight.dim() == 1 and isinstance(eps, float) else None
+
 
 def disturbed(module: nn.Module) -> str:
     """Why a module must stay itself, whatever it computes; empty if nothing is in the way."""
@@ -294,11 +345,38 @@ def disturbed(module: nn.Module) -> str:
 def compare(module: nn.Module, activation: Activation, rules: Rules | None) -> None:
     """Fail if an activation module is not that scalar, on numbers around 0 and far away."""
     scalar = activation if isinstance(activation, Scalar) else Scalar(str(activation), rules or library())
+    if not is_scalar(module, scalar):
+        raise InputError(f"activations: {type(module).__name__} is not the scalar `{scalar.name}`")
+
+
+def is_scalar(module: nn.Module, scalar: Scalar) -> bool:
+    """Whether an activation module computes a scalar."""
     x = torch.cat([torch.linspace(-8, 8, 257, dtype=torch.float64), torch.tensor([-1e4, 1e4], dtype=torch.float64)])
     with torch.no_grad():
         got, want = module(x), scalar(x)
-    if got.shape != want.shape or not torch.allclose(got, want, rtol=1e-9, atol=1e-12):
-        raise InputError(f"activations: {type(module).__name__} is not the scalar `{scalar.name}`")
+    return got.shape == want.shape and torch.allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+def is_rms_norm(module: nn.Module, made: FusedRMSNorm) -> bool:
+    """Whether two norms agree for any weights, on rows of any scale and type."""
+    weight = made.weight
+    if weight.device.type == "meta":
+        return False
+    generator = torch.Generator().manual_seed(0)
+    rows, scale = torch.randn(6, len(weight), generator=generator), torch.randn(len(weight), generator=generator)
+    rows = (rows * torch.logspace(-5, 3, 6)[:, None]).to(weight.device)
+    for dtype in (torch.float32, weight.dtype, torch.bfloat16):
+        try:
+            with torch.no_grad(), policy("never"):
+                args = {"weight": scale.to(weight)}, (rows.to(dtype),)
+                got, want = (torch.func.functional_call(m, *args) for m in (module, made))
+        except (TypeError, RuntimeError, ValueError):
+            return False
+        if not isinstance(got, torch.Tensor) or (got.shape, got.dtype) != (want.shape, want.dtype):
+            return False
+        if not torch.allclose(got, want, rtol=16 * torch.finfo(want.dtype).eps, atol=0):
+            return False
+    return True
 
 
 def agrees(module: nn.Module, made: FusedGatedMLP) -> bool:

@@ -13,7 +13,7 @@ use pyo3::types::{PyInt, PyTuple};
 
 use crate::call::Call;
 use crate::dlpack;
-use crate::errors::wrong_input;
+use crate::errors::{is_wrong_input, wrong_input};
 
 /// Which known calls are taken: none, those measured to be faster, or all.
 static TRUSTED: AtomicU8 = AtomicU8::new(MEASURED);
@@ -142,7 +142,11 @@ impl Entry {
         };
         let call = known.call.get();
         let inputs = known.tensors.iter().map(|i| args.get_item(*i)).collect::<PyResult<Vec<_>>>()?;
-        let results = call.over(py, inputs)?;
+        let results = match call.over(py, inputs) {
+            // The other side says what is wrong, in PyTorch's words.
+            Err(error) if is_wrong_input(py, &error) => return self.otherwise.bind(py).call1(args),
+            made => made?,
+        };
         call.plan().count();
         if self.single { results.get_item(0) } else { Ok(results.into_any()) }
     }

@@ -5,7 +5,7 @@
 //! parsed.
 
 use hypatia_tensor::Error;
-use pyo3::PyErr;
+use pyo3::{PyErr, Python};
 
 mod classes {
     #![allow(missing_docs)]
@@ -39,4 +39,9 @@ pub fn raised(error: Error) -> PyErr {
 /// An exception about what a caller passed.
 pub fn wrong_input(text: impl Into<String>) -> PyErr {
     raised(Error::Input(text.into()))
+}
+
+/// Whether an exception is about what a caller passed, such as an index that is out of range.
+pub fn is_wrong_input(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<classes::InputError>(py)
 }

@@ -7,6 +7,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import hypatia_core as hyp  # noqa: E402
+from hypatia_core import _part  # noqa: E402
 from hypatia_core.backend import backend  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -174,6 +175,25 @@ def test_nan_and_infinities():
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_roots_and_signs_of_what_has_none(dtype):
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, -4.0, 4.0, 0.5], dtype=dtype)
+    agrees(lambda x: (x.pow(0.5), x.pow(-0.5), x.sqrt(), x.pow(1.5), x.sign(), torch.sgn(x), x.frac()), x)
+    agrees(lambda x: ((x * 1).sign() / x.pow(0.5), 1 / x.pow(-0.5)), x)
+    agrees(lambda i: (i.sign() * 2, (i > 0).sign() & True), torch.tensor([-3, 0, 2]))
+
+
+def test_a_copy_is_a_part():
+    def f(x, y):
+        z = x * 2
+        z[:, 1] = y.sum(0) + 1
+        return z + 1, torch.ops.aten.copy(x.double(), y) * 2, x.clone().copy_(y[0]) - 1
+
+    agrees(f, torch.randn(3, 4), torch.randn(3, 4)[:, :3].sum(1, keepdim=True).expand(3, 3)[:, :1])
+    agrees(lambda x, y: torch.ops.aten.copy(x.long(), y) + 1, torch.randn(3, 4), torch.randn(4) * 9)
+    assert not any("copy" in why for why in computed_by_pytorch())
+
+
 def test_what_is_not_known_is_pytorchs_and_is_named():
     def f(x):
         y = torch.sort((x * 2 + 1).relu(), -1)[0]
@@ -330,6 +350,19 @@ def test_measuring_and_empty_tensors():
             hyp.wait_for_plans()
         assert any(line.hypatia_us for line in hyp.report().lines)
         assert f(torch.ones(0, 8)).shape == (0, 8)
+
+
+def test_an_exception_in_the_background_is_a_reason(monkeypatch):
+    def fail(*_):
+        raise KeyError("lost")
+
+    monkeypatch.setattr(_part.Part, "plan", fail)
+    f, x = compiled(lambda x: x.relu() * 2 + 1), torch.randn(8)
+    with torch.no_grad(), hyp.nn.policy("measure"):
+        for _ in range(4):
+            torch.testing.assert_close(f(x), x.relu() * 2 + 1)
+            hyp.wait_for_plans()
+    assert computed_by_pytorch() == ["no plan could be made: KeyError: 'lost'"]
 
 
 def test_rules_and_options():

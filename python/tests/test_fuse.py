@@ -88,6 +88,82 @@ def test_activations_of_ones_own():
         hyp.fuse_(nn.Sequential(nn.Linear(4, 3), Softcap()), activations={Softcap: "tanh"})
 
 
+def test_an_activation_that_is_no_scalar_is_named():
+    def model():
+        return nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), nn.Linear(8, 8), nn.ELU(2.0), nn.Linear(8, 2))
+
+    left = hyp.fuse_(model(), verbose=False).left
+    assert [(c.path, c.before) for c in left] == [("0", "Linear, LeakyReLU"), ("2", "Linear, ELU")]
+    assert all("declare one with `scalar`, and name it in `activations=`" in c.why for c in left)
+    leaky = hyp.scalar("leaky", "leaky_relu(x, 0.01)")
+    mine, x = model(), torch.randn(5, 4)
+    want = mine(x)
+    changes = hyp.fuse_(mine, activations={nn.LeakyReLU: leaky}, verbose=False)
+    assert [c.after for c in changes.fused] == ["FusedLinear, leaky"] and len(changes.left) == 1
+    with hyp.nn.policy("always"), torch.no_grad():
+        torch.testing.assert_close(mine(x), want)
+
+
+class Norm(nn.Module):
+    """As in transformers' Llama."""
+
+    def __init__(self, size, eps=1e-6, offset=0.0):
+        super().__init__()
+        self.weight, self.variance_epsilon, self.offset = nn.Parameter(torch.ones(size)), eps, offset
+
+    def forward(self, x):
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight + self.offset) * wide.to(x.dtype)
+
+
+class OffsetRMSNorm(Norm):
+    """As in Gemma."""
+
+    def __init__(self, size):
+        super().__init__(size, offset=1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_norms_of_language_models(dtype):
+    model = nn.Sequential(Norm(16), Norm(16, eps=1e-2), OffsetRMSNorm(16)).to(dtype)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, 0.5, 2)
+    keys, x = list(model.state_dict()), torch.randn(3, 5, 16)
+    before = copy.deepcopy(model)
+    changes = hyp.fuse_(model, verbose=False)
+    assert [type(m) for m in model] == [FusedRMSNorm, FusedRMSNorm, OffsetRMSNorm]
+    assert [(c.path, c.why.split(" than ")[0]) for c in changes.left] == [("2", "it computes something else")]
+    assert hyp.fuse_(model, verbose=False).fused == []
+    assert list(model.state_dict()) == keys and "eps=0.01" in repr(model[1])
+    hyp.reset_report()
+    for given in (x.to(dtype), x, x.bfloat16()):
+        with hyp.nn.policy("always"), torch.no_grad():
+            got, want = model(given), before(given)
+            torch.testing.assert_close(torch.compile(model, backend="eager")(given), got)
+            torch.testing.assert_close(got, want, rtol=8 * torch.finfo(want.dtype).eps, atol=1e-5)
+    assert hyp.report().hypatia > 0
+    model(x.to(dtype)).sum().backward()
+    before(x.to(dtype)).sum().backward()
+    for mine, its in zip(model.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad)
+
+
+def test_a_llama():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=99
+    )
+    model, ids = transformers.LlamaForCausalLM(config).eval(), torch.arange(12).view(2, 6)
+    with torch.no_grad():
+        want = model(ids).logits
+    changes = hyp.fuse_(model, verbose=False)
+    assert (len(changes.fused), changes.left) == (7, [])
+    assert {c.after for c in changes.fused} == {"FusedGatedMLP, silu", "FusedRMSNorm"}
+    with hyp.nn.policy("always"), torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, want, rtol=1e-4, atol=1e-5)
+
+
 def test_rules_reach_the_layers():
     rules = hyp.Rules.from_text(
         """edition 1; use core::*; use nn::*; ruleset mine { until = fixpoint; }
@@ -116,7 +192,11 @@ def test_what_must_stay():
     before = [type(m) for m in model.modules()]
     changes = hyp.fuse_(model, verbose=False)
     after = [type(m) for m in model.modules()]
-    assert [c.why for c in changes.left] == ["it has hooks"]
+    assert [c.why.partition(":")[0] for c in changes.left] == [
+        "it has hooks",
+        "Softplus(beta=2, threshold=20.0) is no scalar of the library",
+        "Hardtanh(min_val=-2, max_val=2) is no scalar of the library",
+    ]
     assert [a for a, b in zip(after, before, strict=True) if a is not b] == [FusedLayerNorm, FusedLayerNorm]
 
 

@@ -126,6 +126,18 @@ def test_nan_and_infinities_are_pytorchs():
         torch.testing.assert_close(got, want, equal_nan=True, rtol=1e-6, atol=1e-6)
 
 
+def test_a_sign_of_ones_own_is_the_same_on_both_sides():
+    layer = FusedLinear(3, 3, activation=hyp.scalar("direction", "1 + sign(x)"))
+    x = torch.tensor([[float("nan"), 1.0, 2.0], [-1.0, -0.0, 0.5]])
+    with torch.no_grad():
+        made = []
+        for policy in ("always", "never"):
+            with hyp.nn.policy(policy):
+                made.append(layer(x))
+    torch.testing.assert_close(*made, equal_nan=True)
+    assert made[0][0].isnan().all()
+
+
 def test_an_epsilon_that_is_not_given_is_pytorchs():
     for dtype in DTYPES:
         layer, x = FusedRMSNorm(8, dtype=dtype), torch.full((2, 8), 2.0**-12, dtype=dtype)
@@ -347,6 +359,65 @@ def test_a_plan_that_cannot_be_made_is_named(monkeypatch):
     assert (line.side, line.calls, line.why) == ("pytorch", 3, "no plan could be made: no memory")
 
 
+@pytest.mark.parametrize("policy", ["always", "measure"])
+def test_no_exception_stops_a_call(monkeypatch, policy):
+    def fail(*_):
+        raise KeyError("lost")
+
+    layer, x = FusedLinear(8, 8), torch.randn(4, 8)
+    for name in ("plan_of", "launch") if policy == "measure" else ("plan_of",):
+        monkeypatch.setattr(_runtime, name, fail)
+        _runtime.forget()
+        with torch.no_grad(), hyp.nn.policy(policy):
+            for _ in range(4):
+                torch.testing.assert_close(layer(x), layer.op.eager(x, layer.fused_parameters()))
+        (line,) = hyp.report().lines
+        assert (line.side, line.calls) == ("pytorch", 4)
+        assert line.why.endswith(": KeyError: 'lost'") and ("made" in line.why) == (name == "plan_of")
+        monkeypatch.undo()
+
+
+def test_what_stops_the_program_is_no_reason(monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    layer, x = FusedLinear(8, 8), torch.randn(4, 8)
+    with torch.no_grad(), hyp.nn.policy("always"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(_runtime, "plan_of", stop)
+            layer(x)
+        layer(x)
+    assert (hyp.report().hypatia, hyp.report().pytorch) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "eager", "turns", "faster"),
+    [
+        # Chance slows a run down.
+        ([0.08, 0.001], [0.004], 2, True),
+        ([0.002], [0.08, 0.001], 2, False),
+        ([0.08, 0.08, 0.001], [0.03], 3, True),
+        # A side that is slow by itself is not run often.
+        ([0.05], [0.001], 2, False),
+        ([1.2], [0.001], 1, False),
+    ],
+)
+def test_one_slow_run_decides_nothing(ours, eager, turns, faster):
+    def side(times):
+        runs = iter(times)
+
+        def run():
+            counts.append(1)
+            threading.Event().wait(next(runs, times[-1]))
+
+        return run
+
+    counts, choice = [], _runtime.Choice()
+    choice.measure((side(ours), side(eager)), torch.device("cpu"))
+    assert choice.faster == faster and len(counts) >= 2 * turns
+    assert faster or turns != 1 or len(counts) == 2
+
+
 def test_more_shapes_than_plans(monkeypatch):
     monkeypatch.setattr(_runtime, "MAX_PLANS", 2)
     layer = FusedLinear(4, 4)
@@ -417,6 +488,17 @@ def test_explain_a_layer():
     layer, x = FusedLinear(8, 5, activation=SOFTCAP), torch.randn(4, 8)
     assert hyp.explain(layer, x).launches[1] == 1 < hyp.explain(layer, x).launches[0]
     assert "softcap" in str(hyp.explain(layer, x)) and layer.plan(x).launches == 1
+
+
+def test_explain_takes_what_a_layer_is_called_with():
+    layer, x = FusedLinear(8, 8), torch.randn(4, 8)
+    for given in (x, (x,), [x]):
+        assert hyp.explain(layer, given).launches == hyp.explain(layer, x).launches
+    for given, words in ((None, "NoneType"), ((x, x), "2 inputs"), ({"x": x}, "dict")):
+        with pytest.raises(hyp.InputError, match=rf"takes one tensor, not {words}: explain\(layer, x\)"):
+            hyp.explain(layer, given)
+    with pytest.raises(hyp.InputError, match=r"takes no tensor of shape \[4, 7\]"):
+        hyp.explain(layer, torch.randn(4, 7))
 
 
 def test_rules_of_ones_own_fire_in_a_layer():

@@ -73,11 +73,32 @@ def test_exact_numerics_are_those_without_rules():
         ({"never": "fuse::unary"}, "a list of rules"),
         ({"must": ["fuse::unary count = many"]}, "expected `RULE`"),
         ({"precision": "low"}, "`ieee` or `tf32`"),
+        ({"frozen": "no"}, "frozen is True or False, not 'no'"),
+        ({"frozen": 1}, "frozen is True or False, not 1"),
+        ({"must": 3}, "must is a list of rules, not 3"),
+        ({"never": [3]}, r"never is a list of rules, not \[3\]"),
+        ({"must": {"fuse::unary": 2}}, "must is a list of rules, not {"),
+        ({"compare_every": -1}, "compare_every is a number of runs"),
+        ({"compare_every": True}, "compare_every is a number of runs"),
+        ({"safety": True}, "safety is `strict`, `check` or `off`, not True"),
+        ({"numerics": 3}, "numerics is `exact`, `rounds` or `fast`, not 3"),
     ],
 )
 def test_options_that_say_nothing_are_errors(options, message):
     with pytest.raises(Exception, match=message):
         compiled(lambda x: x * 2 + 1, **options)(torch.ones(2))
+
+
+def test_none_stands_for_the_default():
+    names = ("compare_every", "frozen", "must", "never", "numerics", "precision", "rules", "safety")
+    f = compiled(lambda x: x * 2 + 1, **dict.fromkeys(names))
+    torch.testing.assert_close(f(torch.ones(2)), torch.full((2,), 3.0))
+
+
+@pytest.mark.parametrize("given", [{"mode": "nonsense"}, {"mode": "reduce-overhead"}, {"options": ["frozen"]}])
+def test_what_the_backend_does_not_take_is_an_error(given):
+    with pytest.raises(Exception, match=r"it has no `mode`, and was given '|`options` is a dict, not \['frozen'\]"):
+        torch.compile(lambda x: x * 2 + 1, backend=backend, **given)(torch.ones(2))
 
 
 def test_frozen_weights_are_constants_until_they_change():

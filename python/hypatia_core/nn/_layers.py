@@ -13,8 +13,9 @@ from torch import nn
 from .. import _launch, _native
 from .._model import Explanation
 from .._rules import Rules
+from ..errors import InputError
 from . import _runtime
-from ._ops import Activation, Gated, LayerNorm, Linear, Mlp, Op, RmsNorm, scalar_of
+from ._ops import Activation, Gated, LayerNorm, Linear, Mlp, Op, RmsNorm, RoundedRmsNorm, scalar_of
 from ._traced import traced
 
 Tensor = torch.Tensor
@@ -36,11 +37,26 @@ class Fused:
             return traced(self.op, rows, self.fused_parameters())
         return _runtime.call(self.op, rows, self.fused_parameters())
 
-    def explain(self, x: Tensor, target: str = "cpu") -> Explanation:
+    def rows_of(self, given: Any) -> Tensor:
+        """What a layer is called with: rows, or a tuple of them alone.
+
+        Raises:
+            InputError: if it is anything else.
+        """
+        x = given[0] if isinstance(given, (list, tuple)) and len(given) == 1 else given
+        name = type(self).__name__
+        if not isinstance(x, Tensor):
+            what = f"{len(x)} inputs" if isinstance(x, (list, tuple)) else type(x).__name__
+            raise InputError(f"a {name} takes one tensor, not {what}: explain(layer, x)")
+        if not self.op.takes(tuple(x.shape), self.fused_parameters()):
+            raise InputError(f"the {name} takes no tensor of shape {list(x.shape)}: {self}")
+        return x
+
+    def explain(self, x: Tensor | Sequence[Tensor], target: str = "cpu") -> Explanation:
         """What the rules make of this layer for rows like these."""
         import json
 
-        params = self.fused_parameters()
+        x, params = self.rows_of(x), self.fused_parameters()
         model, shapes = _runtime.model_of(self.op, x, params)
         names = ["x", *(f"p{i}" for i in range(1, len(shapes)))]
         tensors = [_launch.on_host(t) for t in (x, *params)]
@@ -311,6 +327,14 @@ class FusedRMSNorm(Fused, nn.RMSNorm):
         """A layer that shares the parameters of ``norm``."""
         made = made_of(FusedRMSNorm, norm)
         made.op = RmsNorm.of(made.normalized_shape, made.eps, rules)
+        return made
+
+    @classmethod
+    def rounded(cls, norm: nn.Module, eps: float, rules: Rules | None = None) -> FusedRMSNorm:
+        """A layer with the parameter ``weight`` of a norm that rounds before it scales."""
+        made = made_of(FusedRMSNorm, norm)
+        made.normalized_shape, made.eps, made.elementwise_affine = tuple(made.weight.shape), eps, True
+        made.op = RoundedRmsNorm.of(made.normalized_shape, eps, rules)
         return made
 
     def fused_parameters(self) -> tuple[Tensor, ...]:

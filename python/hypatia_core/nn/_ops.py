@@ -289,3 +289,32 @@ class RmsNorm(LayerNorm):
 
     def eager(self, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
         return F.rms_norm(x, self.normalized, params[0] if params else None, self.given)
+
+
+class RoundedRmsNorm(LayerNorm):
+    """Divided by the root of the mean square, rounded, then scaled: as many language models do.
+
+    In f16 and bf16 its result is rounded twice; with weights of another type it has the wider one.
+    """
+
+    kind = "rounded_rms_norm"
+
+    def __init__(self, spec: str, rules: Rules, shape: list[int], eps: float) -> None:
+        super().__init__(spec, rules, shape, eps)
+        self.label = "rms_norm"
+
+    @staticmethod
+    def of(shape: Shape, eps: float, rules: Rules | None = None) -> Op:
+        return Op.make("rounded_rms_norm", [], rules, shape=list(shape), eps=float(eps))
+
+    def build(self, g: _native.Graph, x: int, params: list[int]) -> int:
+        rows = g.call("rms_norm", [x, None], {"eps": self.eps})[0]
+        return g.call("mul", [params[0], rows])[0]
+
+    def eager(self, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
+        wide = x.to(torch.float32)
+        rows = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return params[0] * rows.to(x.dtype)
+
+    def shape(self, x: Shape, params: tuple[Tensor, ...]) -> Shape:
+        return x

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 import weakref
@@ -22,7 +23,7 @@ from torch.autograd import forward_ad
 
 from .. import _launch, _native
 from .._eager import NAMES
-from ..errors import ContractError, HypatiaError
+from ..errors import ContractError, HypatiaError, InputError
 from ._ops import Linear, Op
 
 Tensor = torch.Tensor
@@ -39,6 +40,12 @@ MAX_PART_PLANS = 16
 MAX_SEEN = 512
 #: Seconds that measuring one shape may take, beyond one run of each side.
 BUDGET = 0.03
+#: Runs of each side that are timed at least: chance may slow one down.
+TURNS = 3
+#: Those where one side takes four times as long as the other.
+LOPSIDED_TURNS = 2
+#: Seconds that chance does not cost: where more lies between the sides, one run of each is enough.
+HICCUP = 1.0
 #: Calls of each side that are timed together on a GPU.
 GPU_CALLS = 10
 
@@ -48,6 +55,9 @@ _parts: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 #: Makes the plans of compiled graphs, one by one.
 _worker = ThreadPoolExecutor(1, "hypatia")
+#: Held while a plan is made in the background, and while the process forks: the native module's
+#: locks are free in a child.
+_making = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -110,32 +120,33 @@ class Choice:
                 if times is not None:
                     self.judge(times)
             self.plan = plan
-        except HypatiaError as error:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             self.broken = error if isinstance(error, ContractError) else None
-            self.failed, self.why = True, f"no plan could be made: {error}"
+            self.failed, self.why = True, f"no plan could be made: {told(error)}"
+
+    def prepare_in_background(self, make: Make) -> None:
+        """Make the plan, and let no process fork meanwhile."""
+        with _making:
+            self.prepare(make)
 
     def measure(self, sides: Sides, device: torch.device) -> None:
-        """Time both sides in turn; the least time of each counts.
-
-        On a GPU it is the time of several calls, one after another, the host's part included.
-        """
-        best, start = [math.inf, math.inf], time.perf_counter()
-        calls = 1 if device.type == "cpu" else GPU_CALLS
-        with torch.no_grad():
-            for turn in range(20):
-                for i, side in enumerate(sides):
-                    _launch.synchronize(device)
-                    before = time.perf_counter()
-                    for _ in range(calls):
-                        side()
-                    _launch.synchronize(device)
-                    best[i] = min(best[i], (time.perf_counter() - before) / calls)
-                enough = time.perf_counter() - start > BUDGET
-                if enough and (turn >= 2 or max(best) > 4 * min(best)):
-                    break
-        self.judge((best[0], best[1]))
+        """Time both sides. A side that fails leaves the call to PyTorch."""
+        try:
+            times = timed(sides, device)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            # Inputs that a plan refuses say nothing about others of their sizes.
+            self.failed = not isinstance(error, InputError)
+            self.why = f"the plan was not timed: {told(error)}"
+            if self.failed:
+                self.plan = None
+            return
+        self.judge(times)
         if self.race is not None:
-            self.race.keep(best[0], best[1])
+            self.race.keep(*times)
 
     def judge(self, times: tuple[float, float]) -> None:
         """Choose the faster side."""
@@ -159,6 +170,40 @@ class Line:
     """Measured microseconds of Hypatia's plan, if both sides were measured."""
     pytorch_us: float | None
     """Measured microseconds of PyTorch."""
+
+
+def timed(sides: Sides, device: torch.device) -> tuple[float, float]:
+    """Seconds of both sides, which run in turn; the least time of each counts.
+
+    On a GPU it is the time of several calls, one after another, the host's part included.
+    """
+    best, start = [math.inf, math.inf], time.perf_counter()
+    calls = 1 if device.type == "cpu" else GPU_CALLS
+    with torch.no_grad():
+        for turn in range(1, 21):
+            for i, side in enumerate(sides):
+                _launch.synchronize(device)
+                before = time.perf_counter()
+                for _ in range(calls):
+                    side()
+                _launch.synchronize(device)
+                best[i] = min(best[i], (time.perf_counter() - before) / calls)
+            turns = LOPSIDED_TURNS if max(best) > 4 * min(best) else TURNS
+            enough = time.perf_counter() - start > BUDGET and turn >= turns
+            if enough or max(best) - min(best) > HICCUP:
+                break
+    return best[0], best[1]
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether an exception says that something failed, not that the program is to stop."""
+    # A panic of the native module is no `Exception`.
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def told(error: BaseException) -> str:
+    """An exception as a reason: those that are not Hypatia's with their class."""
+    return str(error) if isinstance(error, HypatiaError) else f"{type(error).__name__}: {error}"
 
 
 #: What an empty report says: PyTorch may hand over nothing at all.
@@ -408,7 +453,7 @@ def settled(
         choice.failed, choice.why = True, f"more than {limit} shapes: no plan is made for further ones"
         wants_plan = False
     if wants_plan and not always and most is not None:
-        choice.pending = _worker.submit(choice.prepare, make)
+        choice.pending = _worker.submit(choice.prepare_in_background, make)
         wants_plan = False
     if always and choice.pending is not None:
         choice.pending.result()
@@ -435,6 +480,13 @@ def settled(
     return choice if ready else None
 
 
+def refused(choice: Choice, error: InputError, label: str) -> None:
+    """Count a call as PyTorch's: the plan refused its inputs, and PyTorch says what is wrong."""
+    with _lock:
+        choice.ours -= 1
+    count(label, f"the plan refused the inputs: {error}")
+
+
 def _new(plans: dict[Any, Choice], key: Any, label: str) -> Choice:
     """The choice for a key that is new. Shapes that came once make way for it."""
     with _lock:
@@ -457,6 +509,22 @@ def wait_for_plans() -> None:
     They are compared with PyTorch when their shapes are next called.
     """
     _worker.submit(int).result()
+
+
+def _after_fork() -> None:
+    """In a child, make anew what other threads of the parent had: they do not exist in it."""
+    global _worker, _lock
+    _making.release()
+    _worker, _lock = ThreadPoolExecutor(1, "hypatia"), threading.Lock()
+    for part in _parts:
+        part.lock = threading.Lock()
+    for op in counted():
+        for choice in op.plans.values():
+            # A future has a lock too: it is not asked whether it is done.
+            choice.lock, choice.pending = threading.Lock(), None
+
+
+os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_after_fork)
 
 
 def model_of(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> tuple[_native.Model, list[tuple[int, ...]]]:

@@ -1,8 +1,8 @@
 """Layers inside of graphs that PyTorch traces: `torch.compile`, `torch.export`.
 
 Invariant: without gradients a layer is one op of the graph, `hypatia::fused`, which chooses its
-side when it runs, as it does outside of graphs. With gradients, and in exported graphs, which must
-run without Hypatia, it is PyTorch's own ops.
+side when it runs, as it does outside of graphs. With gradients, with several element types, and in
+exported graphs, which must run without Hypatia, it is PyTorch's own ops.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ def traced(op: Op, x: Tensor, params: tuple[Tensor, ...]) -> Tensor:
     trains = torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in params))
     # Under Dynamo `is_exporting` is always true.
     exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    if exports or trains or torch.is_autocast_enabled(x.device.type):
+    # The result's type is then PyTorch's to say.
+    mixed = torch.is_autocast_enabled(x.device.type) or any(t.dtype != x.dtype for t in params)
+    if exports or trains or mixed:
         if torch.compiler.is_dynamo_compiling():
-            noted(op.spec, "traced with gradients or autocast: PyTorch compiles its own ops")
+            noted(op.spec, "traced with gradients, autocast or several types: PyTorch compiles its own ops")
         return op.eager(x, params)
     return fused(x, list(params), op.spec)
