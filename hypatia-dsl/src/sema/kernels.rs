@@ -11,7 +11,7 @@ use hypatia_target::cublaslt::Epilogue;
 
 use super::context::{AttrContext, Cx, ValueSort};
 use super::walk::pat_vars;
-use super::{code, rules, tiled};
+use super::{classes, code, tiled};
 
 /// Maximum number of choices for one tuning parameter.
 const MAX_CHOICES: usize = 64;
@@ -22,7 +22,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     let pattern = cx.pattern(&k.pattern, ValueSort::Tensor);
     let settled = cx.settle_deferred();
     let backend = backend(cx, k);
-    let claims = rules::claims(cx, &k.classes);
+    let claims = classes::claims(cx, &k.classes);
     let (pattern, ()) = (pattern?, settled?);
     let mut pattern = cx.tidy(vec![pattern]).pop()?;
     let op = root(cx, &pattern, k)?;
