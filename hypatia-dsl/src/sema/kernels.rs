@@ -10,6 +10,7 @@ use crate::spell::closest;
 use hypatia_target::cublaslt::Epilogue;
 
 use super::context::{AttrContext, Cx, ValueSort};
+use super::guards::AKind;
 use super::walk::pat_vars;
 use super::{classes, code, tiled};
 
@@ -208,7 +209,8 @@ fn tune<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(String, Vec<i64>
             Some(list) => out.push((name.node.clone(), list)),
             None => good = false,
         }
-        cx.declare(&name.node, Sort::Attr, name.span);
+        let v = cx.declare(&name.node, Sort::Attr, name.span);
+        cx.info[v.index()].kind = Some(AKind::Number);
     }
     good.then_some(out)
 }

@@ -12,6 +12,7 @@ use crate::resolve::Space;
 use super::classes::{claims, untyped_of_integers};
 use super::context::{AttrContext, Callee, Cx, ValueSort};
 use super::families::{Member, choice, families};
+use super::guards::AKind;
 use super::lets::LetValue;
 use super::ops::roots;
 use super::saves::saves;
@@ -238,9 +239,10 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     let mut lets = Vec::new();
     let bound = cx.read_lets(&r.lets, |cx, name, _, value| {
         let LetValue::Attribute(x) = value else { return };
-        let is_dtype = cx.akind(&x) == super::guards::AKind::DType;
-        let sort = if is_dtype { Sort::DType } else { Sort::Attr };
-        lets.push((cx.declare(&name.node, sort, name.span), x));
+        let kind = cx.akind(&x);
+        let v = cx.declare(&name.node, if kind == AKind::DType { Sort::DType } else { Sort::Attr }, name.span);
+        cx.info[v.index()].kind = Some(kind);
+        lets.push((v, x));
     });
     if !bound {
         return None; // what the `let` binds would seem unbound
