@@ -122,7 +122,7 @@ fn each_of_many_wrong_rules_is_caught() {
         }
     }
     assert!(escaped.is_empty(), "{}", escaped.join("\n"));
-    assert!(caught >= 185, "only {caught} wrong rules are planted");
+    assert!(caught >= 203, "only {caught} wrong rules are planted");
 }
 
 /// A difference in few elements is still shown on the smallest tensors.
@@ -179,8 +179,6 @@ fn lost_infinities_are_noted() {
     }
 }
 
-/// An element type for which a side is undefined is skipped and reported; a wrong meaning for
-/// another type, or an undefined meaning for all types, is still found.
 /// A kernel keeps f32 inside, so its body in f16 has fewer digits. No `test` shows that: it runs
 /// both sides by the bodies.
 #[test]
@@ -194,6 +192,8 @@ fn the_body_of_a_kernel_is_less_precise_than_the_kernel() {
     }
 }
 
+/// An element type for which a side is undefined is skipped and reported; a wrong meaning for
+/// another type, or an undefined meaning for all types, is still found.
 #[test]
 fn element_types_without_a_meaning_are_skipped() {
     let text = std::fs::read_to_string(folder("skipped").join("element_types.hyp")).unwrap();

@@ -6,7 +6,7 @@
 
 mod sought;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::differ::Difference;
 use super::differ::position;
 use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
-use super::generate::{Focus, Instance, Reject, elements, instance, reject};
+use super::generate::{Effort, Focus, Instance, Reject, elements, instance, reject, solved};
 use super::hints::Hints;
 use super::inside::has_kernels;
 use super::options::{Options, seed_of};
@@ -63,6 +63,8 @@ const TRIES_OF_A_GUARD: u64 = 4_000;
 const FEWEST_OF_A_GUARD: usize = 50;
 /// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
+/// Where chance needs more attempts than this for an instance, instances are searched for.
+const RARE: usize = 50;
 
 /// Verifies one rule: on tensors and, if it is lifted, also inside epilogues.
 pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
@@ -318,6 +320,9 @@ struct Run<'a> {
     kept: Vec<Instance>,
     /// How many instances show what.
     shown: HashMap<(Aspect, u64), usize>,
+    /// The attempts at an instance so far, and how many of them gave one that is not empty.
+    attempts: Cell<(usize, usize)>,
+    effort: Effort,
 }
 
 impl<'a> Run<'a> {
@@ -338,6 +343,8 @@ impl<'a> Run<'a> {
             full: 0,
             kept: Vec::new(),
             shown: HashMap::new(),
+            attempts: Cell::default(),
+            effort: Effort::default(),
         }
     }
 
@@ -614,7 +621,13 @@ impl<'a> Run<'a> {
             let most = counts.iter().max()?;
             if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
         };
-        let made = instance(self.program, self.rule, self.hints, source, focus, &wanted)?;
+        let made = instance(self.program, self.rule, self.hints, source, focus, &wanted);
+        let full = made.as_ref().is_ok_and(|m| self.is_full(m));
+        let (attempts, found) = self.attempts.get();
+        self.attempts.set((attempts + 1, found + usize::from(full)));
+        let rare = !full && attempts >= RARE * (found + 1);
+        let sought = rare.then(|| solved(self.program, self.rule, self.hints, source, focus, &self.effort)).flatten();
+        let made = sought.map_or(made, Ok)?;
         // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
         match dtypes.into_iter().find(|d| !Numerics::Fast.allows_rule(self.rule, *d)) {
