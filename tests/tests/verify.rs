@@ -533,6 +533,33 @@ fn empty_tensors_alone_do_not_exercise() {
     }
 }
 
+/// A rule whose right side calls an op that has no body for operands that it accepts is neither
+/// true nor false: the op is wrong. Where the op refuses the operands, the rule is.
+#[test]
+fn rules_of_ops_without_a_body_are_undefined() {
+    let check = |requires: &str, guard: &str| {
+        let text = format!(
+            "edition 1;\nuse core::*;\nuse nn::*;\nruleset r {{ until = fixpoint; }}\n\
+             op evens<T: float>(x: T[..s, n]) -> T[..s, n]\n\
+               = concat(slice(relu(x), axis = len(s), start = 0, stop = n / 2),\n\
+                 slice(relu(x), axis = len(s), start = n / 2, stop = n), axis = len(s)) {requires}\n\
+             rule r::evens: relu(x: T[..s, n]) => evens(x) requires dtype(x) in {{f32, f64}}{guard};\n"
+        );
+        let program = compile("evens.hyp", &text);
+        let report = verify(&program, &|o| o.file == "evens.hyp", &Options::default(), &mut |_, _, _| {});
+        let rule = report.entries.iter().find(|e| e.name == "r::evens").unwrap().clone();
+        (report, rule.status)
+    };
+    let (report, status) = check(";", "");
+    let Status::Undefined(c) = status else { panic!("{}", report.to_text()) };
+    assert!(c.message.contains("in the body of `evens`") && c.test.contains("evens(x)"), "{}", report.to_text());
+    assert!(report.to_text().ends_with(", 1 undefined\n") && !report.passed(), "{}", report.to_text());
+    let (report, status) = check("{ requires n % 2 == 0; }", "");
+    assert!(matches!(status, Status::False(_)), "{}", report.to_text());
+    let (report, status) = check("{ requires n % 2 == 0; }", ", n % 2 == 0");
+    assert!(status == Status::Verified && report.passed(), "{}", report.to_text());
+}
+
 /// Whether a mutant drops a guard that no instance violates.
 fn follows(program: &Arc<Program>, rule: &Rule, mutant: &Mutant, options: &Options) -> bool {
     let dropped =
