@@ -8,8 +8,8 @@
 //! graph yet in which the matcher could find it. `open_types` and `attributes` choose what the
 //! pattern leaves open. Here, inputs get their values, and guards are evaluated. All sizes of one
 //! instance come from a small pool, so that sizes that must be equal often are. Instances that
-//! still do not type-check are discarded. Where chance rarely satisfies the guards, `search` changes
-//! choices until they hold; `unmet` says how far they are from it.
+//! still do not type-check are discarded. Where chance rarely satisfies the guards, `search`
+//! changes choices until they hold; `unmet` says how far they are from it.
 
 mod attributes;
 mod open_types;

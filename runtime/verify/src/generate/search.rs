@@ -64,7 +64,7 @@ pub fn solved(
     Some(made)
 }
 
-/// Structural choices of a left side. A search that changes one choice draws nothing again by itself.
+/// Structural choices of a left side. A search that changes one choice draws nothing again.
 fn once(structure: Vec<u32>) -> ChoiceSequence {
     ChoiceSequence { structure, values: Vec::new(), once: true }
 }

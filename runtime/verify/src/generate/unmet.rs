@@ -1,7 +1,7 @@
 //! How far guards are from holding.
 //!
 //! In: a left side whose inputs have no values yet. Out: for each guard, a number that is 0 where
-//! shapes and attributes do not refute it, and that shrinks as these come closer to what it requires.
+//! shapes and attributes do not refute it, and that shrinks as these come closer to it.
 //! Invariant: what depends on values counts as met, since nobody knows it yet.
 
 use hypatia_dsl::ast::BinaryOp;
