@@ -205,7 +205,7 @@ class Entry:
     name: str
     """Its name."""
     status: str
-    """``verified``, ``false``, ``vacuous`` or ``not_exercised``."""
+    """``verified``, ``false``, ``vacuous``, ``not_exercised`` or ``undefined``."""
     cases: int
     """The number of compared instances."""
     message: str
@@ -240,7 +240,7 @@ class Verification:
 
     @property
     def failures(self) -> list[Entry]:
-        """The declarations that are false, vacuous or were not exercised."""
+        """The declarations that are false, vacuous, undefined or were not exercised."""
         return [e for e in self.entries if e.status != "verified"]
 
     def __bool__(self) -> bool:
@@ -254,7 +254,8 @@ class Verification:
     def __repr__(self) -> str:
         """Count the outcomes."""
         d = self.data
-        counts = [f"{d[word]} {word.replace('_', ' ')}" for word in ("verified", "false", "vacuous", "not_exercised")]
+        words = ["verified", "false", "vacuous", "not_exercised", *(["undefined"] if d["undefined"] else [])]
+        counts = [f"{d[word]} {word.replace('_', ' ')}" for word in words]
         return f"Verification({', '.join(counts)})"
 
     def _repr_html_(self) -> str:

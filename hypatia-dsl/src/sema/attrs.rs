@@ -12,7 +12,7 @@ use crate::source::Span;
 
 use super::code;
 use super::context::{Cx, Definition};
-use super::guards::{AKind, coerce, kind_fits};
+use super::guards::{AKind, coerce, kind_fits, kind_of_type};
 use super::types::single;
 use crate::typing::attr_type_words;
 
@@ -53,7 +53,9 @@ impl<'a> Cx<'a> {
                 return self.no_element_type(&name.node, name.span);
             }
             let sort = if ty == AttrType::DType { Sort::DType } else { Sort::Attr };
-            return Some(AttrPat::Var(self.bind(&name.node, sort, name.span)?));
+            let v = self.bind(&name.node, sort, name.span)?;
+            self.info[v.index()].kind.get_or_insert(kind_of_type(ty));
+            return Some(AttrPat::Var(v));
         }
         if let ExprKind::List(items) = &e.kind
             && !self.free_names(e).is_empty()
@@ -63,6 +65,7 @@ impl<'a> Cx<'a> {
         if !self.free_names(e).is_empty() {
             // A name is bound further right: compare after the whole pattern has matched.
             let v = self.fresh("_later", Sort::Attr, Some(e.span));
+            self.info[v.index()].kind = Some(kind_of_type(ty));
             let scope = self.scope;
             self.deferred.push((v, e, scope));
             return Some(AttrPat::Var(v));

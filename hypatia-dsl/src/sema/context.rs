@@ -14,6 +14,7 @@ use crate::resolve::{ItemRef, Space};
 use crate::source::Span;
 use crate::spell::closest;
 
+use super::guards::AKind;
 use super::{Decl, Sema, code};
 
 /// Maximum nesting depth of expressions and of inlined patterns.
@@ -73,6 +74,8 @@ pub(super) struct VarInfo {
     pub operands: Option<usize>,
     /// For a name of sizes: whether it was bound as one size or, by `..name`, as a list.
     pub several: Option<bool>,
+    /// What kind of attribute it stands for, where that is known.
+    pub kind: Option<AKind>,
     /// True for one of several operands, inside `[.. for x in xs]`: only its sizes are known.
     pub item: bool,
 }

@@ -7,7 +7,7 @@
 use crate::ast::{BinaryOp, Expr, ExprKind, Name, Path, UnaryOp};
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
-use crate::ir::{AExpr, AFn, AttrType, AttrValue, DeviceFact, Fact, Sort, Var, VarId};
+use crate::ir::{AExpr, AFn, AttrType, AttrValue, DeviceFact, Fact, Sort, VarId};
 use crate::shape::Dim;
 use crate::source::Span;
 use crate::spell::closest;
@@ -88,6 +88,7 @@ impl<'a> Cx<'a> {
         let sort = if several.is_some() { Sort::Shape } else { Sort::Attr };
         let v = self.fresh(name.node.clone(), sort, Some(name.span));
         self.info[v.index()].item = several.is_some();
+        self.info[v.index()].kind = self.has_numbers(&over).then_some(AKind::Number);
         let scope = self.scope;
         let hidden = self.scopes[scope].names.insert(name.node.clone(), Definition::Var(v));
         let element = self.aexpr(element);
@@ -411,7 +412,54 @@ impl<'a> Cx<'a> {
 
     /// The kind of an attribute expression, as far as it is known without values.
     pub(super) fn akind(&self, e: &AExpr) -> AKind {
-        akind(e, &self.vars)
+        match e {
+            AExpr::Value(v) => value_kind(v),
+            AExpr::Var(v) => self.kind_of_var(*v),
+            AExpr::List(_) | AExpr::Comprehension { .. } => AKind::List,
+            AExpr::Index(list, _) if self.has_numbers(list) => AKind::Number,
+            AExpr::Spread(_) | AExpr::Index(..) => AKind::Unknown,
+            AExpr::Neg(_) => AKind::Number,
+            AExpr::Not(_) => AKind::Bool,
+            AExpr::Binary(BinaryOp::Add, a, b) => match (self.akind(a), self.akind(b)) {
+                (AKind::List, _) | (_, AKind::List) => AKind::List,
+                (AKind::Number, _) | (_, AKind::Number) => AKind::Number,
+                _ => AKind::Unknown,
+            },
+            AExpr::Binary(op, ..) => match op {
+                BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Pow => AKind::Number,
+                _ => AKind::Bool,
+            },
+            AExpr::If(_, a, b) => match self.akind(a) {
+                AKind::Unknown => self.akind(b),
+                k => k,
+            },
+            AExpr::Call(f, _) => kind_of_call(*f),
+            AExpr::Fact(f, _) => kind_of_fact(*f),
+            AExpr::SameAccumulator(..) => AKind::Bool,
+            AExpr::Device(DeviceFact::Sm) => AKind::Number,
+            AExpr::Device(DeviceFact::Name) => AKind::Str,
+        }
+    }
+
+    fn kind_of_var(&self, v: VarId) -> AKind {
+        let info = &self.info[v.index()];
+        match (self.sort(v), info.kind, info.several) {
+            (Sort::Shape, ..) => AKind::List,
+            (Sort::DType, ..) => AKind::DType,
+            (_, Some(kind), _) => kind,
+            (Sort::Attr, None, Some(true)) => AKind::List,
+            (Sort::Attr, None, Some(false)) => AKind::Number,
+            _ => AKind::Unknown,
+        }
+    }
+
+    /// True for a list of numbers: all lists but that of the shapes of several operands.
+    fn has_numbers(&self, list: &AExpr) -> bool {
+        match list {
+            AExpr::Fact(f, _) => *f == Fact::Shape,
+            AExpr::Var(v) => self.kind_of_var(*v) == AKind::List,
+            _ => false,
+        }
     }
 }
 
@@ -463,69 +511,39 @@ impl AKind {
     }
 }
 
-pub(super) fn akind(e: &AExpr, vars: &[Var]) -> AKind {
-    match e {
-        AExpr::Value(v) => value_kind(v),
-        AExpr::Var(v) => match vars.get(v.index()).map(|v| v.sort) {
-            Some(Sort::Shape) => AKind::List,
-            Some(Sort::DType) => AKind::DType,
-            _ => AKind::Unknown,
-        },
-        AExpr::List(_) | AExpr::Comprehension { .. } => AKind::List,
-        AExpr::Index(list, _) if of_sizes(list, vars) => AKind::Number,
-        AExpr::Spread(_) | AExpr::Index(..) => AKind::Unknown,
-        AExpr::Neg(_) => AKind::Number,
-        AExpr::Not(_) => AKind::Bool,
-        AExpr::Binary(op, a, b) => match op {
-            BinaryOp::Add if akind(a, vars) == AKind::List || akind(b, vars) == AKind::List => AKind::List,
-            BinaryOp::Add => {
-                if akind(a, vars) == AKind::Number || akind(b, vars) == AKind::Number {
-                    AKind::Number
-                } else {
-                    AKind::Unknown
-                }
-            }
-            BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Pow => AKind::Number,
-            _ => AKind::Bool,
-        },
-        AExpr::If(_, a, b) => match akind(a, vars) {
-            AKind::Unknown => akind(b, vars),
-            k => k,
-        },
-        AExpr::Call(f, args) => match f {
-            AFn::Range
-            | AFn::Broadcast
-            | AFn::Permute
-            | AFn::Reduce
-            | AFn::Inverse
-            | AFn::Sort
-            | AFn::Reverse
-            | AFn::Slice => AKind::List,
-            AFn::IsPermutation | AFn::IsFloat => AKind::Bool,
-            // On a list they give an element, which is a number wherever min and max apply.
-            AFn::Min | AFn::Max => args.first().map_or(AKind::Unknown, |_| AKind::Number),
-            _ => AKind::Number,
-        },
-        AExpr::Fact(f, _) => match f {
-            Fact::Shape | Fact::Shapes => AKind::List,
-            Fact::DType => AKind::DType,
-            Fact::Rank | Fact::Value | Fact::Uses | Fact::Numel | Fact::Count => AKind::Number,
-            Fact::Const | Fact::Uniform | Fact::NonNegative | Fact::Positive | Fact::Finite | Fact::Present => {
-                AKind::Bool
-            }
-        },
-        AExpr::SameAccumulator(..) => AKind::Bool,
-        AExpr::Device(DeviceFact::Sm) => AKind::Number,
-        AExpr::Device(DeviceFact::Name) => AKind::Str,
+fn kind_of_call(f: AFn) -> AKind {
+    match f {
+        AFn::Range
+        | AFn::Broadcast
+        | AFn::Permute
+        | AFn::Reduce
+        | AFn::Inverse
+        | AFn::Sort
+        | AFn::Reverse
+        | AFn::Slice => AKind::List,
+        AFn::IsPermutation | AFn::IsFloat => AKind::Bool,
+        // `min` and `max` of a list give an element, which is a number wherever they apply.
+        _ => AKind::Number,
     }
 }
 
-/// True for a list whose elements are sizes: `dim(x, i)` is an element of `shape(x)`.
-fn of_sizes(list: &AExpr, vars: &[Var]) -> bool {
-    match list {
-        AExpr::Fact(Fact::Shape, _) => true,
-        AExpr::Var(v) => vars.get(v.index()).is_some_and(|v| v.sort == Sort::Shape),
-        _ => false,
+fn kind_of_fact(f: Fact) -> AKind {
+    match f {
+        Fact::Shape | Fact::Shapes => AKind::List,
+        Fact::DType => AKind::DType,
+        Fact::Rank | Fact::Value | Fact::Uses | Fact::Numel | Fact::Count => AKind::Number,
+        Fact::Const | Fact::Uniform | Fact::NonNegative | Fact::Positive | Fact::Finite | Fact::Present => AKind::Bool,
+    }
+}
+
+/// What an attribute of a type is.
+pub(super) fn kind_of_type(ty: AttrType) -> AKind {
+    match ty {
+        AttrType::Int | AttrType::Axis | AttrType::Float | AttrType::Dim => AKind::Number,
+        AttrType::Ints | AttrType::Axes | AttrType::Dims | AttrType::Floats => AKind::List,
+        AttrType::Bool => AKind::Bool,
+        AttrType::DType => AKind::DType,
+        AttrType::Str => AKind::Str,
     }
 }
 
@@ -563,12 +581,5 @@ pub(super) fn coerce(ty: AttrType, value: AttrValue) -> Option<AttrValue> {
 
 /// True if an expression of that kind can be a value of the attribute's type.
 pub(super) fn kind_fits(ty: AttrType, kind: AKind) -> bool {
-    match kind {
-        AKind::Unknown => true,
-        AKind::Number => matches!(ty, AttrType::Int | AttrType::Axis | AttrType::Float | AttrType::Dim),
-        AKind::Bool => ty == AttrType::Bool,
-        AKind::DType => ty == AttrType::DType,
-        AKind::Str => ty == AttrType::Str,
-        AKind::List => matches!(ty, AttrType::Ints | AttrType::Axes | AttrType::Dims | AttrType::Floats),
-    }
+    kind == AKind::Unknown || kind == kind_of_type(ty)
 }

@@ -10,8 +10,9 @@ use crate::spell::closest;
 use hypatia_target::cublaslt::Epilogue;
 
 use super::context::{AttrContext, Cx, ValueSort};
+use super::guards::AKind;
 use super::walk::pat_vars;
-use super::{code, rules, tiled};
+use super::{classes, code, tiled};
 
 /// Maximum number of choices for one tuning parameter.
 const MAX_CHOICES: usize = 64;
@@ -22,7 +23,7 @@ pub(super) fn kernel<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel, doc: &str) -> Opti
     let pattern = cx.pattern(&k.pattern, ValueSort::Tensor);
     let settled = cx.settle_deferred();
     let backend = backend(cx, k);
-    let claims = rules::claims(cx, &k.classes);
+    let claims = classes::claims(cx, &k.classes);
     let (pattern, ()) = (pattern?, settled?);
     let mut pattern = cx.tidy(vec![pattern]).pop()?;
     let op = root(cx, &pattern, k)?;
@@ -208,7 +209,8 @@ fn tune<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(String, Vec<i64>
             Some(list) => out.push((name.node.clone(), list)),
             None => good = false,
         }
-        cx.declare(&name.node, Sort::Attr, name.span);
+        let v = cx.declare(&name.node, Sort::Attr, name.span);
+        cx.info[v.index()].kind = Some(AKind::Number);
     }
     good.then_some(out)
 }

@@ -14,9 +14,11 @@ mod attrs;
 mod bounds;
 mod build;
 mod check;
+mod classes;
 mod context;
 mod contracts;
 mod derive;
+mod families;
 mod guards;
 pub(crate) mod hygiene;
 pub(crate) mod infer;
@@ -287,8 +289,8 @@ impl<'a> Sema<'a> {
         }
         // Predefined families, which include the user's own scalars.
         match path.text().as_str() {
-            "unary" => Some(Ok(rules::of_arity(self, 1))),
-            "binary" => Some(Ok(rules::of_arity(self, 2))),
+            "unary" => Some(Ok(families::of_arity(self, 1))),
+            "binary" => Some(Ok(families::of_arity(self, 2))),
             _ => None,
         }
     }
@@ -437,7 +439,7 @@ impl<'a> Sema<'a> {
             let (at, f) = items[i];
             let (heads, diags) = {
                 let mut cx = Cx::new(self, at.file);
-                let heads = rules::family(&mut cx, &f.members);
+                let heads = families::family(&mut cx, &f.members);
                 (heads, cx.diags)
             };
             self.diags.extend(diags);
@@ -450,7 +452,7 @@ impl<'a> Sema<'a> {
         }
         for (name, n) in [("unary", 1), ("binary", 2)] {
             if !self.program.families.iter().any(|(f, _)| f == name) {
-                let scalars = rules::of_arity(self, n)
+                let scalars = families::of_arity(self, n)
                     .into_iter()
                     .filter_map(|h| if let Head::Scalar(s) = h { Some(s) } else { None })
                     .collect();

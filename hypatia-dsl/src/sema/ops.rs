@@ -16,7 +16,7 @@ use crate::spell::closest;
 
 use super::code;
 use super::context::{AttrContext, Cx, ValueSort};
-use super::guards::coerce;
+use super::guards::{AKind, coerce, kind_of_type};
 use super::lets::LetValue;
 use super::types::TypeMode;
 use crate::typing::attr_type_words;
@@ -93,6 +93,7 @@ fn declare<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<Vec<(VarId, Vec<DType
         }
         let v = cx.declare(&p.name.node, param_sort(p), p.name.span);
         cx.info[v.index()].optional = p.optional;
+        cx.info[v.index()].kind = param_kind(p);
     }
     cx.params = op.params.len();
     let mut bounds = Vec::new();
@@ -161,6 +162,12 @@ fn param_sort(p: &ast::OpParam) -> Sort {
         ParamType::Named(n) if n.node == "dtype" => Sort::DType,
         ParamType::Named(_) => Sort::Attr,
     }
+}
+
+/// The kind of an attribute, if it is one and its type exists.
+fn param_kind(p: &ast::OpParam) -> Option<AKind> {
+    let ParamType::Named(n) = &p.ty else { return None };
+    ATTR_TYPES.iter().find(|(w, _)| *w == n.node).map(|(_, ty)| kind_of_type(*ty))
 }
 
 fn param<'a>(cx: &mut Cx<'a>, p: &'a ast::OpParam) -> Option<ParamKind> {

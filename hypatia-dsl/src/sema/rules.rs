@@ -1,23 +1,21 @@
-//! Rules: both sides, guards, expansion of families.
+//! Rules: both sides and guards, for each choice of family members.
 //!
 //! In: `rule` items. Out: [`Rule`]s, one for each choice of family members, each direction of `<=>`
 //! and each alternative of a left side's root. Invariant: the right side and the guards mention
 //! bound variables only; a rule whose heads are all scalars is `pointwise`.
 
-use crate::ast::{self, Expr, ExprKind, Spanned};
+use crate::ast::{self, Expr, ExprKind};
 use crate::diag::{Diagnostic, has_errors};
-use crate::dtype::DType;
-use crate::ir::{
-    AExpr, Build, BuildNode, Claim, Class, Head, Origin, Pat, Rule, RuleSetId, Saves, ScalarId, Sort, VarId,
-};
+use crate::ir::{AExpr, Build, BuildNode, Claim, Head, Origin, Pat, Rule, RuleSetId, Saves, Sort, VarId};
 use crate::resolve::Space;
-use crate::spell::closest;
 
+use super::classes::{claims, untyped_of_integers};
 use super::context::{AttrContext, Callee, Cx, ValueSort};
+use super::families::{Member, choice, families};
+use super::guards::AKind;
 use super::lets::LetValue;
 use super::ops::roots;
 use super::saves::saves;
-use super::types::element_type_hint;
 use super::walk::pat_vars;
 use super::{Sema, check, code, hygiene};
 use crate::source::Span;
@@ -94,24 +92,6 @@ pub(super) fn rules(s: &Sema<'_>, file: usize, r: &ast::Rule, doc: &str) -> (Vec
         }
         _ => (out, warnings),
     }
-}
-
-/// Choice number `n` of a member of each family.
-fn choice(families: &[(String, Vec<Member>)], n: usize) -> Vec<(String, Member)> {
-    let mut choice = Vec::new();
-    let mut rest = n;
-    for (name, members) in families.iter().rev() {
-        choice.push((name.clone(), members[rest % members.len()]));
-        rest /= members.len();
-    }
-    choice.reverse();
-    choice
-}
-
-/// The class of integers that a rule claims without naming element types.
-fn untyped_of_integers(r: &ast::Rule) -> Option<&ast::Name> {
-    let of_integers = |c: &&ast::ClassExpr| c.dtypes.is_empty() && matches!(c.class.node.as_str(), "within" | "ties");
-    r.classes.iter().find(of_integers).map(|c| &c.class)
 }
 
 /// Checks that need both sides.
@@ -195,28 +175,6 @@ fn ruleset(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<RuleSetId> {
     }
 }
 
-/// The members of each binder.
-fn families(cx: &mut Cx<'_>, r: &ast::Rule) -> Option<Vec<(String, Vec<Member>)>> {
-    let mut out: Vec<(String, Vec<Member>)> = Vec::new();
-    for b in &r.binders {
-        if out.iter().any(|(n, _)| *n == b.name.node) {
-            return cx.error(code::DUPLICATE, format!("`{}` is bound twice", b.name.node), b.name.span);
-        }
-        let members = match (&b.family.kind, dtype_set(cx, &b.family)) {
-            (_, Some(dtypes)) => dtypes?.into_iter().map(Member::DType).collect(),
-            (ExprKind::Path(p), _) if is_pointwise(cx, p) => vec![Member::Head(Head::Region(VarId(u32::MAX)))],
-            _ => family(cx, &b.family)?.into_iter().map(Member::Head).collect(),
-        };
-        out.push((b.name.node.clone(), members));
-    }
-    Some(out)
-}
-
-/// True for the keyword that binds pointwise work, unless a family has that name.
-fn is_pointwise(cx: &Cx<'_>, p: &ast::Path) -> bool {
-    p.text() == "pointwise" && cx.s.family_of(cx.file(), p).is_none()
-}
-
 /// Reports variables for pointwise work that the left side does not apply exactly once.
 fn check_regions(cx: &mut Cx<'_>, lhs: &[Pat], left: &Expr) -> Option<()> {
     fn uses(p: &Pat, v: VarId) -> usize {
@@ -250,156 +208,6 @@ fn check_regions(cx: &mut Cx<'_>, lhs: &[Pat], left: &Expr) -> Option<()> {
     good.then_some(())
 }
 
-/// The members of a family expression.
-pub(super) fn family(cx: &mut Cx<'_>, e: &Expr) -> Option<Vec<Head>> {
-    if let ExprKind::Path(p) = &e.kind
-        && let Some(d) = unknown_family(cx, p)
-    {
-        return if cx.s.resolved.excused(cx.file(), &p.text()) { None } else { cx.report(d) };
-    }
-    let mut out = Vec::new();
-    let mut good = true;
-    members(cx, e, &mut out, &mut good);
-    if !good {
-        return None;
-    }
-    if out.is_empty() {
-        let d = Diagnostic::error(code::FAMILY, "this family is empty", e.span);
-        return cx.report(d.hint("list its members, such as `{exp, log}`, or use a family of the library: `unary`"));
-    }
-    alike(cx, &out, e)?;
-    Some(out)
-}
-
-/// Checks that all members have the same signature, as a rule is written once for all of them.
-fn alike(cx: &mut Cx<'_>, members: &[Head], e: &Expr) -> Option<()> {
-    let program = &cx.s.program;
-    let form = |h: &Head| match h {
-        Head::Scalar(id) => (false, program.scalar(*id).params.len()),
-        Head::Op(id) => (true, program.op(*id).operands().count()),
-        _ => (false, 0),
-    };
-    let show = |h: &Head| {
-        let (op, n) = form(h);
-        let s = if n == 1 { "" } else { "s" };
-        format!("`{}` is {} of {n} operand{s}", cx.s.head_name(*h), if op { "an op" } else { "a scalar" })
-    };
-    let first = members.first()?;
-    let Some(other) = members.iter().find(|h| form(h) != form(first)) else { return Some(()) };
-    let d = Diagnostic::error(code::FAMILY, "all members of a family must take the same arguments", e.span)
-        .label(format!("{}, {}", show(first), show(other)))
-        .note("a rule applies every member in the same way: `g(x)` or `g(x, y)`")
-        .hint("write one family for each kind");
-    cx.report(d)
-}
-
-/// What a binder stands for.
-#[derive(Clone, Copy)]
-enum Member {
-    Head(Head),
-    DType(DType),
-}
-
-/// The element types of `{f16, bf16}`; `None` for anything else. The inner `None` means that one of
-/// them does not exist, which has been reported.
-fn dtype_set(cx: &mut Cx<'_>, e: &Expr) -> Option<Option<Vec<DType>>> {
-    let ExprKind::Set(items) = &e.kind else { return None };
-    let names: Vec<&ast::Name> = items.iter().map(super::types::single).collect::<Option<_>>()?;
-    // No scalar can have the name of an element type, so one such name decides what the set is.
-    let is_type = |n: &&ast::Name| DType::from_name(&n.node).is_some();
-    let known = |n: &&ast::Name| is_type(n) || DType::known_elsewhere_as(&n.node).is_some();
-    if names.is_empty() || !(names.iter().any(is_type) || names.iter().all(known)) {
-        return None;
-    }
-    let mut out = Some(Vec::new());
-    for name in names {
-        match (DType::from_name(&name.node), &mut out) {
-            (Some(d), Some(list)) if !list.contains(&d) => list.push(d),
-            (Some(_), _) => {}
-            (None, _) => out = cx.no_element_type(&name.node, name.span),
-        }
-    }
-    Some(out)
-}
-
-fn members(cx: &mut Cx<'_>, e: &Expr, out: &mut Vec<Head>, good: &mut bool) {
-    match &e.kind {
-        ExprKind::Set(items) => items.iter().for_each(|i| members(cx, i, out, good)),
-        ExprKind::Spread(Some(inner)) => members(cx, inner, out, good),
-        ExprKind::Path(p) => {
-            let found = match cx.s.family_of(cx.file(), p) {
-                Some(Ok(list)) => list,
-                Some(Err(())) => {
-                    *good = false; // reported at its declaration
-                    return;
-                }
-                None if is_pointwise(cx, p) => {
-                    let d = Diagnostic::error(
-                        code::REGION,
-                        "`pointwise` is not a family and cannot be a member of one",
-                        e.span,
-                    )
-                    .label("stands for any pointwise operations")
-                    .hint("bind it to a separate variable: `[f: pointwise, g in {relu, gelu}]`");
-                    *good = false;
-                    return cx.report::<()>(d).unwrap_or(());
-                }
-                None => match cx.callee(p) {
-                    Some(Callee::Head(h)) => vec![h],
-                    Some(Callee::Pattern(_)) => {
-                        let d = Diagnostic::error(
-                            code::WRONG_KIND,
-                            format!("`{}` is a pattern; a family contains scalars and ops only", p.text()),
-                            e.span,
-                        );
-                        *good = false;
-                        return cx.report::<()>(d).unwrap_or(());
-                    }
-                    None => {
-                        *good = false;
-                        return;
-                    }
-                },
-            };
-            for h in found {
-                if !out.contains(&h) {
-                    out.push(h);
-                }
-            }
-        }
-        _ => {
-            *good = false;
-            let d = Diagnostic::error(code::FAMILY, "a family must be a name or a set of names", e.span)
-                .hint("write `{relu, gelu}`");
-            cx.report::<()>(d);
-        }
-    }
-}
-
-/// The error for a family that is not declared.
-fn unknown_family(cx: &Cx<'_>, path: &ast::Path) -> Option<Diagnostic> {
-    if cx.s.family_of(cx.file(), path).is_some() || is_pointwise(cx, path) {
-        return None;
-    }
-    let not_found = *cx.s.resolved.lookup(cx.file(), Space::Value, path).err()?;
-    let name = path.text();
-    let d = Diagnostic::error(code::UNKNOWN_NAME, format!("there is no family `{name}`"), path.span).label("not found");
-    let mut families: Vec<&str> = cx.s.visible_families(cx.file());
-    families.sort_unstable();
-    // `unaries`: the name of a family is singular.
-    let singular = name.strip_suffix("ies").map(|stem| format!("{stem}y"));
-    let near = closest(&name, families.iter().copied());
-    if let Some(near) = near.or_else(|| families.iter().copied().find(|f| Some(*f) == singular.as_deref())) {
-        return Some(d.hint(format!("did you mean `{near}`?")));
-    }
-    if cx.s.resolved.library.module_of(Space::Value, &name).is_some() {
-        return Some(not_found.hints.into_iter().fold(d, Diagnostic::hint));
-    }
-    let known: Vec<String> = families.iter().map(|f| format!("`{f}`")).collect();
-    let d = d.note(format!("the families in sight are {}, and `pointwise` for any pointwise work", known.join(", ")));
-    Some(d.hint(format!("list the members, `[g in {{exp, tanh}}]`, or declare `family {name} = {{exp, tanh}};`")))
-}
-
 /// The parts of a rule before the alternatives of its roots are split.
 struct RuleParts {
     lhs: Vec<Pat>,
@@ -431,9 +239,10 @@ fn one<'a>(cx: &mut Cx<'a>, r: &'a ast::Rule, back: bool) -> Option<RuleParts> {
     let mut lets = Vec::new();
     let bound = cx.read_lets(&r.lets, |cx, name, _, value| {
         let LetValue::Attribute(x) = value else { return };
-        let is_dtype = cx.akind(&x) == super::guards::AKind::DType;
-        let sort = if is_dtype { Sort::DType } else { Sort::Attr };
-        lets.push((cx.declare(&name.node, sort, name.span), x));
+        let kind = cx.akind(&x);
+        let v = cx.declare(&name.node, if kind == AKind::DType { Sort::DType } else { Sort::Attr }, name.span);
+        cx.info[v.index()].kind = Some(kind);
+        lets.push((v, x));
     });
     if !bound {
         return None; // what the `let` binds would seem unbound
@@ -670,134 +479,4 @@ pub(super) fn pointwise(lhs: &[Pat], rhs: &[Build]) -> bool {
         }
     }
     lhs.iter().all(pat) && rhs.iter().all(build)
-}
-
-/// `approx(rel, abs)`. One number is the old spelling, which counted units in the last place.
-fn approx(cx: &mut Cx<'_>, c: &ast::ClassExpr, bounds: &[Spanned<f64>]) -> Option<Class> {
-    let valid = |b: &Spanned<f64>| b.node >= 0.0 && b.node.is_finite();
-    match bounds {
-        [rel, abs] if valid(rel) && valid(abs) => Some(Class::Approx { rel: rel.node, abs: abs.node }),
-        [units] => {
-            let said = "`approx` takes a relative and an absolute bound, no units in the last place";
-            let d = Diagnostic::error(code::CLASS, said, units.span)
-                .label("one number")
-                .hint("`hypatia fmt` turns `approx(units)` into `approx(rel, abs)`");
-            cx.report(d)
-        }
-        _ => {
-            let said = "`approx` takes a relative and an absolute bound";
-            let d = Diagnostic::error(code::CLASS, said, c.class.span).hint("write `class approx(1e-6, 0)`");
-            cx.report(d)
-        }
-    }
-}
-
-/// `within(steps)`
-fn within(cx: &mut Cx<'_>, c: &ast::ClassExpr, bounds: &[Spanned<f64>]) -> Option<Class> {
-    const MOST: f64 = 1e6;
-    match bounds {
-        [n] if n.node >= 1.0 && n.node <= MOST && n.node.fract() == 0.0 => Some(Class::Within(n.node as u32)),
-        _ => {
-            let said = "`within` takes the number of steps that an integer may be off: 1 or more";
-            let at = bounds.first().map_or(c.class.span, |b| b.span);
-            cx.report(Diagnostic::error(code::CLASS, said, at).hint("write `class within(1)`"))
-        }
-    }
-}
-
-/// Reports a class of integers that is claimed for a type that is none.
-fn of_integers(cx: &mut Cx<'_>, class: Class, dtype: DType, name: &Spanned<String>) -> Option<()> {
-    let (word, fits) = match class {
-        Class::Within(_) => ("within", dtype.is_int()),
-        Class::Ties => ("ties", dtype.is_int()),
-        _ => return Some(()),
-    };
-    if fits {
-        return Some(());
-    }
-    let said = format!("class `{word}` is about integers, and `{dtype}` is no integer type");
-    let d = Diagnostic::error(code::CLASS, said, name.span);
-    cx.report(d.hint("name integer types, or none: results of other types are then judged as `rounds`"))
-}
-
-/// The error for a class that does not exist.
-fn no_class(name: &ast::Name) -> Diagnostic {
-    let d = Diagnostic::error(code::CLASS, format!("there is no rounding class `{}`", name.node), name.span)
-        .label("unknown class")
-        .note("the classes are exact, finite, rounds, within(steps), ties and approx(rel, abs)");
-    match closest(&name.node, ["exact", "finite", "rounds", "within", "ties", "approx"].into_iter()) {
-        Some(s) => d.hint(format!("did you mean `{s}`?")),
-        None => d.hint("write `class exact` for the same bits, `class rounds` for the same function"),
-    }
-}
-
-/// The claimed rounding classes.
-pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<Claim>> {
-    let mut out: Vec<Claim> = Vec::new();
-    let mut good = true;
-    for c in classes {
-        let class = match (c.class.node.as_str(), c.bounds.as_slice()) {
-            ("exact", []) => Some(Class::Exact),
-            ("finite", []) => Some(Class::Finite),
-            ("rounds", []) => Some(Class::Rounds),
-            ("ties", []) => Some(Class::Ties),
-            ("within", bounds) => within(cx, c, bounds),
-            ("approx", bounds) => approx(cx, c, bounds),
-            ("exact" | "finite" | "rounds" | "ties", [bound, ..]) => {
-                let name = &c.class.node;
-                let d = Diagnostic::error(code::CLASS, format!("class `{name}` takes no number"), bound.span);
-                cx.report(d.hint(format!("write `class {name}`")))
-            }
-            _ => cx.report(no_class(&c.class)),
-        };
-        if c.dtypes.is_empty() && out.iter().any(|o| o.dtypes.is_empty()) {
-            good = false;
-            let d = Diagnostic::error(code::CLASS, "two classes are claimed for every element type", c.class.span)
-                .label("the second one");
-            cx.report::<()>(
-                d.hint("keep one of them, or name the types of each: `class exact for f32, rounds for f16`"),
-            );
-        }
-        let mut dtypes = Vec::new();
-        for n in &c.dtypes {
-            match cx.dtype_named(&n.node) {
-                Some(d) if out.iter().any(|o| o.dtypes.contains(&d)) || dtypes.contains(&d) => {
-                    good = false;
-                    cx.error::<()>(code::CLASS, format!("`{}` has two classes", n.node), n.span);
-                }
-                Some(d) => {
-                    good &= class.is_none_or(|class| of_integers(cx, class, d, n).is_some());
-                    dtypes.push(d);
-                }
-                None => {
-                    good = false;
-                    let said = format!("there is no element type `{}`", n.node);
-                    let d = element_type_hint(Diagnostic::error(code::CLASS, said, n.span), &n.node);
-                    cx.report::<()>(d);
-                }
-            }
-        }
-        match class {
-            Some(class) => out.push(Claim { class, dtypes }),
-            None => good = false,
-        }
-    }
-    good.then_some(out)
-}
-
-/// All scalars with `n` number parameters and a number as result.
-pub(super) fn of_arity(s: &Sema<'_>, n: usize) -> Vec<Head> {
-    use crate::dtype::Kind;
-    s.program
-        .scalars
-        .iter()
-        .enumerate()
-        .filter(|(_, d)| {
-            d.device.is_none()
-                && d.params.len() == n
-                && d.result == Kind::Number
-                && d.params.iter().all(|p| p.1 == Kind::Number)
-        })
-        .map(|(i, _)| Head::Scalar(ScalarId(i as u32)))
-        .collect()
 }

@@ -12,6 +12,7 @@ use crate::spell::closest;
 
 use super::code;
 use super::context::{Cx, Definition};
+use super::guards::AKind;
 
 /// Whether a type binds its names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,7 +134,8 @@ impl<'a> Cx<'a> {
             // `2 * n` with an unbound `n` is solved for `n`.
             let free = self.free_names(e);
             if let [one] = free.as_slice() {
-                self.declare(&one.node, Sort::Attr, one.span);
+                let v = self.declare(&one.node, Sort::Attr, one.span);
+                self.info[v.index()].kind = Some(AKind::Number);
             }
         }
         Some(DimPat::Expr(self.aexpr(e)?))

@@ -59,7 +59,7 @@ impl Graph {
             Fact::Rank => AttrValue::Dim(Dim::from(ty.shape.len() as i64)),
             Fact::Numel => AttrValue::Dim(product(&ty.shape)?),
             Fact::Const => AttrValue::Bool(self.is_const(value)),
-            Fact::Value => AttrValue::Float(splat(self.const_tensor(value)?)?),
+            Fact::Value => AttrValue::Float(exact_splat(self.const_tensor(value)?)?),
             Fact::NonNegative => self.all_elements(value, |v| v >= 0.0)?,
             Fact::Positive => self.all_elements(value, |v| v > 0.0)?,
             Fact::Finite => self.all_elements(value, f64::is_finite)?,
@@ -118,4 +118,29 @@ pub fn splat(tensor: &Tensor) -> Option<f64> {
     }
     let one = Tensor::from_bytes(tensor.dtype(), &[], first)?;
     one.to_f64().first().copied()
+}
+
+/// The same, if f64 holds it: a number that is rounded may compare otherwise.
+pub fn exact_splat(tensor: &Tensor) -> Option<f64> {
+    let value = splat(tensor)?;
+    let back = Tensor::from_f64(tensor.dtype(), &[], &[value])?;
+    let first = tensor.bytes().get(..back.bytes().len())?;
+    (back.bytes() == first).then_some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use hypatia_dsl::dtype::DType;
+
+    /// 2^53 is a number of f64, and 2^53 + 1 is none.
+    #[test]
+    fn integers_beyond_f64_have_no_value() {
+        let of = |n: i64| Tensor::from_bytes(DType::I64, &[2], [n, n].map(i64::to_le_bytes).as_flattened()).unwrap();
+        let near = 1i64 << 53;
+        assert_eq!(exact_splat(&of(near)), Some(near as f64));
+        assert_eq!(exact_splat(&of(near + 1)), None);
+        assert!(splat(&of(near + 1)).is_some());
+    }
 }

@@ -42,7 +42,7 @@ pub use cone::Cone;
 pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use declared::DeclaredLaunch;
 pub use env::{BoundTerm, Env};
-pub use facts::{GraphFacts, splat};
+pub use facts::{GraphFacts, exact_splat, splat};
 
 pub use graph::kernels::{
     Candidate, CandidateFacts, Kernels, Known, Matched, Product, Split, Strategy, device_fact, scale,

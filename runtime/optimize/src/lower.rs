@@ -19,7 +19,7 @@ use super::analysis::EGraph;
 use super::analysis::{Context, Leaf, Sort, has_several_results, is_term};
 use super::facts::{self, NumericFacts};
 use super::language::{LeafId, Node, Payload};
-use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value, splat};
+use hypatia_graph::{ConstantFolder, Graph, Node as GraphNode, NodeId, NodeKind, Value, exact_splat};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -235,10 +235,7 @@ pub(super) fn are_equal(a: &Tensor, b: &Tensor) -> bool {
 
 /// If all elements are equal and f64 holds them exactly, the bits as f64.
 fn splat_bits(tensor: &Tensor) -> Option<u64> {
-    let value = splat(tensor)?;
-    let back = Tensor::from_f64(tensor.dtype(), &[], &[value])?;
-    let first = tensor.bytes().get(..back.bytes().len())?;
-    (back.bytes() == first).then_some(value.to_bits())
+    exact_splat(tensor).map(f64::to_bits)
 }
 
 /// Facts of a constant's elements, if a rule asks for facts.

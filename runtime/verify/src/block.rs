@@ -65,7 +65,7 @@ pub fn test_block(
     let mut out = format!("test \"{}\" {{\n", escaped(title));
     let used = |name: &str| mentions(&given, name) || mentions(&expect, name);
     // What is wrong with types does not depend on values.
-    let shapes = matches!(failure, Failure::Broken | Failure::NoMeaning);
+    let shapes = matches!(failure, Failure::Broken | Failure::NoMeaning | Failure::NoBody);
     out.push_str(&declarations(instance, &used, shapes));
     for line in &w.extra {
         let _ = writeln!(out, "  {line}");

@@ -13,7 +13,7 @@
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody};
-use hypatia_dsl::typing::TensorType;
+use hypatia_dsl::typing::{TensorType, codes};
 
 use super::choice::Choice;
 use super::claim::claim;
@@ -41,6 +41,9 @@ pub struct Observation {
     pub no_meaning: Option<String>,
     /// The right side cannot be built for another reason, cannot be evaluated, or has another type.
     pub broken: Option<String>,
+    /// An op accepts its operands, but its body cannot be written for them: that says nothing about
+    /// the rule.
+    pub no_body: Option<String>,
     /// A different value, beyond what rounding explains.
     pub value: Option<Difference>,
     /// NaN or infinite on one side only, without overflow.
@@ -74,6 +77,8 @@ pub enum Failure {
     NoMeaning,
     /// See [`Observation::broken`].
     Broken,
+    /// See [`Observation::no_body`]: no failure of the rule, which nobody can judge.
+    NoBody,
     /// See [`Observation::value`].
     Value,
     /// See [`Observation::structure`].
@@ -95,7 +100,7 @@ pub enum Failure {
 impl Failure {
     /// The meaning is wrong, whatever the rule claims; the search stops there.
     pub(super) fn is_grave(self) -> bool {
-        matches!(self, Failure::NoMeaning | Failure::Broken | Failure::Value | Failure::Structure)
+        matches!(self, Failure::NoMeaning | Failure::Broken | Failure::NoBody | Failure::Value | Failure::Structure)
     }
 }
 
@@ -107,6 +112,9 @@ impl Observation {
         }
         if self.broken.is_some() {
             return Some((Failure::Broken, None));
+        }
+        if self.no_body.is_some() {
+            return Some((Failure::NoBody, None));
         }
         // The gravest failure first: a wrong value matters more than a wrong class.
         let meaning = self.value.as_ref().map(|d| (Failure::Value, Some(d)));
@@ -152,7 +160,11 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         Ok(r) => r,
         Err(e) => {
             left_alone(instance)?;
-            seen.broken = Some(format!("the right side cannot be evaluated: {e}"));
+            match sides.graph.inlined() {
+                Err(e) if e.code() == Some(codes::DTYPE) => seen.no_meaning = Some(e.to_string()),
+                Err(e) => seen.no_body = Some(e.to_string()),
+                Ok(_) => seen.broken = Some(format!("the right side cannot be evaluated: {e}")),
+            }
             return Ok(seen);
         }
     };

@@ -45,6 +45,8 @@ pub enum Status {
         /// Which change went unnoticed, and what never varied.
         reason: String,
     },
+    /// An op of the rule has no body for operands that it accepts: the rule cannot be judged.
+    Undefined(Box<Counterexample>),
     /// No legal instance could be made, or an alternative was never covered: nothing is known.
     NotExercised {
         /// The reason, as far as it is known, and what would help.
@@ -110,6 +112,11 @@ impl Report {
         self.entries.iter().filter(|e| matches!(e.status, Status::Vacuous { .. })).count()
     }
 
+    /// The number of rules that cannot be judged, because an op has no body.
+    pub fn undefined(&self) -> usize {
+        self.entries.iter().filter(|e| matches!(e.status, Status::Undefined(_))).count()
+    }
+
     /// Of the verified rules that somebody wrote: those proved bit for bit, those proved over the
     /// reals, and those that are tested only.
     pub fn shares(&self) -> (usize, usize, usize) {
@@ -129,7 +136,9 @@ impl Report {
         if bits + reals > 0 {
             let _ = write!(out, "\nwritten rules: {bits} proved (bits), {reals} proved (reals), {tested} tested only");
         }
-        let _ = writeln!(out, "\n{verified} verified, {wrong} false, {vacuous} vacuous, {skipped} not exercised");
+        let _ = write!(out, "\n{verified} verified, {wrong} false, {vacuous} vacuous, {skipped} not exercised");
+        let undefined = self.undefined();
+        out.push_str(&if undefined > 0 { format!(", {undefined} undefined\n") } else { "\n".to_string() });
         out
     }
 
@@ -147,6 +156,7 @@ impl Report {
             "false": wrong,
             "vacuous": self.vacuous(),
             "not_exercised": skipped,
+            "undefined": self.undefined(),
             "proved_bits": bits,
             "proved_reals": reals,
             "tested_only": tested,
@@ -167,6 +177,18 @@ impl Subject {
     }
 }
 
+impl Counterexample {
+    fn write_test(&self, heading: &str, out: &mut String) {
+        if !self.test.is_empty() {
+            let _ = writeln!(out, "{heading}:\n\n{}", self.test);
+        }
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({ "kind": self.kind, "message": self.message, "test": self.test })
+    }
+}
+
 impl Entry {
     /// Writes the verdict on one line, then notes and warnings.
     fn write_verdict(&self, out: &mut String) {
@@ -175,13 +197,14 @@ impl Entry {
             Status::False(_) => "FALSE",
             Status::Vacuous { .. } => "VACUOUS",
             Status::NotExercised { .. } => "NOT EXERCISED",
+            Status::Undefined(_) => "UNDEFINED",
         };
         let classes = match &self.status {
             _ if self.classes.is_empty() => String::new(),
             // A false rule has no class, but a rule that claims too much has a weaker class that
             // holds.
             Status::False(c) if c.kind == "class" => format!("  {}", show_broken_claims(&self.classes)),
-            Status::False(_) => String::new(),
+            Status::False(_) | Status::Undefined(_) => String::new(),
             _ => format!("  {}", show_classes(&self.classes)),
         };
         let proved = match self.proved {
@@ -214,10 +237,12 @@ impl Entry {
             }
             Status::False(c) => {
                 let _ = writeln!(out, "\n{subject} is false: {}\n  --> {place}", c.message);
-                if !c.test.is_empty() {
-                    let heading = "counterexample (paste it into the file; it fails under `hypatia test`)";
-                    let _ = writeln!(out, "{heading}:\n\n{}", c.test);
-                }
+                let heading = "counterexample (paste it into the file; it fails under `hypatia test`)";
+                c.write_test(heading, out);
+            }
+            Status::Undefined(c) => {
+                let _ = writeln!(out, "\n{subject} cannot be judged: {}\n  --> {place}", c.message);
+                c.write_test("instance (paste it into the file; it fails under `hypatia test`)", out);
             }
         }
     }
@@ -227,7 +252,8 @@ impl Entry {
             Status::Verified => ("verified", serde_json::Value::Null),
             Status::Vacuous { reason } => ("vacuous", serde_json::json!({ "message": reason })),
             Status::NotExercised { reason } => ("not_exercised", serde_json::json!({ "message": reason })),
-            Status::False(c) => ("false", serde_json::json!({ "kind": c.kind, "message": c.message, "test": c.test })),
+            Status::False(c) => ("false", c.to_json()),
+            Status::Undefined(c) => ("undefined", c.to_json()),
         };
         let classes: Vec<_> = self
             .classes

@@ -6,7 +6,7 @@
 
 mod sought;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::differ::Difference;
 use super::differ::position;
 use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
-use super::generate::{Focus, Instance, Reject, elements, instance, reject};
+use super::generate::{Effort, Focus, Instance, Reject, elements, instance, reject, solved};
 use super::hints::Hints;
 use super::inside::has_kernels;
 use super::options::{Options, seed_of};
@@ -63,6 +63,8 @@ const TRIES_OF_A_GUARD: u64 = 4_000;
 const FEWEST_OF_A_GUARD: usize = 50;
 /// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
+/// Where chance needs more attempts than this for an instance, instances are searched for.
+const RARE: usize = 50;
 
 /// Verifies one rule: on tensors and, if it is lifted, also inside epilogues.
 pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
@@ -127,7 +129,7 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
     let full: BTreeMap<DType, usize> = run.seen.iter().map(|(d, s)| (*d, s.full)).collect();
     let status = match (run.first.take(), imprecise) {
-        (Some((choices, failure)), _) => Status::False(Box::new(run.counterexample(choices, failure))),
+        (Some((choices, failure)), _) => run.refuted(choices, failure),
         (None, Some((dtype, worse))) => Status::False(Box::new(run.loss(dtype, &worse))),
         (None, None) => run.exercised(cases, &rejects),
     };
@@ -218,7 +220,7 @@ pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> 
     let examples = examples(program, rule);
     if !examples.is_empty() {
         return examples.iter().find_map(|e| match failure_of(program, &e.rule, &e.any_shape, options) {
-            Some(Failure::NotExercised | Failure::Broken) if !e.any_shape.is_empty() => None,
+            Some(Failure::NotExercised | Failure::Broken | Failure::NoBody) if !e.any_shape.is_empty() => None,
             found => found,
         });
     }
@@ -265,7 +267,7 @@ impl Seen {
         self.integer |= o.integer.is_some();
         self.steps = self.steps.max(o.steps);
         self.tied |= o.tied;
-        self.broken |= o.broken.is_some();
+        self.broken |= o.broken.is_some() || o.no_body.is_some();
         self.apart = self.apart.max(o.apart);
     }
 
@@ -318,6 +320,9 @@ struct Run<'a> {
     kept: Vec<Instance>,
     /// How many instances show what.
     shown: HashMap<(Aspect, u64), usize>,
+    /// The attempts at an instance so far, and how many of them gave one that is not empty.
+    attempts: Cell<(usize, usize)>,
+    effort: Effort,
 }
 
 impl<'a> Run<'a> {
@@ -338,6 +343,8 @@ impl<'a> Run<'a> {
             full: 0,
             kept: Vec::new(),
             shown: HashMap::new(),
+            attempts: Cell::default(),
+            effort: Effort::default(),
         }
     }
 
@@ -370,7 +377,9 @@ impl<'a> Run<'a> {
                 }
             };
             work += instance.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum::<usize>();
-            if let Some(why) = observation.broken.as_ref().filter(|_| !self.any_shape.is_empty()) {
+            if let Some(why) =
+                observation.broken.as_ref().or(observation.no_body.as_ref()).filter(|_| !self.any_shape.is_empty())
+            {
                 count(why.clone());
                 continue;
             }
@@ -481,7 +490,7 @@ impl<'a> Run<'a> {
             let Ok(seen) = observe(self.rule, &made) else { continue };
             let dtype = self.add(&made, &seen);
             if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
-                return Status::False(Box::new(self.counterexample(source.into_choices(), failure)));
+                return self.refuted(source.into_choices(), failure);
             }
         }
         match unnoticed.message(self.rule, &self.kept) {
@@ -614,7 +623,13 @@ impl<'a> Run<'a> {
             let most = counts.iter().max()?;
             if !spread || least == most { None } else { counts.iter().position(|c| c == least) }
         };
-        let made = instance(self.program, self.rule, self.hints, source, focus, &wanted)?;
+        let made = instance(self.program, self.rule, self.hints, source, focus, &wanted);
+        let full = made.as_ref().is_ok_and(|m| self.is_full(m));
+        let (attempts, found) = self.attempts.get();
+        self.attempts.set((attempts + 1, found + usize::from(full)));
+        let rare = !full && attempts >= RARE * (found + 1);
+        let sought = rare.then(|| solved(self.program, self.rule, self.hints, source, focus, &self.effort)).flatten();
+        let made = sought.map_or(made, Ok)?;
         // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
         match dtypes.into_iter().find(|d| !Numerics::Fast.allows_rule(self.rule, *d)) {
@@ -659,6 +674,12 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// The verdict of an instance that fails.
+    fn refuted(&self, choices: ChoiceSequence, failure: Failure) -> Status {
+        let shown = Box::new(self.counterexample(choices, failure));
+        if failure == Failure::NoBody { Status::Undefined(shown) } else { Status::False(shown) }
+    }
+
     fn counterexample(&self, choices: ChoiceSequence, failure: Failure) -> Counterexample {
         let look = |choices: &ChoiceSequence| -> Option<(ChoiceSequence, Instance, Observation, Option<Difference>)> {
             let mut source = Source::replay(choices.clone());
@@ -692,6 +713,10 @@ impl<'a> Run<'a> {
         let (kind, message) = match failure {
             Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
             Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
+            Failure::NoBody => {
+                let why = seen.no_body.as_deref().unwrap_or_default();
+                ("body", format!("an op of the right side has no meaning for operands that it accepts: {why}"))
+            }
             Failure::Value | Failure::Integer => ("value", format!("the sides differ in {dtype}: {values}")),
             Failure::Structure => ("nan", format!("a NaN or an infinity is lost or introduced in {dtype}: {values}")),
             Failure::Rounding => {
@@ -701,7 +726,8 @@ impl<'a> Run<'a> {
             Failure::NotExercised => ("value", "it could not be exercised".to_string()),
             Failure::Approx => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
         };
-        let title = format!("{} is false", self.rule.name);
+        let verdict = if failure == Failure::NoBody { "cannot be judged" } else { "is false" };
+        let title = format!("{} {verdict}", self.rule.name);
         // A right side of another type can still be written and compared; one without a value
         // cannot.
         let test = match untyped_sides(self.rule, &instance) {

@@ -28,10 +28,18 @@ fn reads(e: &AExpr, var: VarId) -> bool {
     }
 }
 
+/// How many parts of a split a search may add to the usual ones.
+const MORE_PARTS: usize = 4;
+
 /// How often another value is drawn for a variable that a guard refutes.
-pub(super) const TRIES_OF_A_VALUE: usize = 40;
+const TRIES_OF_A_VALUE: usize = 40;
 
 impl Generator<'_, '_> {
+    /// How often another value is drawn for a variable that a guard refutes.
+    pub(super) fn redraws(&self) -> usize {
+        if self.source.draws_again() { TRIES_OF_A_VALUE } else { 0 }
+    }
+
     /// True if what is known by now refutes a guard that reads the variable.
     fn refuted(&self, var: VarId) -> bool {
         self.refuted_by(var, &self.env.attrs)
@@ -43,6 +51,14 @@ impl Generator<'_, '_> {
         let facts = GraphFacts { graph: &self.graph, env: &self.env };
         let mut guards = self.rule.requires.iter().filter(|g| reads(g, var));
         guards.any(|g| eval_guard(g, bindings, &facts) == Some(false))
+    }
+
+    /// True if what is known by now refutes a guard that reads a variable of the list.
+    fn refutes_list(&self, items: &[AttrPat]) -> bool {
+        items.iter().any(|item| match item {
+            AttrPat::Var(v) | AttrPat::Rest(Some(v)) => self.refuted(*v),
+            _ => false,
+        })
     }
 
     /// One value for each attribute of an op over operands of these types.
@@ -84,7 +100,7 @@ impl Generator<'_, '_> {
                         self.env.attrs.values.insert(*v, value.clone());
                         tries += 1;
                         // The guards are solved one variable at a time.
-                        if tries >= TRIES_OF_A_VALUE || !self.refuted(*v) {
+                        if tries >= self.redraws() || !self.refuted(*v) {
                             break value;
                         }
                     }
@@ -96,10 +112,19 @@ impl Generator<'_, '_> {
                     let fixed = items.iter().filter(|p| !matches!(p, AttrPat::Rest(_))).count();
                     let open = items.len() > fixed;
                     let length = if open { None } else { Some(fixed) };
-                    let base = self.random_attr(builtin, i, *ty, types, &out, node.output as usize, length)?;
-                    let AttrValue::List(base) = base else { return reject("a list is wanted for a single value") };
                     let permutation = builtin == Some(BuiltinOp::Transpose);
-                    AttrValue::List(self.list(items, base, permutation, *ty, rank)?)
+                    let known = self.env.attrs.clone();
+                    let mut tries = 0;
+                    loop {
+                        let base = self.random_attr(builtin, i, *ty, types, &out, node.output as usize, length)?;
+                        let AttrValue::List(base) = base else { return reject("a list is wanted for a single value") };
+                        let values = self.list(items, base, permutation, *ty, rank)?;
+                        tries += 1;
+                        if tries >= self.redraws() || !self.refutes_list(items) {
+                            break AttrValue::List(values);
+                        }
+                        self.env.attrs = known.clone();
+                    }
                 }
             };
             out.push(value);
@@ -194,6 +219,15 @@ impl Generator<'_, '_> {
         }
     }
 
+    /// What a variable of a list stands for, or often what a guard says of it.
+    fn element(&mut self, var: VarId) -> Option<AttrValue> {
+        let bound = self.env.attrs.values.get(&var).cloned();
+        if bound.is_some() || self.hinted_var(var).is_none() || self.source.pick(2) == 1 {
+            return bound;
+        }
+        self.chosen_var(var)
+    }
+
     /// A list that matches element patterns; elements that they leave undetermined come from
     /// `base`.
     fn list(
@@ -221,7 +255,7 @@ impl Generator<'_, '_> {
                 AttrPat::Is(e) => {
                     slots[at] = Some(one(self.eval(e).ok_or_else(|| Reject("a list has no value".into()))?))
                 }
-                AttrPat::Var(v) => slots[at] = self.env.attrs.values.get(v).cloned(),
+                AttrPat::Var(v) => slots[at] = self.element(*v),
                 _ => {}
             }
             at += if matches!(item, AttrPat::Rest(_)) { spare } else { 1 };
@@ -294,11 +328,11 @@ impl Generator<'_, '_> {
             }
             (Some(BuiltinOp::Slice), 3) => int([1, 2, 3][self.source.weighted(&[70, 20, 10])]),
             (Some(BuiltinOp::Split), 1) => {
-                let parts = length.unwrap_or_else(|| output + 1 + self.source.pick(2));
+                let parts = length.unwrap_or_else(|| output + 1 + self.source.pick_or_beyond(2, MORE_PARTS));
                 dims(self.partition(axis_size().unwrap_or(0), parts))
             }
             (Some(BuiltinOp::Pad), _) => {
-                dims(shape.iter().map(|_| [0, 1, 2, -1][self.source.weighted(&[50, 25, 15, 10])]).collect())
+                dims(shape.iter().map(|_| self.number(&[0, 1, 2, -1], &[50, 25, 15, 10])).collect())
             }
             (Some(BuiltinOp::GatherNd), 0) => int(0),
             (Some(BuiltinOp::Scatter), 0) => {
@@ -328,7 +362,7 @@ impl Generator<'_, '_> {
     fn windows(&mut self, shape: &[i64], length: Option<usize>) -> Vec<i64> {
         let axes = length.unwrap_or(1 + usize::from(shape.len() > 1)).min(shape.len());
         let room = shape[shape.len() - axes..].iter().copied();
-        room.map(|d| if d > 1 { 1 + self.source.pick(2) as i64 } else { 1 }).collect()
+        room.map(|d| if d > 1 { self.one_of(&[1, 2]) } else { 1 }).collect()
     }
 
     /// What a product of elements of type `own` stores: mostly the same type.
@@ -362,9 +396,9 @@ impl Generator<'_, '_> {
             return Ok(int(groups));
         }
         let list = (0..d.len()).map(|i| match index {
-            0 => 1 + self.source.weighted(&[70, 30]) as i64,
-            1 => self.source.weighted(&[50, 30, 20]) as i64,
-            2 => (k[i] - d[i] - padding(1, i)).max(self.source.weighted(&[50, 30, 20]) as i64),
+            0 => self.number(&[1, 2], &[70, 30]),
+            1 => self.number(&[0, 1, 2], &[50, 30, 20]),
+            2 => (k[i] - d[i] - padding(1, i)).max(self.number(&[0, 1, 2], &[50, 30, 20])),
             _ => {
                 let room = d[i] + padding(1, i) + padding(2, i);
                 if 2 * (k[i] - 1) < room && self.source.pick(2) == 1 { 2 } else { 1 }
@@ -393,10 +427,10 @@ impl Generator<'_, '_> {
                 }
                 AttrValue::List(axes.into_iter().map(int).collect())
             }
-            AttrType::Int => int([1, 0, 2, -1, 3][self.source.pick(5)]),
+            AttrType::Int => int(self.one_of(&[1, 0, 2, -1, 3])),
             AttrType::Ints => {
                 let n = few(self);
-                AttrValue::List((0..n).map(|_| int([1, 0, 2, -1, 3][self.source.pick(5)])).collect())
+                AttrValue::List((0..n).map(|_| int(self.one_of(&[1, 0, 2, -1, 3]))).collect())
             }
             AttrType::Dim => int(self.size()),
             AttrType::Dims => {

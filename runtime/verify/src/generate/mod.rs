@@ -8,12 +8,15 @@
 //! graph yet in which the matcher could find it. `open_types` and `attributes` choose what the
 //! pattern leaves open. Here, inputs get their values, and guards are evaluated. All sizes of one
 //! instance come from a small pool, so that sizes that must be equal often are. Instances that
-//! still do not type-check are discarded.
+//! still do not type-check are discarded. Where chance rarely satisfies the guards, `search`
+//! changes choices until they hold; `unmet` says how far they are from it.
 
 mod attributes;
 mod open_types;
 mod patterns;
+mod search;
 mod terms;
+mod unmet;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -25,6 +28,7 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{TensorType, eval, eval_guard};
 
 use self::open_types::OpenType;
+pub use self::search::{Effort, solved};
 use crate::constants::Constants;
 use crate::hints::Hints;
 use crate::source::Source;
@@ -171,6 +175,19 @@ pub fn instance(
     focus: Focus,
     wanted_branch: &dyn Fn(usize, usize) -> Option<usize>,
 ) -> Try<Instance> {
+    let (generator, left) = left_side(program, rule, hints, source, focus, wanted_branch)?;
+    generator.finish(left)
+}
+
+/// The left side before its inputs have values: its roots, and what they were made with.
+fn left_side<'a, 's>(
+    program: &Arc<Program>,
+    rule: &'a Rule,
+    hints: &'a Hints<'a>,
+    source: &'s mut Source,
+    focus: Focus,
+    wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
+) -> Try<(Generator<'a, 's>, Vec<Value>)> {
     let main = focus.dtype.unwrap_or_else(|| DTYPES[source.weighted(&DTYPE_WEIGHTS)]);
     let distributions: &[u32] = if hints.folds() { &[18, 30, 12, 18, 22, 10, 20] } else { &[18, 30, 12, 18, 22, 10] };
     let distribution = match (focus.ensemble, focus.distribution) {
@@ -178,18 +195,7 @@ pub fn instance(
         (None, Some(distribution)) => distribution,
         (None, None) => Distribution::ALL[source.weighted(distributions)],
     };
-    let (sizes, weights) = match focus.ensemble.filter(|_| !focus.small) {
-        Some(kind) => wide_candidates(&hints.constants, kind),
-        None => candidates(&hints.constants),
-    };
-    let mut pool: Vec<i64> =
-        (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
-    match focus.sizes {
-        Sizes::Usual => {}
-        Sizes::AlsoEmpty => pool.push(0),
-        Sizes::AlsoOne => pool.push(1),
-        Sizes::Long(n) => pool = vec![1, n, 1],
-    }
+    let pool = pool(&hints.constants, source, focus);
     let mut g = Generator {
         program: program.clone(),
         rule,
@@ -214,7 +220,31 @@ pub fn instance(
             None => return reject("a root is an absent operand"),
         }
     }
-    g.finish(left)
+    // Variables that only other alternatives bind are absent.
+    for (i, var) in rule.vars.iter().enumerate() {
+        let id = VarId(i as u32);
+        if var.sort == Sort::Tensor && !g.env.tensors.contains_key(&id) {
+            g.env.absent.insert(id);
+        }
+    }
+    Ok((g, left))
+}
+
+/// The few sizes that an instance's axes have.
+fn pool(constants: &Constants, source: &mut Source, focus: Focus) -> Vec<i64> {
+    let (sizes, weights) = match focus.ensemble.filter(|_| !focus.small) {
+        Some(kind) => wide_candidates(constants, kind),
+        None => candidates(constants),
+    };
+    let mut pool: Vec<i64> =
+        (0..1 + source.weighted(&[30, 45, 25])).map(|_| sizes[source.weighted(&weights)]).collect();
+    match focus.sizes {
+        Sizes::Usual => {}
+        Sizes::AlsoEmpty => pool.push(0),
+        Sizes::AlsoOne => pool.push(1),
+        Sizes::Long(n) => pool = vec![1, n, 1],
+    }
+    pool
 }
 
 impl Generator<'_, '_> {
@@ -238,13 +268,6 @@ impl Generator<'_, '_> {
                 constants.push((name, value.node));
             } else {
                 inputs.push((name, data));
-            }
-        }
-        // Variables that only other alternatives bind are absent.
-        for (i, var) in self.rule.vars.iter().enumerate() {
-            let id = VarId(i as u32);
-            if var.sort == Sort::Tensor && !self.env.tensors.contains_key(&id) {
-                self.env.absent.insert(id);
             }
         }
         self.refuse_broken_guards()?;

@@ -8,8 +8,10 @@ use hypatia_dsl::ir::{AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, eval, match_type};
 
-use super::attributes::TRIES_OF_A_VALUE;
 use super::{Generator, Reject, Try, ints, reject};
+
+/// A search for guards that hold tries all numbers from 1 to this one.
+const SEARCHED: usize = 24;
 
 /// The constraints on an operand whose type is still undetermined.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +37,39 @@ pub(super) enum OpenShape {
 
 impl Generator<'_, '_> {
     pub(super) fn size(&mut self) -> i64 {
-        self.pool[self.source.pick(self.pool.len())]
+        let i = self.source.pick_or_beyond(self.pool.len(), self.beyond());
+        if i < self.pool.len() { self.pool[i] } else { self.far_number(i - self.pool.len()) }
+    }
+
+    /// A size that is at most this one, unless a search wants another.
+    pub(super) fn size_upto(&mut self, most: i64) -> i64 {
+        let i = self.source.pick_or_beyond(self.pool.len(), self.beyond());
+        if i < self.pool.len() { self.pool[i].min(most) } else { self.far_number(i - self.pool.len()) }
+    }
+
+    /// One of these numbers with these weights, or one that a search wants.
+    pub(super) fn number(&mut self, usual: &[i64], weights: &[u32]) -> i64 {
+        let i = self.source.weighted_or_beyond(weights, self.beyond());
+        usual.get(i).copied().unwrap_or_else(|| self.far_number(i - usual.len()))
+    }
+
+    /// One of these numbers, or one that a search wants.
+    pub(super) fn one_of(&mut self, usual: &[i64]) -> i64 {
+        let i = self.source.pick_or_beyond(usual.len(), self.beyond());
+        usual.get(i).copied().unwrap_or_else(|| self.far_number(i - usual.len()))
+    }
+
+    /// How many numbers a search may choose in addition to the usual ones.
+    fn beyond(&self) -> usize {
+        SEARCHED + self.hints.constants.sizes.len()
+    }
+
+    /// Number `i` of those that only a search chooses: small ones, and those of the rule.
+    fn far_number(&self, i: usize) -> i64 {
+        match i.checked_sub(SEARCHED) {
+            None => i as i64 + 1,
+            Some(i) => self.hints.constants.sizes.get(i).copied().unwrap_or(1),
+        }
     }
 
     /// A size for a variable that a guard refutes: one of the pool first, then any other.
@@ -220,7 +254,7 @@ impl Generator<'_, '_> {
                         let mut d = self.size();
                         scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
                         let mut tries = 0;
-                        while self.solving && tries < TRIES_OF_A_VALUE && self.refuted_by(*v, scope) {
+                        while self.solving && tries < self.redraws() && self.refuted_by(*v, scope) {
                             d = self.any_size(tries);
                             scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
                             tries += 1;

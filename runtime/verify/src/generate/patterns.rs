@@ -26,6 +26,8 @@ const MAX_ELEMENTS: i64 = 2048;
 /// The same for ensembles.
 const WIDE_ELEMENTS: i64 = 2048;
 const MAX_RANK: usize = 5;
+/// How much larger than usual a search may make the sides of a filter.
+const LARGER_SIDES: usize = 8;
 /// The largest rank where the rule requires more axes.
 const MOST_AXES: usize = 8;
 
@@ -498,8 +500,8 @@ impl Generator<'_, '_> {
         let [o, i, k @ ..] = &filter[..] else { return reject("a filter of low rank") };
         let divisors: Vec<i64> = (1..=(*o).max(1)).filter(|g| o % g == 0).collect();
         let groups = divisors[self.source.pick(divisors.len())];
-        let n = self.size().min(3);
-        let sides = k.iter().map(|k| k + self.source.pick(3) as i64);
+        let n = self.size_upto(3);
+        let sides = k.iter().map(|k| k + self.source.pick_or_beyond(3, LARGER_SIDES) as i64);
         let shape = [n, i * groups].into_iter().chain(sides).collect();
         Ok(OpenType { dtype: want.dtype.or(Some(ty.dtype)), shape: OpenShape::Is(shape) })
     }
@@ -511,7 +513,7 @@ impl Generator<'_, '_> {
             None => {
                 let axes = 1 + self.source.pick(2);
                 let wide = matches!(self.distribution, Distribution::Ensemble(_));
-                let (n, c) = (self.size().min(3), self.size().min(8));
+                let (n, c) = (self.size_upto(3), self.size_upto(8));
                 let side = if wide { 12 } else { 5 };
                 [n, c].into_iter().chain((0..axes).map(|_| self.size().clamp(1, side))).collect()
             }
@@ -520,8 +522,9 @@ impl Generator<'_, '_> {
                 let [_, c, d @ ..] = &x[..] else { return reject("a convolution of low rank") };
                 let divisors: Vec<i64> = (1..=(*c).max(1)).filter(|g| c % g == 0).collect();
                 let groups = divisors[self.source.pick(divisors.len())];
-                let o = groups * self.size().min(3);
-                let filter = d.iter().map(|d| 1 + self.source.pick((*d).clamp(1, 3) as usize) as i64);
+                let o = groups * self.size_upto(3);
+                let side = |d: &i64| 1 + self.source.pick_or_beyond((*d).clamp(1, 3) as usize, LARGER_SIDES) as i64;
+                let filter = d.iter().map(side);
                 [o, c / groups].into_iter().chain(filter).collect()
             }
         };
