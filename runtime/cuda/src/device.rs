@@ -215,7 +215,8 @@ impl Gpu {
         self.sm >= 90
     }
 
-    /// Whether a kernel can be launched while the one before it still runs, in a captured graph too.
+    /// Whether a kernel can be launched while the one before it still runs, in a captured graph
+    /// too.
     pub fn overlaps_kernels(&self) -> bool {
         self.sm >= 90 && self.driver >= 12_030
     }

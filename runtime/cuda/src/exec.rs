@@ -440,8 +440,7 @@ impl Timer<'_> {
                 let graph = Graph::capture(&stream, || {
                     // SAFETY: the bases are those of this timer's instance, which outlives the
                     // graph.
-                    let mut once =
-                        || unsafe { submit(&executor.gpu, (&stream, &mut last), sides, launch, &bases) };
+                    let mut once = || unsafe { submit(&executor.gpu, (&stream, &mut last), sides, launch, &bases) };
                     (0..REPEATS).try_for_each(|_| once())
                 })?;
                 Ok((graph, of))

@@ -1,9 +1,9 @@
 //! Regions: pointwise nodes over one index space that become one launch.
 //!
 //! In: a graph, and which of its nodes are pointwise. Out: for each node its region, if it has one,
-//! and an order of regions and other nodes. Invariant: the members of a region have the result shape
-//! of its last node, but for small ones that nothing outside reads and that broadcast to it. No path
-//! leaves a region and comes back, so each region can run as a whole.
+//! and an order of regions and other nodes. Invariant: the members of a region have the result
+//! shape of its last node, but for small ones that nothing outside reads and that broadcast to it.
+//! No path leaves a region and comes back, so each region can run as a whole.
 //!
 //! The algorithm is greedy. Each pointwise node joins the regions of its operands, in graph order.
 //! Then sibling regions that read the same tensor are joined, so that it is read once. A region may
@@ -88,8 +88,7 @@ fn sources(graph: &Graph) -> Vec<usize> {
 
 /// Whether a shape broadcasts to another one, aligned at the last axis.
 fn broadcasts(from: &[Dim], to: &[Dim]) -> bool {
-    from.len() <= to.len()
-        && from.iter().rev().zip(to.iter().rev()).all(|(a, b)| a == b || a.as_const() == Some(1))
+    from.len() <= to.len() && from.iter().rev().zip(to.iter().rev()).all(|(a, b)| a == b || a.as_const() == Some(1))
 }
 
 impl Cluster<'_> {

@@ -218,8 +218,7 @@ fn few_rows_take_their_own_template() {
     assert_eq!(first([1, 1, 64, 64], "bias"), None);
 }
 
-/// Times of each tiling: a measurement, not a test. One line a shape and tiling, from the first that
-/// is predicted on.
+/// Times of tilings, in the order of their predictions: a measurement, not a test.
 #[test]
 #[ignore = "a measurement"]
 fn few_rows_are_timed_on_a_gpu() {
@@ -252,7 +251,10 @@ fn few_rows_are_timed_on_a_gpu() {
         println!("{shape:?} pair {pair}: {} KiB, {:.2} us at 4.4 TB/s", bytes >> 10, bytes as f64 / 4.4e6);
         for (place, words) in all.into_iter().enumerate() {
             let Some(tiling) = GemvTiling::of_words(&words) else { continue };
-            if tiling.columns > 32 || tiling.unroll > 4 { continue }
+            // The others are slower at all of these shapes.
+            if tiling.columns > 32 || tiling.unroll > 4 {
+                continue;
+            }
             let mut plan = Plan::clone(&plan);
             let program = std::sync::Arc::make_mut(&mut plan.program);
             let one = |name: &str, value: usize| (name.to_string(), vec![value as i64]);
@@ -262,7 +264,10 @@ fn few_rows_are_timed_on_a_gpu() {
             crate::exec::Executor::new(plan.into(), gpu.clone(), &mut tuner).unwrap();
             for c in tuner.choices() {
                 let (us, first) = (c.us.unwrap_or(f64::NAN), c.first_us.unwrap_or(f64::NAN));
-                println!("  {place} {tiling:?} {us:.2} us, {:.2} TB/s; the parts {first:.2} us", bytes as f64 / us / 1e6);
+                println!(
+                    "  {place} {tiling:?} {us:.2} us, {:.2} TB/s; the parts {first:.2} us",
+                    bytes as f64 / us / 1e6
+                );
             }
         }
     }

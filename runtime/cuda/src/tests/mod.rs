@@ -181,8 +181,8 @@ fn pointwise_work_of_every_size_agrees_with_the_reference_on_a_gpu() {
     }
 }
 
-/// Small work that is computed again for each element that reads it: of other shapes, of two levels,
-/// and of a type that rounds.
+/// Small work that is computed again for each element that reads it: of other shapes, of two
+/// levels, and of a type that rounds.
 #[test]
 fn small_work_agrees_with_the_reference_on_a_host() {
     let program = hypatia_library::load(&[]).unwrap();
