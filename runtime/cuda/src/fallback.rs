@@ -182,12 +182,12 @@ impl Scratch {
         guess(gpu, launches.iter_mut())?;
         let _lists = pointer_arrays::write(&self.stream, launches.iter_mut(), &mut self.bases)?;
         let sides = SideStreams::new(gpu, launches.iter().map(Launch::calls).max().unwrap_or(1))?;
-        // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
-        // plan says, and lives until the stream is done, below.
         let mut last = LastWork::default();
-        let mut submit =
-            |launch: &mut Launch| unsafe { submit(gpu, (&self.stream, &mut last), &sides, launch, &self.bases) };
-        launches.iter_mut().try_for_each(&mut submit)?;
+        launches.iter_mut().try_for_each(|launch| {
+            // SAFETY: every buffer that the step reads or writes is in the scratch, as large as the
+            // plan says, and lives until the stream is done, below.
+            unsafe { submit(gpu, (&self.stream, &mut last), &sides, launch, &self.bases) }
+        })?;
         self.stream.synchronize().map_err(|e| failed("running a step", e))
     }
 }
