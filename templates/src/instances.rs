@@ -156,22 +156,14 @@ impl Body {
     /// Puts short functions where rules allow them: see [`Shortener`]. With `tf32` it stands behind
     /// products in TF32.
     pub fn shorten(&mut self, shortener: &Shortener<'_>, tf32: bool) -> Vec<RuleId> {
+        let types = |operands: &[Operand]| operands.iter().map(|o| o.dtype).collect::<Vec<DType>>();
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
             Body::Rowwise(k) => shortener.rowwise(k),
             Body::RowSums(k) => shortener.rowwise(&mut k.kernel),
-            Body::Gemm(k) => {
-                let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
-                shortener.product(&mut k.term, &inputs, k.output)
-            }
-            Body::WarpGemm(k) => {
-                let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
-                shortener.product(&mut k.term, &inputs, k.output)
-            }
-            Body::Gemv(k) => {
-                let inputs: Vec<DType> = k.inputs.iter().map(|o| o.dtype).collect();
-                shortener.product(&mut k.term, &inputs, k.output)
-            }
+            Body::Gemm(k) => shortener.product(&mut k.term, &types(&k.inputs), k.output),
+            Body::WarpGemm(k) => shortener.product(&mut k.term, &types(&k.inputs), k.output),
+            Body::Gemv(k) => shortener.product(&mut k.term, &types(&k.inputs), k.output),
             _ => Vec::new(),
         }
     }
