@@ -33,9 +33,9 @@ const CALL: [u64; 8] = [1; 8];
 pub(super) const FALLBACK: [u64; 8] = [2; 8];
 /// Launches of a variant per graph, at least, and rounds in which the variants alternate.
 const REPEATS: usize = 16;
+const ROUNDS: usize = 11;
 /// Maximum number of copies of inputs and constants.
 const MAX_COPIES: usize = 64;
-const ROUNDS: usize = 11;
 
 /// The launches of the faster variant.
 pub(super) fn faster(

@@ -14,7 +14,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
-use hypatia_dsl::shape::Dim;
+use hypatia_dsl::shape::broadcast;
 
 use super::Graph;
 use super::kinds::is_view;
@@ -26,8 +26,8 @@ const MAX_NODES: usize = 256;
 pub(super) const MAX_OPERANDS: usize = 32;
 /// Maximum number of earlier readers of a tensor that a reader is compared with.
 const MAX_SIBLINGS: usize = 8;
-/// Maximum number of functions that are computed again to save a launch: a GPU takes a microsecond
-/// for as many.
+/// Maximum number of functions that are computed again to save a launch: by its rate of arithmetic,
+/// a GPU takes less than a microsecond for as many.
 const MAX_AGAIN: i64 = 1 << 22;
 /// Maximum number of groups that one path search visits; beyond it, the regions stay separate.
 pub(super) const MAX_VISITS: usize = 4096;
@@ -84,11 +84,6 @@ fn sources(graph: &Graph) -> Vec<usize> {
         }
     }
     sources
-}
-
-/// Whether a shape broadcasts to another one, aligned at the last axis.
-fn broadcasts(from: &[Dim], to: &[Dim]) -> bool {
-    from.len() <= to.len() && from.iter().rev().zip(to.iter().rev()).all(|(a, b)| a == b || a.as_const() == Some(1))
 }
 
 impl Cluster<'_> {
@@ -175,14 +170,17 @@ impl Cluster<'_> {
                 nodes.iter().flat_map(|n| &readers[*n]).map(|n| self.group_of[*n]).filter(|g| *g != group);
             let Some(reader) = outside.next() else { continue };
             let alone = outside.all(|g| g == reader) && !nodes.iter().any(|n| results.contains(n));
-            let Some(last) = self.groups[reader].nodes.last().copied() else { continue };
+            let [Some(own), Some(last)] = [group, reader].map(|g| self.groups[g].nodes.last().copied()) else {
+                continue;
+            };
             if !alone || !pointwise[last] || apart(group) || apart(reader) {
                 continue;
             }
-            let [small, large] = [node, last].map(|n| &graph.nodes[n].results[0].shape);
+            let [small, large] = [own, last].map(|n| &graph.nodes[n].results[0].shape);
             let elements = large.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
             let again = elements.and_then(|n| n.checked_mul(nodes.len() as i64));
-            if again.is_some_and(|n| n <= MAX_AGAIN) && small != large && broadcasts(small, large) {
+            let fits = small != large && broadcast(small, large).is_some_and(|shape| shape == *large);
+            if fits && again.is_some_and(|n| n <= MAX_AGAIN) {
                 self.join(reader, group);
             }
         }

@@ -84,7 +84,7 @@ impl GemvProduct {
     }
 
     /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings. Its constants are those
-    /// that rank the tilings of ten shapes best, as measured on an H200.
+    /// that rank the tilings of seven shapes best, as measured on an H200 (docs/gpu-tests.md).
     fn cycles(&self, t: &GemvTiling, multiprocessors: usize) -> f64 {
         /// Bytes per cycle from memory at best, cycles from a request to its arrival while many are
         /// on their way, sums per cycle, threads and registers of a multiprocessor.
