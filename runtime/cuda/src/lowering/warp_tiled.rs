@@ -51,8 +51,14 @@ impl WarpProduct {
             let steps = [(outer, sizes[0]), (inner, sizes[1]), (ld as isize, count)];
             (unit(all[i], &steps), vec![outer as i64, inner as i64, ld as i64])
         };
-        let (a_unit, a_lines) = lines(0, a_ld, if a_by_m { k } else { m });
-        let (b_unit, b_lines) = lines(1, b_ld, if b_by_k { n } else { k });
+        // A single row of a factor consists of whole units: memcheck takes a copy of a part of a
+        // unit for one of all of it.
+        let factor = |i: usize, ld: usize, [count, length]: [usize; 2]| match lines(i, ld, count) {
+            (_, of_lines) if count == 1 => (lines(i, length, 2).0, of_lines),
+            of_many => of_many,
+        };
+        let (a_unit, a_lines) = factor(0, a_ld, if a_by_m { [k, m] } else { [m, k] });
+        let (b_unit, b_lines) = factor(1, b_ld, if b_by_k { [n, k] } else { [k, n] });
         let (out_unit, out_lines) = lines(2, out_ld, m);
         let mut accesses: Vec<Access> = (3..all.len()).map(|i| access(strides[i], sizes)).collect();
         let vector = vector(out.dtype, out_unit, beside, &accesses, &strides[3..], sizes);
@@ -291,6 +297,8 @@ mod tests {
         assert_eq!(of(whole(&[16, 64]), 24, row(24, 8)), ([16, 16], 8, Access::Row));
         assert_eq!(of(whole(&[16, 66]), 20, row(20, 0)), ([4, 8], 4, Access::Row));
         assert_eq!(of(whole(&[16, 72]).sliced(1, 1, 1, 64), 24, row(24, 1)), ([2, 16], 8, Access::Strided));
+        // A single row, of an odd length.
+        assert_eq!(of(whole(&[16, 1]), 25, row(25, 0)).0, [2, 2]);
         // A residual whose rows begin at other places than those of the result.
         assert_eq!(of(whole(&[16, 64]), 24, whole(&[16, 26]).sliced(1, 0, 1, 24)), ([16, 16], 2, Access::Full));
         let column = whole(&[16, 1]).broadcast(&[16, 24]).unwrap();
