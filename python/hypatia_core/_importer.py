@@ -147,6 +147,11 @@ class Importer:
 
         return list(map(turned, made)) if isinstance(made, list) else turned(made)
 
+    def lies_channels_last(self, operand: Any) -> list[int] | None:
+        """The axes of an operand in the order of memory, if that may count and channels come last."""
+        known = operand.meta.get("val") if self.ordered and isinstance(operand, fx.Node) else None
+        return channels_last(known) if isinstance(known, torch.Tensor) else None
+
     def input(self, node: Node) -> None:
         """Add an input, if the node is a tensor."""
         if node in self.frozen:

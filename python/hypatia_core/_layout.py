@@ -1,8 +1,9 @@
 """Channels last: how tensors lie around the convolutions that PyTorch computes on a GPU.
 
-In: a graph whose nodes know their values' sizes and strides, and which of its convolutions PyTorch
-computes. Out: the same graph where these read and write tensors whose channels come last in memory,
-if that is how their kernels are fast. Invariant: the graph's results keep their strides.
+In: a graph, of inference or of both passes of training, whose nodes know their values' sizes and
+strides, and which of its convolutions PyTorch computes. Out: the same graph where these read and
+write tensors whose channels come last in memory, if that is how their kernels are fast; their
+biases are nodes of their own. Invariant: the graph's results keep their strides.
 
 cuDNN's kernels for the matrix units read channels last, in 16 bits; for other tensors it rearranges
 memory around each. Parts of the graph store their results as it wants them at no cost, and in this
@@ -94,14 +95,15 @@ def turn(graph: fx.GraphModule, convolutions: list[Node], by_pytorch: Callable[[
     mode = next((t.fake_mode for t in given if hasattr(t, "fake_mode")), None)
     if not isinstance(mode, FakeTensorMode):
         return False
-    for node in filter(by_pytorch, convolutions):
-        part_bias(graph.graph, node)
+    part_biases(graph, by_pytorch)
     copies: dict[Node, Node] = {}
-    for node in convolutions:
-        operand: Node = node.args[0]
+    backward = [n for n in graph.graph.nodes if name_of(n.target) == "convolution_backward"]
+    # Of a convolution its operand, of its gradients the result's and the operand.
+    for node, place in [(n, 0) for n in convolutions] + [(n, i) for n in backward for i in (0, 1)]:
+        operand: Node = node.args[place]
         if operand not in copies and operand.meta["val"].dim() in FORMATS:
             copies[operand] = turned(graph.graph, operand)
-        node.update_arg(0, copies.get(operand, operand))
+        node.update_arg(place, copies.get(operand, operand))
     free_strides(graph.graph)
     with mode:
         FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*given)
@@ -115,7 +117,9 @@ def turn(graph: fx.GraphModule, convolutions: list[Node], by_pytorch: Callable[[
 def turned(graph: fx.Graph, operand: Node) -> Node:
     """A copy of a tensor with channels last."""
     how: dict[str, Any] = {"memory_format": FORMATS[operand.meta["val"].dim()]}
-    with graph.inserting_after(operand):
+    # Arguments stand before everything else.
+    after = list(graph.find_nodes(op="placeholder"))[-1] if operand.op == "placeholder" else operand
+    with graph.inserting_after(after):
         return graph.call_function(aten.clone.default, (operand,), how)
 
 
@@ -132,17 +136,59 @@ def free_strides(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def part_biases(graph: fx.GraphModule, by_pytorch: Callable[[fx.Node], bool]) -> None:
+    """Take biases and their gradients out of the convolutions that PyTorch computes on a GPU.
+
+    cuDNN has neither: PyTorch adds a bias in a kernel of its own, and its gradient's reads channels
+    last slowly. A part adds them beside other work.
+    """
+    for node in list(graph.graph.nodes):
+        name = name_of(node.target)
+        if name == "convolution" and by_pytorch(node):
+            part_bias(graph.graph, node)
+        elif name == "convolution_backward" and by_pytorch(node):
+            part_gradient(graph.graph, node)
+    graph.recompile()
+
+
 def part_bias(graph: fx.Graph, node: Node) -> None:
     """Add a convolution's bias in a node of its own, as cuDNN's result is stored before it too."""
     if node.args[2] is None:
         return
     bias, rank = node.args[2], node.meta["val"].dim()
     with graph.inserting_after(node):
-        shaped = graph.call_function(aten.reshape.default, (bias, [-1, *[1] * (rank - 2)]))
+        shaped = computed(graph, aten.reshape.default, bias, [-1, *[1] * (rank - 2)])
     with graph.inserting_after(shaped):
-        added = graph.call_function(aten.add.Tensor, (node, shaped))
+        added = computed(graph, aten.add.Tensor, node, shaped)
     node.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
     node.update_arg(2, None)
+
+
+def part_gradient(graph: fx.Graph, node: Node) -> None:
+    """Compute the gradient of a convolution's bias, a sum, in a node of its own."""
+    mask = list(node.args[-1])
+    if not mask[2]:
+        return
+    gradient: Node = node.args[0]
+    taken = [u for u in node.users if u.target is operator.getitem and u.args[1] == 2]
+    with graph.inserting_before(node):
+        axes = [a for a in range(gradient.meta["val"].dim()) if a != 1]
+        total = computed(graph, aten.sum.dim_IntList, gradient, axes)
+    for user in taken:
+        user.replace_all_uses_with(total)
+        graph.erase_node(user)
+    node.update_arg(len(node.args) - 1, [*mask[:2], False])
+    if isinstance(node.meta["val"], (list, tuple)):
+        node.meta["val"] = (*node.meta["val"][:2], None)
+
+
+def computed(graph: fx.Graph, target: Any, *args: Any) -> Node:
+    """A new node, whose result's sizes and strides are known if those of its operands are."""
+    made = graph.call_function(target, args)
+    values = [a.meta.get("val") if isinstance(a, fx.Node) else a for a in args]
+    if all(v is not None for v in values):
+        made.meta["val"] = target(*values)
+    return made
 
 
 def keep(graph: fx.GraphModule, strides: dict[int, tuple[int, ...]]) -> None:

@@ -25,7 +25,15 @@ def reduced_axes(b: Importer, n: Node, at: int = 1) -> list[int]:
 @row("sum", "mean", "amax", "amin", "prod")
 def _(b: Importer, n: Node) -> Any:
     axes, value = reduced_axes(b, n), b.operand(n.args[0], b.dtype(n))
-    return b.reshaped(b.call(name_of(n.target), [value], axes=axes, keepdims=True) if axes else value, b.shape(n))
+    if not axes:
+        return b.reshaped(value, b.shape(n))
+    # Where channels lie last, a sum of each is one over rows.
+    if order := b.lies_channels_last(n.args[0]):
+        value, axes = b.call("transpose", [value], perm=order), [order.index(a) for a in axes]
+    reduced = b.call(name_of(n.target), [value], axes=sorted(axes), keepdims=True)
+    if order:
+        reduced = b.call("transpose", [reduced], perm=[order.index(a) for a in range(len(order))])
+    return b.reshaped(reduced, b.shape(n))
 
 
 @row("any")

@@ -28,7 +28,7 @@ from ._division import divide
 from ._fx import TABLE, name_of
 from ._in_place import changed_results, without_copies, write_in_place, written_in_place
 from ._known import draws_nothing, reads_past, unsupported
-from ._layout import channels_last
+from ._layout import channels_last, part_biases
 from ._model import COMPARE_EVERY
 from ._part import Options, Part
 from ._partition import partition
@@ -184,10 +184,14 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         halves.take_backward(graph, computes)
         return make_boxed_func(computes)
 
+    def halve(joint: fx.GraphModule, given: Sequence[Any], **about: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        lay_out(joint)
+        return partition(joint, given, **about)
+
     compile_both = aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
-        partition_fn=partition,
+        partition_fn=halve,
         decompositions=table(),
     )
     return halves.beside(compile_both(module, inputs))
@@ -285,7 +289,7 @@ def divided(
 
     `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
     the inputs that are parameters and buffers; `together` are results that may share memory. The
-    parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them. `changed`
+    parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them on a GPU. `changed`
     are the arguments whose new values are the first results.
     """
     if why := indivisible(graph):
@@ -339,10 +343,10 @@ def divided(
 
 
 def lay_out(graph: fx.GraphModule) -> None:
-    """Let tensors lie as the convolutions want them that PyTorch computes on a GPU."""
+    """Prepare the convolutions that PyTorch computes on a GPU: how tensors lie, their biases."""
     device = device_of(graph)
-    if device.type == "cuda":
-        channels_last(graph, lambda n: bool(unsupported(n, device)))
+    if device.type == "cuda" and not channels_last(graph, lambda n: bool(unsupported(n, device))):
+        part_biases(graph, lambda n: bool(unsupported(n, device)))
 
 
 def without_empty_operands(graph: fx.GraphModule) -> None:
