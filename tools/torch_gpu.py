@@ -23,7 +23,7 @@ from torch import nn
 from torch_host import print_breakdown
 
 #: Calls until plans are made and measured, and the whole graph beside its parts.
-CALLS = 30
+CALLS = 60
 MODES = ["default", "reduce-overhead", "max-autotune"]
 
 

@@ -120,7 +120,7 @@ class Recorded:
         play, made = self.recording
         play()
         count_replay("graph", "one CUDA graph: plans and PyTorch's ops")
-        return [self.own(t, args) for t in made]
+        return self.results(made, args)
 
     def observe(self, args: tuple[Any, ...]) -> None:
         """Note where the arguments lie, and drop a recording that reads from elsewhere."""
@@ -161,7 +161,7 @@ class Recorded:
         except Exception as problem:
             self.given_up = f"it cannot be recorded: {problem}"
             return
-        if why := shares(made, given):
+        if why := self.unusable(made, given):
             self.given_up = why
             return
         # A result that is an argument is the argument of each call.
@@ -169,14 +169,23 @@ class Recorded:
         own = [places.get(id(t), t) if isinstance(t, Tensor) else t for t in made]
         self.recording, self.stream = (play, own), self.current()
 
-    def own(self, result: Any, args: tuple[Any, ...]) -> Any:
-        """A result that the next call does not overwrite."""
-        return result.clone() if isinstance(result, Tensor) else result if result is None else args[result]
+    def unusable(self, made: Any, given: Sequence[Any]) -> str:
+        """Why the results of a recording cannot be given out; empty if they can."""
+        return shares(made, given)
+
+    def results(self, made: Sequence[Any], args: tuple[Any, ...]) -> list[Any]:
+        """Results that the next call does not overwrite. A number stands for that argument."""
+        return [t.clone() if isinstance(t, Tensor) else t if t is None else args[t] for t in made]
+
+
+def are_tensors(made: Any) -> bool:
+    """Whether results are a list of tensors, of which some may be missing."""
+    return isinstance(made, (list, tuple)) and all(t is None or isinstance(t, Tensor) for t in made)
 
 
 def shares(made: Any, args: Sequence[Any]) -> str:
     """Why results cannot be copied one by one: they share memory, or are no tensors."""
-    if not isinstance(made, (list, tuple)) or not all(t is None or isinstance(t, Tensor) for t in made):
+    if not are_tensors(made):
         return "its results are not tensors alone"
     given = {id(a): a.untyped_storage().data_ptr() for a in args if isinstance(a, Tensor)}
     taken = set(given.values())

@@ -17,6 +17,10 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
+from ._part import Part
+from ._passes import Passes, Plain
+from ._whole import settled
+
 Tensor = torch.Tensor
 SECOND = (
     "hypatia: second derivatives of a compiled graph are not computed; "
@@ -41,6 +45,10 @@ class Halves:
     saved: int = 0
     own: Callable[..., Any] | None = None
     """The graph as a function, once both halves are known, if it is simple."""
+    parts: list[Part] = field(default_factory=list)
+    """The parts of both halves."""
+    recordable: list[torch.device] = field(default_factory=list)
+    """The device of each half that can be recorded."""
 
     def take_forward(self, graph: fx.GraphModule, computes: Callable[..., Any]) -> None:
         """Note what computes the forward graph. It must be called while the graph is compiled."""
@@ -84,9 +92,12 @@ class Halves:
 
     def function(self) -> Callable[..., Any]:
         """The graph as a function."""
-        forward, backward = self.forward, self.backward
-        assert forward is not None and backward is not None
+        assert self.forward is not None and self.backward is not None
         count = len(self.about.output_info)
+        passes = Plain(self.forward, self.backward, count)
+        if len(self.recordable) == 2:
+            device = self.recordable[0]
+            passes = Passes(self.forward, self.backward, count, device, lambda: all(map(settled, self.parts)))
         wanted = [i for i, o in enumerate(self.about.output_info) if o.requires_grad]
         others = [i for i in range(count) if i not in wanted]
         layouts = [(tuple(map(int, t.shape)), tuple(map(int, t.stride()))) for t in self.tangents]
@@ -94,7 +105,7 @@ class Halves:
         def once(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             of = (laid_out(gradients[i], *layout) for i, layout in zip(wanted, layouts, strict=True))
             with torch._C._DisableAutocast():
-                return tuple(backward(*ctx.saved_tensors, *of))
+                return tuple(passes.backward(ctx, tuple(of)))
 
         class Compiled(torch.autograd.Function):
             """The compiled graph."""
@@ -103,9 +114,7 @@ class Halves:
             def forward(ctx: Any, *args: Tensor) -> tuple[Tensor, ...]:
                 # The graph has the conversions of autocast already.
                 with torch._C._DisableAutocast():
-                    made = forward(*args)
-                results = tuple(made[:count])
-                ctx.save_for_backward(*made[count:])
+                    results = tuple(passes.forward(ctx, args))
                 if others:
                     ctx.mark_non_differentiable(*(results[i] for i in others))
                 return results

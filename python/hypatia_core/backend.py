@@ -166,6 +166,11 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
     keep_attention(module, train=True)
     halves = Halves(inputs)
 
+    def note_recordable(graph: fx.GraphModule) -> None:
+        # Rules that must fire and checks say that plans are wanted.
+        if not (how.must or how.never or how.safety == "strict") and can_be_recorded(graph, device_of(graph)):
+            halves.recordable.append(device_of(graph))
+
     def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         # What is saved is given up at once, when the backward pass has run.
         context = TracingContext.try_get()
@@ -173,14 +178,16 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         results = graph.graph.output_node().args[0]
         assert isinstance(results, (list, tuple))
         count = about.num_forward if about else len(results)
-        computes = divided(graph, rules, options=how, together=range(count, len(results)))
+        note_recordable(graph)
+        computes = divided(graph, rules, options=how, together=range(count, len(results)), made=halves.parts)
         halves.take_forward(graph, computes)
         return make_boxed_func(computes)
 
     def backward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         # Gradients of parameters live until the next step.
         parameters = [i for i, t in enumerate(inputs) if isinstance(t, torch.nn.Parameter)]
-        computes = divided(graph, rules, options=how, together=parameters)
+        note_recordable(graph)
+        computes = divided(graph, rules, options=how, together=parameters, made=halves.parts)
         halves.take_backward(graph, computes)
         return make_boxed_func(computes)
 

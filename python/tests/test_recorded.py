@@ -17,12 +17,12 @@ def recorder(run, args, device):
     made = run(*args)
     for t, b in zip(args, before, strict=True):
         if isinstance(t, torch.Tensor):
-            t.copy_(b)  # Recording runs nothing.
+            t.data.copy_(b)  # Recording runs nothing.
 
     def replay():
         for t, n in zip(made, run(*args), strict=True):
             if isinstance(t, torch.Tensor):
-                t.copy_(n)
+                t.data.copy_(n)
 
     return replay, made
 
