@@ -110,12 +110,11 @@ def _no_half_float(node: Node) -> str:
     return "" if whole else "arange with fractions"
 
 
-def _leading_integers(node: Node) -> str:
+def _integers(node: Node) -> str:
     indices = [i for i in node.args[1] if i is not None]
     plain = all(isinstance(i, fx.Node) and not i.meta["val"].dtype.is_floating_point for i in indices)
-    if not plain or any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices):
-        return "an index by a mask"
-    return "" if len(indices) in (1, len(node.args[1])) else "an index of several later axes"
+    masks = not plain or any(i.meta["val"].dtype in (torch.bool, torch.uint8) for i in indices)
+    return f"{name_of(node.target)} by a mask" if masks else ""
 
 
 def is_overlay(node: Node) -> bool:
@@ -165,14 +164,6 @@ def _one_index(node: Node) -> str:
     return "" if one and len(a) == len(i) and list(i) == wanted else "scatter of several elements of a row"
 
 
-def _rows(node: Node) -> str:
-    indices = node.args[1]
-    one = len(indices) == 1 and isinstance(indices[0], fx.Node)
-    whole = one and not indices[0].meta["val"].dtype.is_floating_point
-    plain = whole and indices[0].meta["val"].dtype not in (torch.bool, torch.uint8)
-    return "" if plain else "index_put by a mask, or of several axes"
-
-
 def _along_axis(node: Node) -> str:
     x, _, index, source = (a.meta["val"] if isinstance(a, fx.Node) else a for a in node.args[:4])
     rows = x.dim() == source.dim() and index.dim() <= 1 and x.dtype == source.dtype
@@ -209,9 +200,9 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "arange": _no_half_float,
     "as_strided": _overlay,
     "gather": _whole_axis,
-    "index": _leading_integers,
+    "index": _integers,
     "scatter": _one_index,
-    "index_put": _rows,
+    "index_put": _integers,
     **dict.fromkeys(("index_add", "index_copy"), _along_axis),
     "slice_scatter": _steps,
 }

@@ -36,6 +36,8 @@ COUNTED_FROM_BOTH_ENDS = {
     "x[i]": lambda x, i: x[i],
     "x[:, i]": lambda x, i: x[:, i],
     "x[i, i]": lambda x, i: x[i, i],
+    "x[:, i, i]": lambda x, i: x[None][:, i, i],
+    "index_put of two axes": lambda x, i: x.index_put((i, i), x.new_ones(5), accumulate=True),
     "index_put": lambda x, i: x.index_put((i,), x.new_ones(5, 3), accumulate=True),
 }
 GOOD = torch.tensor([0, 2, 1, 0, 2])

@@ -169,7 +169,40 @@ def test_an_index_of_one_axis():
     agree(lambda x, i: x[..., i] * 2, x, i)
     agree(lambda x, i: x[:, i] * 2, x, i.reshape(1, 3, 1).expand(2, 3, 2).contiguous())
     agree(lambda x, i, j: x[i, j] * 2, x, i % 3, i)
-    agree(lambda x, i, j: x[:, i, j] * 2, x, i, i, refused=["several later axes", "stands alone"])
+
+
+INDEXED = {
+    "later axes": lambda x, i, j: x[:, i, j],
+    "the last axes": lambda x, i, j: x[..., i, j],
+    "axes apart": lambda x, i, j: x[i, :, j],
+    "axes apart, behind another": lambda x, i, j: x[:, i, :, j],
+    "three axes": lambda x, i, j: x[i, j, i],
+    "indices that broadcast": lambda x, i, j: x[:, i[:, None], j],
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_of_several_axes(name):
+    x, i, j = torch.randn(4, 5, 6, 4), torch.tensor([3, -1, 0]), torch.tensor([0, 2, -4])
+    agree(lambda x, i, j: INDEXED[name](x, i, j) * 2, x, i, j)
+    mine, its = (x.clone().requires_grad_() for _ in range(2))
+
+    def f(x):
+        return INDEXED[name](x * 2, i, j).square().sum()
+
+    torch.compile(f, backend=backend)(mine).backward()
+    f(its).backward()
+    torch.testing.assert_close(mine.grad, its.grad)
+
+
+@pytest.mark.parametrize("accumulate", [False, True], ids=["set", "add"])
+@pytest.mark.parametrize("at", [(0, 1), (1, 2), (0, 2), (1, 3), (2,), (0, 1, 2, 3)], ids=str)
+def test_writes_at_indices_of_several_axes(at, accumulate):
+    x, index = torch.randn(4, 5, 6, 4), [torch.tensor([3, -1, 0]), torch.tensor([[0], [2]])] * 2
+    indices = [index[axis] if axis in at else None for axis in range(max(at) + 1)]
+    values = torch.randn(torch.ops.aten.index(x, indices).shape)
+    for v in (values, values[..., :1], torch.tensor(2.0)):
+        agree(lambda x, v: torch.ops.aten.index_put(x * 2, indices, v, accumulate) * 2, x, v)
 
 
 def test_an_empty_cache_is_no_operand():
