@@ -25,6 +25,7 @@ from torch._guards import TracingContext
 from . import _launch, _native
 from ._attention import keep_attention
 from ._division import divide
+from ._encoder import LAYERS
 from ._fx import TABLE, name_of
 from ._in_place import changed_results, without_copies, write_in_place, written_in_place
 from ._known import draws_nothing, reads_past, unsupported
@@ -80,7 +81,7 @@ def table() -> dict[Any, Any]:
     """PyTorch's decompositions into core ops, without those of ops that are better left whole."""
     # The gradient of an embedding, taken apart, writes the whole table in f32 first.
     whole = {*TABLE, *RANDOM, "embedding_dense_backward"}
-    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in whole}
+    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in whole} | LAYERS
 
 
 def backend(
