@@ -35,6 +35,7 @@ from ._part import Options, Part
 from ._partition import partition
 from ._recorded import Recorded, can_be_recorded
 from ._rules import Rules, library
+from ._strides import as_traced
 from ._training import Halves
 from ._whole import Whole
 from .errors import InputError
@@ -300,6 +301,7 @@ def divided(
     parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them on a GPU. `changed`
     are the arguments whose new values are the first results.
     """
+    as_traced(graph)
     if why := indivisible(graph):
         note("graph", why)
         return graph.forward

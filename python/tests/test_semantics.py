@@ -220,6 +220,32 @@ def gradients(f, model, *inputs):
     return [p.grad.clone() for p in model.parameters()]
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_batch_norm_of_a_transposed_input(rank, dynamic):
+    """PyTorch's result lies row by row, but is traced as lying like the input."""
+
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6) if rank == 3 else nn.BatchNorm2d(6)
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.linear(self.norm(x.transpose(1, -1)).transpose(1, -1))
+
+    model = Between()
+    its, ours = copy.deepcopy(model), compiled(model, dynamic=dynamic)
+    for batch in (3, 4):
+        x, y = (torch.randn(batch, 5, *[4] * (rank - 3), 6, generator=torch.manual_seed(1)) for _ in range(2))
+        got, want = ours(x.requires_grad_()), its(y.requires_grad_())
+        close(got, want)
+        got.square().sum().backward()
+        want.square().sum().backward()
+        close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+        close(model.norm.running_var, its.norm.running_var)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(reentrant):
     model, x = nn.ModuleList([mlp(), mlp()]), torch.randn(4, 8, requires_grad=True)
