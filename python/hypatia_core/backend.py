@@ -36,6 +36,7 @@ from ._partition import partition
 from ._recorded import Recorded, can_be_recorded
 from ._rules import Rules, library
 from ._strides import as_traced
+from ._subclasses import as_plain
 from ._training import Halves
 from ._whole import Whole
 from .errors import InputError
@@ -142,6 +143,7 @@ def backend(
         static.extend(static_inputs() if how.frozen else ())
         changed = changed_results() if len(inputs) == len(example_inputs) else []
         computes = divided(graph, chosen, options=how, static=static, made=parts, lay=True, changed=changed)
+        computes = as_plain(example_inputs, computes)
         if isinstance(computes, _native.Entry) and len(inputs) == len(example_inputs) and passes_on():
             direct.append(computes)
         return make_boxed_func(computes)
@@ -156,7 +158,7 @@ def backend(
         return compiled
     device = parts[0].device
     recorded = Recorded(compiled, device, recordable[0], static) if len(recordable) == 1 else None
-    return Whole(compiled, module, parts, device, recorded)
+    return Whole(compiled, as_plain(example_inputs, module), parts, device, recorded)
 
 
 def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: Options) -> Callable[..., Any]:
@@ -182,6 +184,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         count = about.num_forward if about else len(results)
         note_recordable(graph)
         computes = divided(graph, rules, options=how, together=range(count, len(results)), made=halves.parts)
+        computes = as_plain(inputs, computes)
         halves.take_forward(graph, computes)
         return make_boxed_func(computes)
 
@@ -190,6 +193,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         parameters = [i for i, t in enumerate(inputs) if isinstance(t, torch.nn.Parameter)]
         note_recordable(graph)
         computes = divided(graph, rules, options=how, together=parameters, made=halves.parts)
+        computes = as_plain(inputs, computes)
         halves.take_backward(graph, computes)
         return make_boxed_func(computes)
 
