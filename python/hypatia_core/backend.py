@@ -24,7 +24,7 @@ from torch._guards import TracingContext
 
 from . import _launch, _native
 from ._attention import keep_attention
-from ._division import divide
+from ._division import divide, is_item
 from ._encoder import LAYERS
 from ._fx import TABLE, name_of
 from ._in_place import changed_results, without_copies, write_in_place, written_in_place
@@ -275,7 +275,8 @@ def note(label: str, why: str) -> None:
 
 def computes(node: fx.Node) -> bool:
     """Whether a node computes tensors; the others are sizes."""
-    return node.op == "call_function" and not isinstance(node.meta.get("val"), (int, float, torch.SymInt))
+    size = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return node.op == "call_function" and not isinstance(node.meta.get("val"), size)
 
 
 def device_of(graph: fx.GraphModule) -> torch.device:
@@ -321,7 +322,7 @@ def divided(
     for node in graph.graph.nodes:
         if node.name in written:
             note("graph", f"PyTorch computes {name_of(node.target)}, which writes into an argument of the graph")
-        elif computes(node) and not is_ours(node) and (why := unsupported(node, device)):
+        elif computes(node) and not is_item(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
     drawn = random(graph)
     undivided = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
