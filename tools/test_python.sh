@@ -81,6 +81,7 @@ else
     --ignore hypatia_core/_partition.py --ignore hypatia_core/_whole.py
     --ignore hypatia_core/_layout.py --ignore hypatia_core/_recorded.py
     --ignore hypatia_core/_in_place.py --ignore hypatia_core/_encoder.py
-    --ignore hypatia_core/_strides.py --ignore hypatia_core/_subclasses.py)
+    --ignore hypatia_core/_strides.py --ignore hypatia_core/_subclasses.py
+    --ignore hypatia_core/_words.py)
 fi
 "$into/bin/python" -m pytest "${left[@]}"

@@ -39,6 +39,7 @@ from ._strides import as_traced
 from ._subclasses import as_plain
 from ._training import Halves
 from ._whole import Whole
+from ._words import as_pytorch_says, check_classes, of_classes
 from .errors import InputError
 from .fuse import _together
 from .nn import _runtime
@@ -125,9 +126,11 @@ def backend(
         raise InputError(f"backend hypatia: it has no `{name}`, and was given {value!r}; it takes `options=`, a dict")
     chosen, how = read(options or {})
 
+    original = of_classes(module)
+    check_classes(module)
     trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example_inputs)
     if trains:
-        return training(module, example_inputs, chosen, replace(how, frozen=False))
+        return as_pytorch_says(original, training(module, example_inputs, chosen, replace(how, frozen=False)))
 
     keep_attention(module)
 
@@ -151,6 +154,7 @@ def backend(
     compiled = aot_autograd(fw_compiler=inference, inference_compiler=inference, decompositions=table())(
         module, example_inputs
     )
+    compiled = as_pytorch_says(original, compiled)
     if len(direct) == 1:
         return direct[0].beside(compiled)
     # One part is measured as it is; rules that must fire and checks say that plans are wanted.
