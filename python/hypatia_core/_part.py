@@ -248,9 +248,7 @@ class Part(torch.nn.Module):
         model = imported.g.model(**settings)
         lying = zip(tensors, imported.orders, strict=True)
         rows = [_launch.on_host(t if order is None else t.permute(*order)) for t, order in lying]
-        plan = model.compile(
-            [(n, _launch.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
-        )
+        plan = _launch.compiled(model, imported.inputs, rows)
         results = [(tuple(map(int, t.shape)), strides_of(t), t.dtype) for t in metas]
         self.frozen[key] = frozen
         self.calls[key] = _launch.call_of(plan, results, device, self.together, imported.orders)
