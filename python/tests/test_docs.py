@@ -34,3 +34,6 @@ def test_the_page_runs(page, capsys, monkeypatch):
         assert shown[1].strip() in printed, "the report of verify"
         assert "launches           3          1  the steps" in printed, "what explain counts"
         assert shown[3].strip() in printed, "the table of fuse_"
+        # The times differ.
+        shown_lines, printed_lines = (re.sub(r"( \d+) +\d+ +\d+ +", r"\1 ", text) for text in (shown[4], printed))
+        assert shown_lines.strip() in printed_lines, "the report of calls"
