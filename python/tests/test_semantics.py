@@ -170,6 +170,36 @@ def test_autocast():
     assert hyp.report().hypatia == 6
 
 
+def heads(*types):
+    return [torch.randn(1, 2, 5, 8).to(t) for t in types]
+
+
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        heads(torch.float32, torch.float32, torch.float32),
+        heads(torch.float32, torch.float32, torch.bfloat16),
+        [*heads(torch.float32, torch.float32, torch.bfloat16), torch.randn(5, 5)],
+        [*heads(torch.bfloat16, torch.bfloat16, torch.bfloat16), torch.ones(5, 5).tril().bool()],
+        heads(torch.float64, torch.float64, torch.float64),
+    ],
+    ids=["f32", "mixed", "mixed, masked", "bf16, masked", "f64"],
+)
+def test_attention_in_autocast(given, to):
+    """As rotary embeddings leave it: queries and keys in f32, values not."""
+
+    def f(*given):
+        return F.scaled_dot_product_attention(*given) * 2
+
+    with torch.no_grad(), torch.autocast("cpu", to):
+        want = f(*given)
+        # Eager's own error is one unit in the last place of its weights.
+        close(compiled(f)(*given), want, rtol=0.02, atol=0.02)
+    assert hyp.report().hypatia == 1
+    assert not reasons()
+
+
 def test_inference_mode():
     model, x = mlp(), torch.randn(4, 8)
     f = compiled(model)
