@@ -85,11 +85,6 @@ def _no_decimals(node: Node) -> str:
     return "round to decimals" if "decimals" in node.kwargs or len(node.args) > 1 else ""
 
 
-def _grows(node: Node) -> str:
-    widths = node.args[1]
-    return "" if all(isinstance(w, int) and w >= 0 for w in widths) else "constant_pad_nd that crops"
-
-
 def _has_axes(node: Node) -> str:
     return "" if node.args[0].meta["val"].dim() else f"{name_of(node.target)} of a single number"
 
@@ -193,7 +188,6 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "fmod": _by_nonzero,
     "remainder": _by_nonzero,
     "round": _no_decimals,
-    "constant_pad_nd": _grows,
     "index_select": _has_axes,
     "linalg_vector_norm": _common_order,
     **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"), _real),

@@ -13,7 +13,7 @@ import torch
 
 from ._importer import Importer, Node, Value, exactly, name_of, ordered_row, row, size_of
 
-SAME = ("alias", "as_strided", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
+SAME = ("alias", "as_strided", "clone", "convert_element_type", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
 SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
 
 
@@ -112,9 +112,27 @@ def _(b: Importer, n: Node) -> Any:
 def _(b: Importer, n: Node) -> Any:
     x, rank, widths = n.args[0], len(b.shape(n)), b.number(n.args[1])
     # The last axis comes first.
-    sides = [[0] * (rank - len(widths) // 2) + widths[side::2][::-1] for side in (0, 1)]
-    value = b.constant(b.dtype(n), b.argument(n, 2, "value", 0))
-    return b.call("pad", [b.value(x), value], before=sides[0], after=sides[1])
+    before, after = ([0] * (rank - len(widths) // 2) + widths[side::2][::-1] for side in (0, 1))
+    value = b.value(x)
+    # Negative widths cut off.
+    for axis, size in enumerate(b.shape(x)):
+        start, stop = max(-before[axis], 0), size - max(-after[axis], 0)
+        if (start, stop) != (0, size):
+            value = b.call("slice", [value], axis=axis, start=start, stop=stop, step=1)
+    before, after = ([max(w, 0) for w in side] for side in (before, after))
+    if not any(before + after):
+        return value
+    return b.call("pad", [value, b.constant(b.dtype(n), b.argument(n, 2, "value", 0))], before=before, after=after)
+
+
+@row("flip")
+def _(b: Importer, n: Node) -> Any:
+    value, shape = b.value(n.args[0]), b.shape(n)
+    for axis in {b.axis(axis, len(shape)) for axis in b.number(n.args[1])} if shape else ():
+        places = b.call("iota", [], shape=[shape[axis]], axis=0, to="i64")
+        places = b.call("sub", [b.constant("i64", shape[axis] - 1), places])
+        value = b.call("gather", [value, places], axis=axis)
+    return value
 
 
 @row("repeat")
@@ -321,6 +339,9 @@ def _(b: Importer, n: Node) -> Any:
 
 
 FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+#: What nobody reads before it is written.
+EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+FILLS.update(dict.fromkeys(EMPTY, 0))
 
 
 @row("full", "full_like", "new_full", "scalar_tensor", *FILLS)

@@ -156,7 +156,13 @@ def test_moves():
     x = torch.randn(3, 4)
     agree(lambda x: F.pad(x, (1, 2, 0, 3), value=float("-inf")).relu(), x)
     agree(lambda x: F.pad(x, (1, 2)) * 2, torch.arange(8).reshape(2, 4))
-    agree(lambda x: F.pad(x, (-1, 2)) * 2, x, refused=["crops", "stands alone"])
+    for widths in ((-1, 2), (2, -1), (-1, -2), (0, 0, -1, 1), (-1, 0, 1, -1)):
+        agree(lambda x, widths=widths: F.pad(x, widths, value=3.0) * 2, x)
+    agree(lambda x: F.pad(x, (-1, 2)) * 2, x.double() > 0)
+    for axes in ((0,), (1,), (-1, 0), ()):
+        agree(lambda x, axes=axes: x.flip(axes) * 2, x)
+    agree(lambda x: torch.empty_like(x).fill_(2) + x.new_empty(4).zero_() + x, x)
+    agree(lambda x: torch.ops.prims.convert_element_type(x, torch.float16) * 2, x)
     agree(lambda x: x.repeat(2, 1, 3) * 2, x)
     agree(lambda x: x.repeat(1, 1) * 2, x)
     agree(lambda x, i: x.index_select(-1, i) * 2, x, torch.tensor([3, 0, 0]))
