@@ -200,6 +200,31 @@ def test_attention_in_autocast(given, to):
     assert not reasons()
 
 
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm(16), nn.LayerNorm(16, bias=False), nn.RMSNorm(16)], ids=["layer", "no bias", "rms"]
+)
+def test_norms_in_autocast(norm, train):
+    """Rows are bf16 then, and parameters are not."""
+    linear, x, slopes = nn.Linear(16, 16), torch.randn(7, 16), torch.randn(7, 16)
+
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return norm(linear(x)) * 2
+
+    def all_of(f):
+        y = f(x)
+        wanted = [norm.weight, linear.weight] if train else []
+        return [y.detach(), *torch.autograd.grad((y.float() * slopes).sum(), wanted)] if train else [y]
+
+    with torch.set_grad_enabled(train):
+        for got, want in zip(all_of(compiled(f)), all_of(f), strict=True):
+            scale = want.abs().max().item()
+            close(got, want, rtol=0.02, atol=0.01 * scale)
+    assert hyp.report().hypatia
+    assert not hyp.report().pytorch, hyp.report()
+
+
 def test_inference_mode():
     model, x = mlp(), torch.randn(4, 8)
     f = compiled(model)
