@@ -408,15 +408,20 @@ def shared(whole: fx.GraphModule, part: fx.Node, together: Collection[int]) -> l
 
 def alone(whole: fx.GraphModule) -> _native.Entry | None:
     """The one part of a graph that is nothing else: it is called without a detour."""
-    calls = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
-    if len(calls) != 1 or calls[0].op != "call_module":
-        return None
+    nodes = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
+    calls = [n for n in nodes if n.op == "call_module"]
     inputs = whole.graph.find_nodes(op="placeholder")
-    part = whole.get_submodule(str(calls[0].target))
     results = whole.graph.output_node().args[0]
-    if not isinstance(part, Part) or not part.single or results not in (calls, tuple(calls)):
+    part = whole.get_submodule(str(calls[0].target)) if len(calls) == 1 else None
+    if not isinstance(part, Part) or not isinstance(results, (list, tuple)):
         return None
-    return part.entered([inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)])
+    made: dict[Any, Any] = {calls[0]: 0} if part.single else {n: n.args[1] for n in calls[0].users if is_item(n)}
+    places: dict[Any, Any] = {None: None, **{n: (False, i) for i, n in enumerate(inputs)}}
+    places.update({n: (True, i) for n, i in made.items()})
+    if any(n not in made and n is not calls[0] for n in nodes) or any(r not in places for r in results):
+        return None
+    order = [inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)]
+    return part.entered(order, [places[r] for r in results])
 
 
 def is_ours(node: fx.Node) -> bool:
