@@ -224,3 +224,11 @@ def test_an_empty_cache_is_no_operand():
         for got, want in zip(torch.compile(f, backend=backend, fullgraph=True)(x), f(x), strict=True):
             torch.testing.assert_close(got, want)
     assert {line.side for line in hyp.report().lines} == {"hypatia"}, str(hyp.report())
+
+
+def test_pools_are_pytorchs_by_name():
+    agree(
+        lambda x: (F.max_pool2d(x * 2 + 1, 2) + 1) * 2,
+        torch.randn(1, 2, 4, 4),
+        refused=["kernels for pools are faster"],
+    )
