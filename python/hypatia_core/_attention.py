@@ -39,6 +39,19 @@ def _attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float | N
     return F.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=shared)
 
 
+def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
+    """Attention as one op, of operands that autocast converts where it would convert PyTorch's."""
+    q, k, v = (converted(t) for t in (q, k, v))
+    return attention._opoverload(q, k, v, None if mask is None else converted(mask), causal, scale)
+
+
+def converted(t: Tensor) -> Tensor:
+    """An operand as autocast hands it to an op that it wants in 16 bits."""
+    kind = t.device.type
+    wide = t.is_floating_point() and t.dtype is not torch.float64
+    return t.to(torch.get_autocast_dtype(kind)) if wide and torch.is_autocast_enabled(kind) else t
+
+
 # Training: the log-sum-exp of the scores is a second result.
 
 
@@ -192,7 +205,7 @@ def keep_attention(module: fx.GraphModule, train: bool = False) -> None:
         q, k, v = (given[name] for name in names[:3])
         rest = (given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
         if not train:
-            node.target = attention._opoverload
+            node.target = attended
             node.args, node.kwargs = (q, k, v, *rest), {}
         elif trainable(q, k, v, rest[0], rest[1], given.get("enable_gqa", False)):
             with module.graph.inserting_before(node):

@@ -29,16 +29,19 @@ Node = Any
 TABLE: dict[str, Callable[[Importer, fx.Node], Any]] = {}
 #: The ops whose results may be built in another order of axes than their own, see `Importer.built`.
 ORDERED: set[str] = set()
-#: Ops of our own that plans compute: see `_attention`.
-OWN = ("attention", "attention_lse", "attention_grad")
+#: Ops that are no aten ops and that plans compute: ours, see `_attention`, and one of PyTorch's.
+OTHERS = {
+    "hypatia": ("attention", "attention_lse", "attention_grad"),
+    "prims": ("convert_element_type",),
+}
 
 
 def name_of(target: Any) -> str:
-    """The name of an aten op without its overload, or of attention; empty for anything else."""
+    """The name of an aten op without its overload, or of another that plans compute; else empty."""
     if not isinstance(target, torch._ops.OpOverload):
         return ""
     space, _, name = target._schema.name.partition("::")
-    return name if space == "aten" or (space == "hypatia" and name in OWN) else ""
+    return name if space == "aten" or name in OTHERS.get(space, ()) else ""
 
 
 def strides_of(t: torch.Tensor) -> tuple[int, ...]:

@@ -19,11 +19,16 @@ from torch._C._dynamo import guards
 from . import _native
 from ._eager import NAMES
 from ._model import settings
+from .errors import ContractError, InputError
 
 Tensor = torch.Tensor
 
 #: (major, minor) of DLPack's exchange API, or None: then tensors are handed over by address.
 EXCHANGE = _native.exchange(Tensor, torch.nn.Parameter)
+
+
+class RefusedError(InputError):
+    """A new plan refused the inputs at hand by their values, such as an index beyond its axis."""
 
 
 def unreachable(device: torch.device) -> str:
@@ -56,6 +61,20 @@ def on_host(t: Tensor) -> Tensor:
 def memory(t: Tensor) -> Any:
     """A tensor of the host as the native module takes it: itself, or its address."""
     return t if EXCHANGE else (t.data_ptr(), NAMES[t.dtype], tuple(t.shape), t)
+
+
+def compiled(model: _native.Model, names: Sequence[str], rows: Sequence[Tensor]) -> _native.Plan:
+    """The plan of a model for inputs like these, on which it is compared.
+
+    Raises:
+        RefusedError: if it refuses these.
+    """
+    try:
+        return model.compile([(n, memory(t), tuple(t.shape)) for n, t in zip(names, rows, strict=True)])
+    except ContractError:
+        raise
+    except InputError as error:
+        raise RefusedError(str(error)) from error
 
 
 def captures(device: torch.device) -> bool:

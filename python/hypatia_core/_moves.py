@@ -6,13 +6,14 @@ and the numbers of a fill.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ._importer import Importer, Node, Value, exactly, name_of, ordered_row, row, size_of
 
-SAME = ("alias", "as_strided", "clone", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
+SAME = ("alias", "as_strided", "clone", "convert_element_type", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
 SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
 
 
@@ -111,9 +112,27 @@ def _(b: Importer, n: Node) -> Any:
 def _(b: Importer, n: Node) -> Any:
     x, rank, widths = n.args[0], len(b.shape(n)), b.number(n.args[1])
     # The last axis comes first.
-    sides = [[0] * (rank - len(widths) // 2) + widths[side::2][::-1] for side in (0, 1)]
-    value = b.constant(b.dtype(n), b.argument(n, 2, "value", 0))
-    return b.call("pad", [b.value(x), value], before=sides[0], after=sides[1])
+    before, after = ([0] * (rank - len(widths) // 2) + widths[side::2][::-1] for side in (0, 1))
+    value = b.value(x)
+    # Negative widths cut off.
+    for axis, size in enumerate(b.shape(x)):
+        start, stop = max(-before[axis], 0), size - max(-after[axis], 0)
+        if (start, stop) != (0, size):
+            value = b.call("slice", [value], axis=axis, start=start, stop=stop, step=1)
+    before, after = ([max(w, 0) for w in side] for side in (before, after))
+    if not any(before + after):
+        return value
+    return b.call("pad", [value, b.constant(b.dtype(n), b.argument(n, 2, "value", 0))], before=before, after=after)
+
+
+@row("flip")
+def _(b: Importer, n: Node) -> Any:
+    value, shape = b.value(n.args[0]), b.shape(n)
+    for axis in {b.axis(axis, len(shape)) for axis in b.number(n.args[1])} if shape else ():
+        places = b.call("iota", [], shape=[shape[axis]], axis=0, to="i64")
+        places = b.call("sub", [b.constant("i64", shape[axis] - 1), places])
+        value = b.call("gather", [value, places], axis=axis)
+    return value
 
 
 @row("repeat")
@@ -168,21 +187,43 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("gather_elements", [b.value(x), index], axis=axis)
 
 
+def indexed_axes(n: Node) -> tuple[list[int], int]:
+    """The axes that a list of indices names, and where those of the indices stand in the result."""
+    at = [axis for axis, index in enumerate(n.args[1]) if index is not None]
+    return at, at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+
+
 @row("index")
 def _(b: Importer, n: Node) -> Any:
     x, indices = n.args[0], list(n.args[1])
-    if None in indices:
-        axis = next(a for a, i in enumerate(indices) if i is not None)
-        return b.call("gather", [b.value(x), b.operand(indices[axis], "i64")], axis=axis)
-    shape = torch.broadcast_shapes(*(b.shape(i) for i in indices))
+    at, place = indexed_axes(n)
+    if len(at) == 1 and None in indices:
+        return b.call("gather", [b.value(x), b.operand(indices[at[0]], "i64")], axis=at[0])
+    shape = torch.broadcast_shapes(*(b.shape(indices[axis]) for axis in at))
     columns = []
-    for index in indices:
-        value = b.operand(index, "i64")
-        value = b.reshaped(value, (*[1] * (len(shape) - len(b.shape(index))), *b.shape(index)))
-        value = value if tuple(b.g.type_of(value)[1]) == shape else b.call("expand", [value], shape=list(shape))
+    for axis in at:
+        value = broadcast(b, b.operand(indices[axis], "i64"), shape)
         columns.append(b.reshaped(value, (*shape, 1)))
     joined = columns[0] if len(columns) == 1 else b.call("concat", columns, axis=len(shape))
-    return b.reshaped(b.call("gather_nd", [b.value(x), joined], batch=0), b.shape(n))
+    rank = len(b.shape(x))
+    rows = moved(b, b.value(x), [*at, *(axis for axis in range(rank) if axis not in at)])
+    made = b.call("gather_nd", [rows, joined], batch=0)
+    # What is left of the operand's axes stands around those of the indices.
+    last = len(shape) + rank - len(at)
+    before = range(len(shape), len(shape) + place)
+    return b.reshaped(moved(b, made, [*before, *range(len(shape)), *range(len(shape) + place, last)]), b.shape(n))
+
+
+def broadcast(b: Importer, value: Value, shape: Sequence[int]) -> Value:
+    """A value in a shape to which it broadcasts."""
+    have = [int(n) for n in b.g.type_of(value)[1]]
+    value = b.reshaped(value, (*[1] * (len(shape) - len(have)), *have))
+    return value if tuple(b.g.type_of(value)[1]) == tuple(shape) else b.call("expand", [value], shape=list(shape))
+
+
+def moved(b: Importer, value: Value, order: list[int]) -> Value:
+    """A value with its axes in that order."""
+    return value if order == sorted(order) else b.call("transpose", [value], perm=order)
 
 
 @row("scatter")
@@ -222,18 +263,49 @@ def _(b: Importer, n: Node) -> Any:
 
 @row("index_put")
 def _(b: Importer, n: Node) -> Any:
-    x, (index,), updates = n.args[:3]
+    x, indices, updates = n.args[:3]
+    at, place = indexed_axes(n)
     shape, dtype = b.shape(x), b.dtype(n)
-    count = size_of(b.shape(index))
-    values = b.operand(updates, dtype)
-    wanted = (*b.shape(index), *shape[1:])
-    if tuple(b.g.type_of(values)[1]) != wanted:
-        have = b.shape(updates)
-        values = b.reshaped(values, (1,) * (len(wanted) - len(have)) + have)
-        values = b.call("expand", [values], shape=list(wanted))
-    rows = b.reshaped(b.operand(index, "i64"), (count,))
+    others = [axis for axis in range(len(shape)) if axis not in at]
+    rest = [shape[axis] for axis in others]
+    wide = torch.broadcast_shapes(*(b.shape(indices[axis]) for axis in at))
+    # The new values as rows, one for each index.
+    values = broadcast(b, b.operand(updates, dtype), (*rest[:place], *wide, *rest[place:]))
+    count = len(wide)
+    behind = range(place + count, count + len(rest))
+    values = moved(b, values, [*range(place, place + count), *range(place), *behind])
+    values = b.reshaped(values, (size_of(wide), *rest))
+    if len(at) == 1:
+        places = b.operand(indices[at[0]], "i64")
+    else:
+        places = numbered(b, [indices[axis] for axis in at], [shape[axis] for axis in at], wide)
+    rows = b.reshaped(moved(b, b.value(x), [*at, *others]), (size_of([shape[axis] for axis in at]), *rest))
     how = "add" if b.argument(n, 3, "accumulate", False) else "set"
-    return b.call("scatter", [b.value(x), rows, b.reshaped(values, (count, *shape[1:]))], how=how)
+    made = b.call("scatter", [rows, b.reshaped(places, (size_of(wide),)), values], how=how)
+    made = b.reshaped(made, [shape[axis] for axis in [*at, *others]])
+    return moved(b, made, [[*at, *others].index(axis) for axis in range(len(shape))])
+
+
+def numbered(b: Importer, indices: Sequence[Node], sizes: Sequence[int], shape: Sequence[int]) -> Value:
+    """Indices of several axes as those of one axis that merges them."""
+    made = None
+    for index, size in zip(indices, sizes, strict=True):
+        value, limit = b.operand(index, "i64"), b.constant("i64", size)
+        if b.checked:
+            # What gathers an index from those that there are refuses it beyond its axis.
+            known = b.call("iota", [], shape=[size], axis=0, to="i64")
+            value = b.call("gather", [known, value], axis=0)
+        else:
+            value = b.call(
+                "select", [b.call("lt", [value, b.constant("i64", 0)]), b.call("add", [value, limit]), value]
+            )
+            inside = b.call("and", [b.call("le", [b.constant("i64", 0), value]), b.call("lt", [value, limit])])
+            # Beyond all axes: nothing is written there, whatever the other indices are.
+            value = b.call("select", [inside, value, b.constant("i64", size_of(sizes) * 2)])
+        value = broadcast(b, value, shape)
+        made = value if made is None else b.call("add", [b.call("mul", [made, limit]), value])
+    assert made is not None
+    return made
 
 
 @row("slice_scatter", "select_scatter")
@@ -267,6 +339,9 @@ def _(b: Importer, n: Node) -> Any:
 
 
 FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
+#: What nobody reads before it is written.
+EMPTY = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+FILLS.update(dict.fromkeys(EMPTY, 0))
 
 
 @row("full", "full_like", "new_full", "scalar_tensor", *FILLS)

@@ -122,13 +122,26 @@ def _(b: Importer, n: Node) -> Any:
     if any(u.target is not operator.getitem or u.args[1] != 0 for u in n.users):
         further = saved(b, n, b.cast(rows, "f64" if b.dtype(x) == "f64" else "f32"), float(eps))
     params = [None if p is None else b.reshaped(b.value(p), (count,)) for p in (weight, bias)]
+    rows, params = of_one_type(b, rows, params)
     attrs = {"eps": float(eps)}
     if params[0] is None:
         made = b.g.call("standardize", [rows], attrs)[0]
         made = made if params[1] is None else b.call("add", [made, params[1]])
     else:
         made = b.g.call("layer_norm", [rows, *params], attrs)[0]
-    return [b.reshaped(made, shape), *further]
+    return [b.reshaped(b.cast(made, b.dtype(x)), shape), *further]
+
+
+def of_one_type(b: Importer, rows: Value, params: list[Value | None]) -> tuple[Value, list[Value | None]]:
+    """Rows and parameters of one type: that of the rows, or a wider one if a parameter has another.
+
+    Autocast on the CPU leaves parameters in f32 beside rows in 16 bits, and a result in 16 bits.
+    """
+    kinds = {b.g.type_of(v)[0] for v in (rows, *params) if v is not None}
+    if len(kinds) == 1:
+        return rows, params
+    wide = "f64" if "f64" in kinds else "f32"
+    return b.cast(rows, wide), [None if v is None else b.cast(v, wide) for v in params]
 
 
 @row("native_group_norm")
@@ -159,7 +172,8 @@ def _(b: Importer, n: Node) -> Any:
     scale = None if weight is None else b.reshaped(b.value(weight), (count,))
     rows = b.reshaped(b.value(x), (size_of(shape) // count, count))
     attrs = {"eps": torch.finfo(dtype).eps if eps is None else float(eps)}
-    return [b.reshaped(b.g.call("rms_norm", [rows, scale], attrs)[0], shape), None]
+    rows, (scale,) = of_one_type(b, rows, [scale])
+    return [b.reshaped(b.cast(b.g.call("rms_norm", [rows, scale], attrs)[0], b.dtype(x)), shape), None]
 
 
 @ordered_row("_native_batch_norm_legit_no_training")

@@ -8,7 +8,6 @@ Ops that no rule fuses stay PyTorch's.
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -112,8 +111,7 @@ def fusions(module: fx.GraphModule, rules: Rules, device: torch.device, target: 
 def fired(module: fx.GraphModule, nodes: list[fx.Node], rules: Rules, target: str) -> list[str]:
     """The rules that make these nodes one."""
     model = Importer(module, rules, nodes).g.model(**_launch.settings_on(torch.device("cpu")))
-    firings = json.loads(model.explain(target)[1])["firings"]
-    return sorted({f["rule"] for f in firings if f["kept"]})
+    return sorted(model.fired(target))
 
 
 def replace(module: fx.GraphModule, found: Fused, others: set[str], rules: Rules, target: str) -> None:

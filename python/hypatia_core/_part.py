@@ -169,21 +169,29 @@ class Part(torch.nn.Module):
             _runtime.refused(choice, error, self.label)
             return self.graph(*args)
 
-    def entered(self, order: Sequence[int] | None = None) -> _native.Entry:
+    def entered(
+        self, order: Sequence[int] | None = None, values: Sequence[tuple[bool, int] | None] = ()
+    ) -> _native.Entry:
         """What computes the part without Python where its plan is known.
 
-        `order` are the part's arguments among those of a whole graph; the results are a tuple then.
+        `order` are the part's arguments among those of a whole graph, which returns `values`: None,
+        or whether it is one of the part's results, and its index among these or the arguments.
         """
         self.at = range(self.arguments) if order is None else order
 
         def whole(*args: Any) -> Any:
-            return (self.forward(*[args[i] for i in self.at]),)
+            # Conversions are in the graph.
+            with torch._C._DisableAutocast():
+                made = self.forward(*[args[i] for i in self.at])
+            made = (made,) if self.single else made
+            return tuple(None if v is None else (made if v[0] else args)[v[1]] for v in values)
 
         entry = _native.Entry(
             [self.at[i] for i in self.varying],
             self.single and order is None,
             torch.get_num_threads if self.device.type == "cpu" else None,
             self.forward if order is None else whole,
+            None if order is None else list(values),
         )
         self.entry = weakref.ref(entry)
         return entry
@@ -248,9 +256,7 @@ class Part(torch.nn.Module):
         model = imported.g.model(**settings)
         lying = zip(tensors, imported.orders, strict=True)
         rows = [_launch.on_host(t if order is None else t.permute(*order)) for t, order in lying]
-        plan = model.compile(
-            [(n, _launch.memory(t), tuple(t.shape)) for n, t in zip(imported.inputs, rows, strict=True)]
-        )
+        plan = _launch.compiled(model, imported.inputs, rows)
         results = [(tuple(map(int, t.shape)), strides_of(t), t.dtype) for t in metas]
         self.frozen[key] = frozen
         self.calls[key] = _launch.call_of(plan, results, device, self.together, imported.orders)

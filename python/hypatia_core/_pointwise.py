@@ -110,7 +110,7 @@ def _(b: Importer, n: Node) -> Any:
     return b.call("pow", [b.operand(x, dtype), b.operand(exponent, dtype)])
 
 
-@ordered_row("div")
+@ordered_row("div", "true_divide")
 def _(b: Importer, n: Node) -> Any:
     dtype, mode = b.dtype(n), b.argument(n, 2, "rounding_mode")
     if mode is None:

@@ -17,6 +17,7 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
+from . import _native
 from ._part import Part
 from ._passes import Passes, Plain
 from ._whole import settled
@@ -94,27 +95,25 @@ class Halves:
         """The graph as a function."""
         assert self.forward is not None and self.backward is not None
         count = len(self.about.output_info)
-        passes = Plain(self.forward, self.backward, count)
+        forward, backward = shielded(self.forward), shielded(self.backward)
+        passes = Plain(forward, backward, count)
         if len(self.recordable) == 2:
             device = self.recordable[0]
-            passes = Passes(self.forward, self.backward, count, device, lambda: all(map(settled, self.parts)))
+            passes = Passes(forward, backward, count, device, lambda: all(map(settled, self.parts)))
         wanted = [i for i, o in enumerate(self.about.output_info) if o.requires_grad]
         others = [i for i in range(count) if i not in wanted]
         layouts = [(tuple(map(int, t.shape)), tuple(map(int, t.stride()))) for t in self.tangents]
 
         def once(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-            of = (laid_out(gradients[i], *layout) for i, layout in zip(wanted, layouts, strict=True))
-            with torch._C._DisableAutocast():
-                return tuple(passes.backward(ctx, tuple(of)))
+            of = [laid_out(gradients[i], *layout) for i, layout in zip(wanted, layouts, strict=True)]
+            return tuple(passes.backward(ctx, tuple(of)))
 
         class Compiled(torch.autograd.Function):
             """The compiled graph."""
 
             @staticmethod
             def forward(ctx: Any, *args: Tensor) -> tuple[Tensor, ...]:
-                # The graph has the conversions of autocast already.
-                with torch._C._DisableAutocast():
-                    results = tuple(passes.forward(ctx, args))
+                results = tuple(passes.forward(ctx, args))
                 if others:
                     ctx.mark_non_differentiable(*(results[i] for i in others))
                 return results
@@ -128,6 +127,18 @@ class Halves:
                 return refusing(made)
 
         return Compiled.apply
+
+
+def shielded(computes: Callable[..., Any]) -> Callable[..., Any]:
+    """A half without autocast, whose conversions are in the graph."""
+    if isinstance(computes, _native.Entry):
+        return computes  # It sees to that itself.
+
+    def half(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return computes(*args)
+
+    return half
 
 
 def refusing(made: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

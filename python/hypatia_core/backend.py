@@ -24,7 +24,8 @@ from torch._guards import TracingContext
 
 from . import _launch, _native
 from ._attention import keep_attention
-from ._division import divide
+from ._division import divide, is_item
+from ._encoder import LAYERS
 from ._fx import TABLE, name_of
 from ._in_place import changed_results, without_copies, write_in_place, written_in_place
 from ._known import draws_nothing, reads_past, unsupported
@@ -34,8 +35,11 @@ from ._part import Options, Part
 from ._partition import partition
 from ._recorded import Recorded, can_be_recorded
 from ._rules import Rules, library
+from ._strides import as_traced
+from ._subclasses import as_plain
 from ._training import Halves
 from ._whole import Whole
+from ._words import as_pytorch_says, check_classes, of_classes
 from .errors import InputError
 from .fuse import _together
 from .nn import _runtime
@@ -80,7 +84,7 @@ def table() -> dict[Any, Any]:
     """PyTorch's decompositions into core ops, without those of ops that are better left whole."""
     # The gradient of an embedding, taken apart, writes the whole table in f32 first.
     whole = {*TABLE, *RANDOM, "embedding_dense_backward"}
-    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in whole}
+    return {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in whole} | LAYERS
 
 
 def backend(
@@ -122,9 +126,11 @@ def backend(
         raise InputError(f"backend hypatia: it has no `{name}`, and was given {value!r}; it takes `options=`, a dict")
     chosen, how = read(options or {})
 
+    original = of_classes(module)
+    check_classes(module)
     trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example_inputs)
     if trains:
-        return training(module, example_inputs, chosen, replace(how, frozen=False))
+        return as_pytorch_says(original, training(module, example_inputs, chosen, replace(how, frozen=False)))
 
     keep_attention(module)
 
@@ -140,6 +146,7 @@ def backend(
         static.extend(static_inputs() if how.frozen else ())
         changed = changed_results() if len(inputs) == len(example_inputs) else []
         computes = divided(graph, chosen, options=how, static=static, made=parts, lay=True, changed=changed)
+        computes = as_plain(example_inputs, computes)
         if isinstance(computes, _native.Entry) and len(inputs) == len(example_inputs) and passes_on():
             direct.append(computes)
         return make_boxed_func(computes)
@@ -147,6 +154,7 @@ def backend(
     compiled = aot_autograd(fw_compiler=inference, inference_compiler=inference, decompositions=table())(
         module, example_inputs
     )
+    compiled = as_pytorch_says(original, compiled)
     if len(direct) == 1:
         return direct[0].beside(compiled)
     # One part is measured as it is; rules that must fire and checks say that plans are wanted.
@@ -154,7 +162,7 @@ def backend(
         return compiled
     device = parts[0].device
     recorded = Recorded(compiled, device, recordable[0], static) if len(recordable) == 1 else None
-    return Whole(compiled, module, parts, device, recorded)
+    return Whole(compiled, as_plain(example_inputs, module), parts, device, recorded)
 
 
 def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: Options) -> Callable[..., Any]:
@@ -180,6 +188,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         count = about.num_forward if about else len(results)
         note_recordable(graph)
         computes = divided(graph, rules, options=how, together=range(count, len(results)), made=halves.parts)
+        computes = as_plain(inputs, computes)
         halves.take_forward(graph, computes)
         return make_boxed_func(computes)
 
@@ -188,6 +197,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         parameters = [i for i, t in enumerate(inputs) if isinstance(t, torch.nn.Parameter)]
         note_recordable(graph)
         computes = divided(graph, rules, options=how, together=parameters, made=halves.parts)
+        computes = as_plain(inputs, computes)
         halves.take_backward(graph, computes)
         return make_boxed_func(computes)
 
@@ -269,7 +279,8 @@ def note(label: str, why: str) -> None:
 
 def computes(node: fx.Node) -> bool:
     """Whether a node computes tensors; the others are sizes."""
-    return node.op == "call_function" and not isinstance(node.meta.get("val"), (int, float, torch.SymInt))
+    size = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+    return node.op == "call_function" and not isinstance(node.meta.get("val"), size)
 
 
 def device_of(graph: fx.GraphModule) -> torch.device:
@@ -299,6 +310,7 @@ def divided(
     parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them on a GPU. `changed`
     are the arguments whose new values are the first results.
     """
+    as_traced(graph)
     if why := indivisible(graph):
         note("graph", why)
         return graph.forward
@@ -314,7 +326,7 @@ def divided(
     for node in graph.graph.nodes:
         if node.name in written:
             note("graph", f"PyTorch computes {name_of(node.target)}, which writes into an argument of the graph")
-        elif computes(node) and not is_ours(node) and (why := unsupported(node, device)):
+        elif computes(node) and not is_item(node) and not is_ours(node) and (why := unsupported(node, device)):
             note("graph", f"PyTorch computes {why}")
     drawn = random(graph)
     undivided = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
@@ -396,15 +408,20 @@ def shared(whole: fx.GraphModule, part: fx.Node, together: Collection[int]) -> l
 
 def alone(whole: fx.GraphModule) -> _native.Entry | None:
     """The one part of a graph that is nothing else: it is called without a detour."""
-    calls = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
-    if len(calls) != 1 or calls[0].op != "call_module":
-        return None
+    nodes = [n for n in whole.graph.nodes if n.op not in ("placeholder", "output")]
+    calls = [n for n in nodes if n.op == "call_module"]
     inputs = whole.graph.find_nodes(op="placeholder")
-    part = whole.get_submodule(str(calls[0].target))
     results = whole.graph.output_node().args[0]
-    if not isinstance(part, Part) or not part.single or results not in (calls, tuple(calls)):
+    part = whole.get_submodule(str(calls[0].target)) if len(calls) == 1 else None
+    if not isinstance(part, Part) or not isinstance(results, (list, tuple)):
         return None
-    return part.entered([inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)])
+    made: dict[Any, Any] = {calls[0]: 0} if part.single else {n: n.args[1] for n in calls[0].users if is_item(n)}
+    places: dict[Any, Any] = {None: None, **{n: (False, i) for i, n in enumerate(inputs)}}
+    places.update({n: (True, i) for n, i in made.items()})
+    if any(n not in made and n is not calls[0] for n in nodes) or any(r not in places for r in results):
+        return None
+    order = [inputs.index(a) for a in calls[0].args if isinstance(a, fx.Node)]
+    return part.entered(order, [places[r] for r in results])
 
 
 def is_ours(node: fx.Node) -> bool:

@@ -60,13 +60,32 @@ struct Known {
     level: u8,
 }
 
+/// A value that an entry returns in a tuple.
+#[derive(Clone, Copy)]
+enum Value {
+    Result(usize),
+    Argument(usize),
+    Nothing,
+}
+
+/// What an entry returns.
+#[derive(Clone)]
+enum Returns {
+    /// The only result itself.
+    Single,
+    /// All results.
+    Results,
+    /// These.
+    Values(Arc<[Value]>),
+}
+
 /// A function of a part's arguments. Threads may share it.
 #[pyclass(frozen, weakref, module = "hypatia_core._native")]
 pub struct Entry {
     /// The arguments that differ from call to call in more than their elements.
     varying: Vec<usize>,
-    /// Returns the only result itself.
-    single: bool,
+    /// What is returned.
+    returns: Returns,
     /// The number of threads that PyTorch uses now, if plans depend on it.
     threads: Option<Py<PyAny>>,
     /// Computes all other cases.
@@ -77,17 +96,37 @@ pub struct Entry {
 
 #[pymethods]
 impl Entry {
-    /// An entry that knows no call yet. `varying` are indices of arguments, `threads` a function.
+    /// An entry that knows no call yet. `varying` are indices of arguments, `threads` a function. A
+    /// `single` entry returns the only result itself; else a tuple is returned, of all results or
+    /// of the `values` that are listed: None, or whether it is a result, and its index among the
+    /// results or the arguments.
     #[new]
-    fn new(varying: Vec<usize>, single: bool, threads: Option<Py<PyAny>>, otherwise: Py<PyAny>) -> Entry {
-        Entry { varying, single, threads, otherwise, known: Arc::default() }
+    #[pyo3(signature = (varying, single, threads, otherwise, values = None))]
+    fn new(
+        varying: Vec<usize>,
+        single: bool,
+        threads: Option<Py<PyAny>>,
+        otherwise: Py<PyAny>,
+        values: Option<Vec<Option<(bool, usize)>>>,
+    ) -> Entry {
+        let value = |v: Option<_>| match v {
+            Some((true, i)) => Value::Result(i),
+            Some((false, i)) => Value::Argument(i),
+            None => Value::Nothing,
+        };
+        let returns = match values {
+            _ if single => Returns::Single,
+            Some(values) => Returns::Values(values.into_iter().map(value).collect()),
+            None => Returns::Results,
+        };
+        Entry { varying, returns, threads, otherwise, known: Arc::default() }
     }
 
     /// An entry that knows the same calls, now and later, with something else for all other cases.
     fn beside(&self, py: Python<'_>, otherwise: Py<PyAny>) -> Entry {
         Entry {
             varying: self.varying.clone(),
-            single: self.single,
+            returns: self.returns.clone(),
             threads: self.threads.as_ref().map(|t| t.clone_ref(py)),
             otherwise,
             known: self.known.clone(),
@@ -148,7 +187,18 @@ impl Entry {
             made => made?,
         };
         call.plan().count();
-        if self.single { results.get_item(0) } else { Ok(results.into_any()) }
+        match &self.returns {
+            Returns::Single => results.get_item(0),
+            Returns::Results => Ok(results.into_any()),
+            Returns::Values(values) => {
+                let value = |v: &Value| match v {
+                    Value::Result(i) => results.get_item(*i),
+                    Value::Argument(i) => args.get_item(*i),
+                    Value::Nothing => Ok(py.None().into_bound(py)),
+                };
+                Ok(PyTuple::new(py, values.iter().map(value).collect::<PyResult<Vec<_>>>()?)?.into_any())
+            }
+        }
     }
 }
 

@@ -215,6 +215,22 @@ impl Model {
         .map_err(raised)
     }
 
+    /// The rules on which the optimised graph depends, by name. Where one of the user's own matches
+    /// what another rule has rewritten to the same already, it is named in that rule's place.
+    fn fired(&self, py: Python<'_>, target: &str) -> PyResult<BTreeSet<String>> {
+        py.detach(|| {
+            let graph = self.model.graph();
+            let report = pipeline::optimize(graph, &self.options_for(target)?)?.report;
+            let rules = &graph.program.rules;
+            let is_own = |name: &str| rules.iter().any(|r| r.name == name && !r.origin.is_embedded());
+            let own: Vec<_> = report.repeats.iter().filter(|f| f.in_result && is_own(&f.rule)).collect();
+            let has_twin = |nodes: &[String]| !nodes.is_empty() && own.iter().any(|f| f.nodes == nodes);
+            let others = report.firings.iter().filter(|f| f.kept && (is_own(&f.rule) || !has_twin(&f.nodes)));
+            Ok(others.chain(own.iter().copied()).map(|f| f.rule.clone()).collect())
+        })
+        .map_err(raised)
+    }
+
     /// How close a rule came to firing, as text.
     #[pyo3(signature = (rule, target, node = None))]
     fn why_not(&self, py: Python<'_>, rule: &str, target: &str, node: Option<&str>) -> PyResult<String> {

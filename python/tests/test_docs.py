@@ -34,3 +34,7 @@ def test_the_page_runs(page, capsys, monkeypatch):
         assert shown[1].strip() in printed, "the report of verify"
         assert "launches           3          1  the steps" in printed, "what explain counts"
         assert shown[3].strip() in printed, "the table of fuse_"
+        # Times differ, and with them which side computes.
+        head, row, *_ = shown[4].splitlines()
+        assert head in printed, "the head of the report of calls"
+        assert row[: row.index("hypatia")] in printed, "its rows"

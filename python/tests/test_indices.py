@@ -36,6 +36,8 @@ COUNTED_FROM_BOTH_ENDS = {
     "x[i]": lambda x, i: x[i],
     "x[:, i]": lambda x, i: x[:, i],
     "x[i, i]": lambda x, i: x[i, i],
+    "x[:, i, i]": lambda x, i: x[None][:, i, i],
+    "index_put of two axes": lambda x, i: x.index_put((i, i), x.new_ones(5), accumulate=True),
     "index_put": lambda x, i: x.index_put((i,), x.new_ones(5, 3), accumulate=True),
 }
 GOOD = torch.tensor([0, 2, 1, 0, 2])
@@ -64,6 +66,34 @@ def test_an_index_beyond_its_axis_is_pytorchs_error(name, train, table):
         torch.testing.assert_close(compiled(x, GOOD), f(x, GOOD))
         assert "the plan refused the inputs" in str(hyp.report())
         hyp.reset_report()
+
+
+CLASSES = {
+    "cross_entropy": lambda x, t: F.cross_entropy(x * 2 + 1, t) * 2,
+    "nll_loss": lambda x, t: F.nll_loss(x * 2 + 1, t, reduction="none") * 2,
+    "one_hot": lambda x, t: (F.one_hot(t, 3) + x * 2) * 2,
+    "one_hot, named": lambda x, t: (F.one_hot(t, num_classes=3) + x * 2) * 2,
+    "one_hot of rows": lambda x, t: (F.one_hot(t[None], 3) + x * 2) * 2,
+    "one_hot and sorting": lambda x, t: (F.one_hot(t, 3) + x * 2).sort()[0] * 2 + 1,
+}
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", CLASSES)
+def test_what_is_wrong_with_classes_is_said_as_in_eager(name, train, table):
+    f = CLASSES[name]
+    compiled = torch.compile(f, backend=backend)
+    x = table.requires_grad_(train)
+    torch.testing.assert_close(compiled(x, GOOD), f(x, GOOD))
+    assert hyp.report().hypatia
+    for index in (3, -1, 2**40):
+        errors = []
+        for g in (f, compiled):
+            with pytest.raises((IndexError, RuntimeError)) as error:
+                g(x, with_first(index))
+            errors.append((error.type, str(error.value)))
+        assert errors[0] == errors[1]
+    torch.testing.assert_close(compiled(x, GOOD), f(x, GOOD))
 
 
 @pytest.mark.parametrize("name", COUNTED_FROM_BOTH_ENDS)
@@ -95,6 +125,21 @@ def test_a_plan_that_refuses_its_inputs_is_measured_later(table):
             f(table, with_first(-1))
         torch.testing.assert_close(f(table, GOOD), F.embedding(GOOD, table) * 2 + 1)
     assert any(line.hypatia_us for line in hyp.report().lines)
+
+
+@pytest.mark.parametrize("policy", ["always", "measure"])
+def test_inputs_that_a_new_plan_refuses_say_nothing_about_others(policy, table):
+    f = torch.compile(lambda x, i: F.embedding(i, x) * 2 + 1, backend=backend)
+    with hyp.nn.policy(policy), torch.no_grad():
+        for index in (-1, 7):
+            with pytest.raises(IndexError, match="out of range"):
+                f(table, with_first(index))
+            hyp.wait_for_plans()
+        assert "the plan refused the inputs: an index is beyond its axis" in str(hyp.report()) or policy == "measure"
+        for _ in range(4):
+            torch.testing.assert_close(f(table, GOOD), F.embedding(GOOD, table) * 2 + 1)
+            hyp.wait_for_plans()
+    assert any(line.hypatia_us for line in hyp.report().lines) or hyp.report().hypatia == 4
 
 
 @pytest.mark.parametrize("name", [*COUNTED_FROM_THE_FRONT, *COUNTED_FROM_BOTH_ENDS])

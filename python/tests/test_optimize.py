@@ -89,6 +89,20 @@ def test_a_rule_of_ones_own_shows_its_name():
     assert hyp.report().hypatia == 1
 
 
+def test_a_rule_like_one_of_the_librarys_shows_its_name():
+    rules = hyp.Rules.from_text("""
+edition 1;
+use core::*;
+use nn::*;
+ruleset mine { until = fixpoint; }
+rule mine::relu: relu(gemm(a, b, e, to = d)) => gemm(a, b, relu(e), to = d)
+  class exact for f64, f32, rounds for f16, bf16;
+""")
+    graph = hyp.optimize(nn.Sequential(nn.Linear(8, 16), nn.ReLU()), (torch.randn(5, 8),), rules=[rules])
+    (node,) = fused(graph)
+    assert node.args[2] == ["fuse::operand[add]", "fuse::start", "mine::relu"]
+
+
 def test_it_can_be_exported_saved_loaded_and_compiled():
     model, x = Net().eval(), torch.randn(2, 3, 8)
     graph = hyp.optimize(torch.export.export(model, (x,), strict=False))

@@ -156,7 +156,13 @@ def test_moves():
     x = torch.randn(3, 4)
     agree(lambda x: F.pad(x, (1, 2, 0, 3), value=float("-inf")).relu(), x)
     agree(lambda x: F.pad(x, (1, 2)) * 2, torch.arange(8).reshape(2, 4))
-    agree(lambda x: F.pad(x, (-1, 2)) * 2, x, refused=["crops", "stands alone"])
+    for widths in ((-1, 2), (2, -1), (-1, -2), (0, 0, -1, 1), (-1, 0, 1, -1)):
+        agree(lambda x, widths=widths: F.pad(x, widths, value=3.0) * 2, x)
+    agree(lambda x: F.pad(x, (-1, 2)) * 2, x.double() > 0)
+    for axes in ((0,), (1,), (-1, 0), ()):
+        agree(lambda x, axes=axes: x.flip(axes) * 2, x)
+    agree(lambda x: torch.empty_like(x).fill_(2) + x.new_empty(4).zero_() + x, x)
+    agree(lambda x: torch.ops.prims.convert_element_type(x, torch.float16) * 2, x)
     agree(lambda x: x.repeat(2, 1, 3) * 2, x)
     agree(lambda x: x.repeat(1, 1) * 2, x)
     agree(lambda x, i: x.index_select(-1, i) * 2, x, torch.tensor([3, 0, 0]))
@@ -169,7 +175,40 @@ def test_an_index_of_one_axis():
     agree(lambda x, i: x[..., i] * 2, x, i)
     agree(lambda x, i: x[:, i] * 2, x, i.reshape(1, 3, 1).expand(2, 3, 2).contiguous())
     agree(lambda x, i, j: x[i, j] * 2, x, i % 3, i)
-    agree(lambda x, i, j: x[:, i, j] * 2, x, i, i, refused=["several later axes", "stands alone"])
+
+
+INDEXED = {
+    "later axes": lambda x, i, j: x[:, i, j],
+    "the last axes": lambda x, i, j: x[..., i, j],
+    "axes apart": lambda x, i, j: x[i, :, j],
+    "axes apart, behind another": lambda x, i, j: x[:, i, :, j],
+    "three axes": lambda x, i, j: x[i, j, i],
+    "indices that broadcast": lambda x, i, j: x[:, i[:, None], j],
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_of_several_axes(name):
+    x, i, j = torch.randn(4, 5, 6, 4), torch.tensor([3, -1, 0]), torch.tensor([0, 2, -4])
+    agree(lambda x, i, j: INDEXED[name](x, i, j) * 2, x, i, j)
+    mine, its = (x.clone().requires_grad_() for _ in range(2))
+
+    def f(x):
+        return INDEXED[name](x * 2, i, j).square().sum()
+
+    torch.compile(f, backend=backend)(mine).backward()
+    f(its).backward()
+    torch.testing.assert_close(mine.grad, its.grad)
+
+
+@pytest.mark.parametrize("accumulate", [False, True], ids=["set", "add"])
+@pytest.mark.parametrize("at", [(0, 1), (1, 2), (0, 2), (1, 3), (2,), (0, 1, 2, 3)], ids=str)
+def test_writes_at_indices_of_several_axes(at, accumulate):
+    x, index = torch.randn(4, 5, 6, 4), [torch.tensor([3, -1, 0]), torch.tensor([[0], [2]])] * 2
+    indices = [index[axis] if axis in at else None for axis in range(max(at) + 1)]
+    values = torch.randn(torch.ops.aten.index(x, indices).shape)
+    for v in (values, values[..., :1], torch.tensor(2.0)):
+        agree(lambda x, v: torch.ops.aten.index_put(x * 2, indices, v, accumulate) * 2, x, v)
 
 
 def test_an_empty_cache_is_no_operand():
@@ -185,3 +224,11 @@ def test_an_empty_cache_is_no_operand():
         for got, want in zip(torch.compile(f, backend=backend, fullgraph=True)(x), f(x), strict=True):
             torch.testing.assert_close(got, want)
     assert {line.side for line in hyp.report().lines} == {"hypatia"}, str(hyp.report())
+
+
+def test_pools_are_pytorchs_by_name():
+    agree(
+        lambda x: (F.max_pool2d(x * 2 + 1, 2) + 1) * 2,
+        torch.randn(1, 2, 4, 4),
+        refused=["kernels for pools are faster"],
+    )

@@ -170,6 +170,61 @@ def test_autocast():
     assert hyp.report().hypatia == 6
 
 
+def heads(*types):
+    return [torch.randn(1, 2, 5, 8).to(t) for t in types]
+
+
+@pytest.mark.parametrize("to", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [
+        heads(torch.float32, torch.float32, torch.float32),
+        heads(torch.float32, torch.float32, torch.bfloat16),
+        [*heads(torch.float32, torch.float32, torch.bfloat16), torch.randn(5, 5)],
+        [*heads(torch.bfloat16, torch.bfloat16, torch.bfloat16), torch.ones(5, 5).tril().bool()],
+        heads(torch.float64, torch.float64, torch.float64),
+    ],
+    ids=["f32", "mixed", "mixed, masked", "bf16, masked", "f64"],
+)
+def test_attention_in_autocast(given, to):
+    """As rotary embeddings leave it: queries and keys in f32, values not."""
+
+    def f(*given):
+        return F.scaled_dot_product_attention(*given) * 2
+
+    with torch.no_grad(), torch.autocast("cpu", to):
+        want = f(*given)
+        # Eager's own error is one unit in the last place of its weights.
+        close(compiled(f)(*given), want, rtol=0.02, atol=0.02)
+    assert hyp.report().hypatia == 1
+    assert not reasons()
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    "norm", [nn.LayerNorm(16), nn.LayerNorm(16, bias=False), nn.RMSNorm(16)], ids=["layer", "no bias", "rms"]
+)
+def test_norms_in_autocast(norm, train):
+    """Rows are bf16 then, and parameters are not."""
+    linear, x, slopes = nn.Linear(16, 16), torch.randn(7, 16), torch.randn(7, 16)
+
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return norm(linear(x)) * 2
+
+    def all_of(f):
+        y = f(x)
+        wanted = [norm.weight, linear.weight] if train else []
+        return [y.detach(), *torch.autograd.grad((y.float() * slopes).sum(), wanted)] if train else [y]
+
+    with torch.set_grad_enabled(train):
+        for got, want in zip(all_of(compiled(f)), all_of(f), strict=True):
+            scale = want.abs().max().item()
+            close(got, want, rtol=0.02, atol=0.01 * scale)
+    assert hyp.report().hypatia
+    assert not hyp.report().pytorch, hyp.report()
+
+
 def test_inference_mode():
     model, x = mlp(), torch.randn(4, 8)
     f = compiled(model)
@@ -218,6 +273,32 @@ def gradients(f, model, *inputs):
     model.zero_grad()
     f(*inputs).square().mean().backward()
     return [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("rank", [3, 4])
+def test_batch_norm_of_a_transposed_input(rank, dynamic):
+    """PyTorch's result lies row by row, but is traced as lying like the input."""
+
+    class Between(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6) if rank == 3 else nn.BatchNorm2d(6)
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return self.linear(self.norm(x.transpose(1, -1)).transpose(1, -1))
+
+    model = Between()
+    its, ours = copy.deepcopy(model), compiled(model, dynamic=dynamic)
+    for batch in (3, 4):
+        x, y = (torch.randn(batch, 5, *[4] * (rank - 3), 6, generator=torch.manual_seed(1)) for _ in range(2))
+        got, want = ours(x.requires_grad_()), its(y.requires_grad_())
+        close(got, want)
+        got.square().sum().backward()
+        want.square().sum().backward()
+        close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+        close(model.norm.running_var, its.norm.running_var)
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

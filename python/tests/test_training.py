@@ -134,3 +134,20 @@ def test_second_derivatives_are_refused_whatever_ran_before(steps):
     assert g.requires_grad
     with pytest.raises(RuntimeError, match=r"second derivatives|double backward"):
         (y.mean() + ((g.norm(dim=1) - 1) ** 2).mean()).backward()
+
+
+def test_a_plan_in_each_direction_takes_steps_without_python(monkeypatch):
+    """What is saved are a result and arguments; the input has no gradient."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    its, x = copy.deepcopy(model), torch.randn(4, 6)
+    compiled = torch.compile(model, backend=backend)
+
+    def grads(model, f):
+        return torch.autograd.grad(f(x).square().sum(), list(model.parameters()))
+
+    for _ in range(2):
+        grads(model, compiled)
+    monkeypatch.setattr("hypatia_core._part.Part.forward", lambda *_: pytest.fail("Python computes a part"))
+    for got, want in zip(grads(model, compiled), grads(its, its), strict=True):
+        torch.testing.assert_close(got, want)
+    assert hyp.report().hypatia == 6

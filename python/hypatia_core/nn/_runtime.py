@@ -34,6 +34,8 @@ _TRUSTED = {"measure": "measured", "always": "all", "never": "none"}
 FLOATS = {d: n for d, n in NAMES.items() if n in ("f64", "f32", "f16", "bf16")}
 #: Plans that one op keeps; further shapes are PyTorch's.
 MAX_PLANS = 256
+#: Inputs that a new plan may refuse before it is given up.
+MAX_REFUSALS = 3
 #: Plans that one part of a compiled graph keeps.
 MAX_PART_PLANS = 16
 #: Shapes that an op or part remembers.
@@ -101,12 +103,16 @@ class Choice:
     faster: bool = True
     """Whether the plan is the faster side, as far as is known."""
     failed: bool = False
+    refusals: int = 0
+    """How often a new plan could not be compared, since it refused the inputs at hand."""
     broken: ContractError | None = None
     """What the plan lacks, if it lacks what it must have."""
     seen: bool = False
     """Whether the shape was called before."""
     pending: Future[None] | None = None
     """The plan, if it was to be made in the background."""
+    retries: bool = False
+    """Whether the next call is to make the plan, since the last could not."""
     race: _native.Race | None = None
     """Where times are kept for later processes."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -124,7 +130,11 @@ class Choice:
             if not is_fault(error):
                 raise
             self.broken = error if isinstance(error, ContractError) else None
-            self.failed, self.why = True, f"no plan could be made: {told(error)}"
+            if isinstance(error, _launch.RefusedError) and self.refusals < MAX_REFUSALS:
+                # Inputs that a plan refuses say nothing about others of their sizes.
+                self.refusals, self.retries, self.why = self.refusals + 1, True, refusal(error)
+            else:
+                self.failed, self.why = True, f"no plan could be made: {told(error)}"
 
     def prepare_in_background(self, make: Make) -> None:
         """Make the plan, and let no process fork meanwhile."""
@@ -443,6 +453,8 @@ def settled(
     """
     choice = plans.get(key) or _new(plans, key, label)
     always = _policy == "always" or checked
+    if choice.retries:
+        choice.pending, choice.retries = None, False
     open_ = choice.plan is None and not choice.failed and choice.pending is None
     wants_plan = open_ and (always or choice.seen)
     wants_times = not always and choice.measured is None and choice.plan is not None and choice.seen
@@ -475,7 +487,7 @@ def settled(
         else:
             choice.eager += 1
             choice.seen = True
-            if choice.plan is None and not choice.failed:
+            if choice.plan is None and not choice.failed and not choice.retries:
                 choice.why = "a plan was being made" if choice.pending else "the first call of a shape"
     return choice if ready else None
 
@@ -484,7 +496,13 @@ def refused(choice: Choice, error: InputError, label: str) -> None:
     """Count a call as PyTorch's: the plan refused its inputs, and PyTorch says what is wrong."""
     with _lock:
         choice.ours -= 1
-    count(label, f"the plan refused the inputs: {error}")
+    count(label, refusal(error))
+
+
+def refusal(error: InputError) -> str:
+    """Why a plan refused inputs. The index that it names may not be the one that PyTorch names."""
+    beyond = "is out of range for an axis" in str(error)
+    return f"the plan refused the inputs: {'an index is beyond its axis' if beyond else error}"
 
 
 def _new(plans: dict[Any, Choice], key: Any, label: str) -> Choice:
