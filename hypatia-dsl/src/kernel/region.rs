@@ -14,6 +14,7 @@ use crate::typing::TensorType;
 
 use super::body::{Body, Val, ValId};
 use super::derive::{Summed, finish, shape_of};
+use super::space::Axes;
 use super::{RowSpace, RowwiseKernel};
 
 /// A region under construction.
@@ -25,6 +26,8 @@ pub struct RowRegion<'p> {
     operands: Vec<RowOperand>,
     /// Sums over all rows.
     sums: Vec<Summed>,
+    /// The axes of the rows of a table that an operand picks, if there is one.
+    picked_rows: Option<Axes>,
 }
 
 /// A value that takes work.
@@ -73,7 +76,8 @@ pub struct ColumnSum(usize);
 impl<'p> RowRegion<'p> {
     /// A region without nodes.
     pub fn new(program: &'p Program) -> RowRegion<'p> {
-        RowRegion { program, body: Body::new(program), computed: Vec::new(), operands: Vec::new(), sums: Vec::new() }
+        let (computed, operands, sums) = (Vec::new(), Vec::new(), Vec::new());
+        RowRegion { program, body: Body::new(program), computed, operands, sums, picked_rows: None }
     }
 
     /// The next operand of the kernel.
@@ -85,7 +89,9 @@ impl<'p> RowRegion<'p> {
     /// The rows of a table, the next operand of the kernel, that an operand picks.
     pub fn gather(&mut self, table: &TensorType, index: RowValue) -> Result<RowValue, String> {
         self.operands.push(RowOperand::Given);
-        Ok(RowValue(self.body.gather(table, index.0)?))
+        let (before, made) = (self.body.val(index.0).axes.len(), self.body.gather(table, index.0)?);
+        self.picked_rows = Some(self.body.val(made).axes[before..].concat());
+        Ok(RowValue(made))
     }
 
     /// The operands of the kernel so far.
@@ -216,11 +222,11 @@ impl<'p> RowRegion<'p> {
         doc: String,
         (results, sums): (&[RowValue], &[ColumnSum]),
     ) -> Result<(RowwiseKernel, RowSpace, SharedWork), String> {
-        let body = self.body;
+        let mut body = self.body;
         body.check()?;
         let sums: Vec<Summed> = sums.iter().map(|s| self.sums[s.0].clone()).collect();
         if body.steps.is_empty() && sums.is_empty() {
-            return Err("it reduces nothing".into());
+            body.rows_of(&self.picked_rows.ok_or("it reduces nothing, and looks up no rows")?)?;
         }
         let values: Vec<Val> = results.iter().map(|v| body.val(v.0).clone()).collect();
         let types: Vec<TensorType> = values.iter().map(|v| v.ty.clone()).collect();
