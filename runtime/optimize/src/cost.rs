@@ -224,7 +224,8 @@ impl CostModel {
     }
 
     /// The additional cost of a node because its class is a result of the graph: a slice of another
-    /// tensor that is not contiguous has to be copied, and a conversion is a launch.
+    /// tensor that is not contiguous has to be copied, as have axes in another order, and a
+    /// conversion is a launch.
     pub fn stored(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
         let cuts = |n: &Node| {
             let Payload::Op(op, attrs) = n.payload else { return false };
@@ -243,7 +244,7 @@ impl CostModel {
         };
         let cut = match node.payload {
             Payload::Output(_) => node.children.iter().any(|c| egraph[*c].nodes.iter().any(cuts)),
-            _ => cuts(node),
+            _ => cuts(node) || self.turns(egraph, node),
         };
         let converted = self.widens(egraph, class.id, node);
         let moved = match class_type(egraph, class.id).filter(|_| !class.data.constant) {
@@ -251,6 +252,20 @@ impl CostModel {
             _ => return 0,
         };
         self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
+    }
+
+    /// True for a view whose axes, those of size 1 aside, are in another order.
+    fn turns(&self, egraph: &EGraph, node: &Node) -> bool {
+        let Payload::Op(op, attrs) = node.payload else { return false };
+        let of = node.children.first().and_then(|c| class_type(egraph, *c));
+        let (Some(of), Some(AttrValue::List(perm))) = (of, egraph.analysis.attrs(attrs).first()) else { return false };
+        let axis = |v: &AttrValue| match v {
+            AttrValue::Dim(d) => d.as_const().and_then(|a| usize::try_from(a).ok()),
+            _ => None,
+        };
+        let is_long = |a: &usize| of.shape.get(*a).is_some_and(|d| d.as_const() != Some(1));
+        let order: Vec<usize> = perm.iter().filter_map(axis).filter(is_long).collect();
+        self.program.op(op).body == OpBody::Builtin(BuiltinOp::Transpose) && !order.is_sorted()
     }
 
     /// The cost of a node by its types and those of its operands.
