@@ -254,18 +254,31 @@ impl CostModel {
         self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
     }
 
-    /// True for a view whose axes, those of size 1 aside, are in another order.
+    /// True for a view whose axes, those of size 1 aside, are in another order, and for another shape
+    /// of one.
     fn turns(&self, egraph: &EGraph, node: &Node) -> bool {
         let Payload::Op(op, attrs) = node.payload else { return false };
-        let of = node.children.first().and_then(|c| class_type(egraph, *c));
-        let (Some(of), Some(AttrValue::List(perm))) = (of, egraph.analysis.attrs(attrs).first()) else { return false };
+        let Some(of) = node.children.first() else { return false };
+        match self.program.op(op).body {
+            OpBody::Builtin(BuiltinOp::Transpose) => {}
+            OpBody::Builtin(BuiltinOp::Reshape) => {
+                let is_turned = |n: &Node| {
+                    matches!(n.payload, Payload::Op(op, _)
+                    if self.program.op(op).body == OpBody::Builtin(BuiltinOp::Transpose))
+                };
+                return egraph[*of].nodes.iter().any(|n| is_turned(n) && self.turns(egraph, n));
+            }
+            _ => return false,
+        }
+        let Some(AttrValue::List(perm)) = egraph.analysis.attrs(attrs).first() else { return false };
         let axis = |v: &AttrValue| match v {
             AttrValue::Dim(d) => d.as_const().and_then(|a| usize::try_from(a).ok()),
             _ => None,
         };
-        let is_long = |a: &usize| of.shape.get(*a).is_some_and(|d| d.as_const() != Some(1));
+        let of = class_type(egraph, *of);
+        let is_long = |a: &usize| of.and_then(|t| t.shape.get(*a)).is_some_and(|d| d.as_const() != Some(1));
         let order: Vec<usize> = perm.iter().filter_map(axis).filter(is_long).collect();
-        self.program.op(op).body == OpBody::Builtin(BuiltinOp::Transpose) && !order.is_sorted()
+        !order.is_sorted()
     }
 
     /// The cost of a node by its types and those of its operands.
