@@ -222,8 +222,8 @@ impl Grower<'_, '_> {
         self.joined(groups)
     }
 
-    /// The nodes of these groups, if they reduce something, or look up rows on a GPU, and may become
-    /// one.
+    /// The nodes of these groups, if they reduce something or, on a GPU, look up rows, and may
+    /// become one.
     fn joined(&self, groups: Vec<usize>) -> Option<Union> {
         let nodes = |g: &usize| self.cluster.groups[*g].nodes.iter().copied();
         let mut all: Vec<usize> = groups.iter().flat_map(nodes).collect();
