@@ -254,8 +254,8 @@ impl CostModel {
         self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
     }
 
-    /// True for a view whose axes, those of size 1 aside, are in another order, and for another shape
-    /// of one.
+    /// True for a view whose axes, those of size 1 aside, are in another order, and for another
+    /// shape of one.
     fn turns(&self, egraph: &EGraph, node: &Node) -> bool {
         let Payload::Op(op, attrs) = node.payload else { return false };
         let Some(of) = node.children.first() else { return false };
