@@ -8,7 +8,7 @@ use hypatia_dsl::render::{Format, render};
 use hypatia_dsl::source::{SourceFile, SourceMap};
 
 /// The files, in the order in which they build on each other.
-const MODULES: [&str; 15] = [
+const MODULES: [&str; 16] = [
     "core",
     "nn",
     "onnx",
@@ -21,6 +21,7 @@ const MODULES: [&str; 15] = [
     "attention",
     "grouped",
     "attention_grad",
+    "sink",
     "conv",
     "train",
     "short",

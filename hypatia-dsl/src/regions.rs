@@ -63,6 +63,7 @@ fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Optio
     out.name = format!("{} ({})", rule.name, SAMPLES[n]);
     for v in regions {
         let operands = rule.lhs.iter().find_map(|p| operands(p, *v))?;
+        out.lhs = out.lhs.into_iter().map(|p| with_names(p, *v, &mut out.vars)).collect();
         let other = VarId(out.vars.len() as u32);
         others.push(other);
         out.vars.push(Var { name: format!("{}_operand", rule.vars[v.index()].name), sort: Sort::Tensor });
@@ -82,6 +83,28 @@ fn operands(p: &Pat, v: VarId) -> Option<usize> {
         Pat::Node(n) if n.head == Head::Region(v) => Some(n.args.len()),
         Pat::Node(n) => n.args.iter().find_map(|p| operands(p, v)),
         _ => None,
+    }
+}
+
+/// The pattern with a name for each operand of the region, so that an example may use it twice.
+fn with_names(p: Pat, v: VarId, vars: &mut Vec<Var>) -> Pat {
+    match p {
+        Pat::Bind(w, p) => Pat::Bind(w, Box::new(with_names(*p, v, vars))),
+        Pat::Typed(p, t) => Pat::Typed(Box::new(with_names(*p, v, vars)), t),
+        Pat::OneOf(l) => Pat::OneOf(l.into_iter().map(|p| with_names(p, v, vars)).collect()),
+        Pat::Node(n) => {
+            let of_region = n.head == Head::Region(v);
+            let named = |p: Pat| match p {
+                p @ Pat::Node(_) if of_region => {
+                    let name = VarId(vars.len() as u32);
+                    vars.push(Var { name: format!("operand_{}", vars.len()), sort: Sort::Tensor });
+                    Pat::Bind(name, Box::new(p))
+                }
+                p => with_names(p, v, vars),
+            };
+            Pat::Node(NodePat { args: n.args.into_iter().map(named).collect(), ..n })
+        }
+        p => p,
     }
 }
 
@@ -120,8 +143,8 @@ fn in_pattern(p: Pat, v: VarId, sample: &Sample, other: FurtherOperand) -> Pat {
     }
 }
 
-/// The sample as a pattern. An operand that is used again is repeated, by its name if it has one,
-/// which means the same e-classes. `written` holds the operands that occur already.
+/// The sample as a pattern. An operand that is used again is repeated by its name: the same
+/// e-classes. `written` holds the operands that occur already.
 fn pattern(sample: &Sample, args: &[Pat], further: FurtherOperand, written: &mut Vec<usize>) -> Pat {
     match sample {
         Sample::Operand(i) => match args.get(*i) {

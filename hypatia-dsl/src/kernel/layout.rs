@@ -97,12 +97,18 @@ impl RowLayout {
         at
     }
 
-    /// The offset at which a row of an operand begins.
-    pub fn row(&self, tensor: usize, row: usize) -> isize {
-        self.along(tensor, 0..self.outer, row)
+    /// How many elements of memory lie before the first element: some, where strides are negative.
+    pub fn before(&self, tensor: usize) -> usize {
+        let behind = |(size, s): (&usize, &isize)| size.saturating_sub(1) * s.min(&0).unsigned_abs();
+        self.sizes.iter().zip(&self.strides[tensor]).map(behind).sum()
     }
 
-    /// The offset of an element. Strides must not be negative.
+    /// The offset at which a row of an operand begins, from the lowest element in memory.
+    pub fn row(&self, tensor: usize, row: usize) -> isize {
+        self.before(tensor) as isize + self.along(tensor, 0..self.outer, row)
+    }
+
+    /// The offset of an element, from the lowest one in memory.
     pub fn index(&self, tensor: usize, row: usize, column: usize) -> usize {
         (self.row(tensor, row) + self.along(tensor, self.outer..self.sizes.len(), column)) as usize
     }
@@ -113,8 +119,8 @@ impl RowLayout {
             return 0;
         }
         let last =
-            self.sizes.iter().zip(&self.strides[tensor]).map(|(size, s)| (*size as isize - 1) * s).sum::<isize>();
-        usize::try_from(last).map_or(0, |l| l + 1)
+            self.sizes.iter().zip(&self.strides[tensor]).map(|(size, s)| (*size - 1) * s.unsigned_abs()).sum::<usize>();
+        last + 1
     }
 
     /// The cheapest access mode for reading an operand or writing a result.

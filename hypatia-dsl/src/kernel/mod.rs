@@ -43,7 +43,7 @@ pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
-pub use region::{ColumnSum, RowOperand, RowRegion, RowValue};
+pub use region::{ColumnSum, RowOperand, RowRegion, RowValue, SharedWork};
 pub use sums::{JoinSumsKernel, MAX_SUMS, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};
 

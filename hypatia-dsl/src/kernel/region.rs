@@ -1,18 +1,20 @@
 //! Row-wise kernels of regions: what a graph computes along one axis, node by node.
 //!
 //! In: the nodes of a region in order, on operands of known types. Out: its row-wise kernel, or the
-//! reason why there is none. Invariant: as for the body of an op (see `derive`); moreover no value
-//! is computed again for each row or for each element that shares it.
+//! reason why there is none. Invariant: as for the body of an op (see `derive`); moreover what is
+//! computed again for each row or for each element that shares it is counted ([`SharedWork`]), and
+//! no reduction is.
 
 use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::dtype::DType;
 use crate::interpret::Host;
-use crate::ir::{AttrValue, OpBody, OpId, Program, ScalarId};
+use crate::ir::{AttrValue, OpBody, OpId, Program, ScalarBody, ScalarId};
 use crate::scalar::TermNode;
 use crate::typing::TensorType;
 
 use super::body::{Body, Val, ValId};
 use super::derive::{Summed, finish, shape_of};
+use super::space::Axes;
 use super::{RowSpace, RowwiseKernel};
 
 /// A region under construction.
@@ -20,10 +22,38 @@ pub struct RowRegion<'p> {
     program: &'p Program,
     body: Body<'p>,
     /// The values that take work.
-    computed: Vec<ValId>,
+    computed: Vec<Computed>,
     operands: Vec<RowOperand>,
     /// Sums over all rows.
     sums: Vec<Summed>,
+    /// The axes of the rows of a table that an operand picks, if there is one.
+    picked_rows: Option<Axes>,
+}
+
+/// A value that takes work.
+struct Computed {
+    value: ValId,
+    work: Work,
+}
+
+/// How much work a value takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Work {
+    /// One instruction.
+    Light,
+    /// A function of more than one.
+    Function,
+    /// An op with a kernel of its own.
+    Op,
+}
+
+/// The functions of values that rows or elements share: a kernel computes them again for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SharedWork {
+    /// How many there are.
+    pub functions: usize,
+    /// True if each is one instruction.
+    pub light: bool,
 }
 
 /// An operand of a region's kernel.
@@ -46,7 +76,8 @@ pub struct ColumnSum(usize);
 impl<'p> RowRegion<'p> {
     /// A region without nodes.
     pub fn new(program: &'p Program) -> RowRegion<'p> {
-        RowRegion { program, body: Body::new(program), computed: Vec::new(), operands: Vec::new(), sums: Vec::new() }
+        let (computed, operands, sums) = (Vec::new(), Vec::new(), Vec::new());
+        RowRegion { program, body: Body::new(program), computed, operands, sums, picked_rows: None }
     }
 
     /// The next operand of the kernel.
@@ -58,7 +89,9 @@ impl<'p> RowRegion<'p> {
     /// The rows of a table, the next operand of the kernel, that an operand picks.
     pub fn gather(&mut self, table: &TensorType, index: RowValue) -> Result<RowValue, String> {
         self.operands.push(RowOperand::Given);
-        Ok(RowValue(self.body.gather(table, index.0)?))
+        let (before, made) = (self.body.val(index.0).axes.len(), self.body.gather(table, index.0)?);
+        self.picked_rows = Some(self.body.val(made).axes[before..].concat());
+        Ok(RowValue(made))
     }
 
     /// The operands of the kernel so far.
@@ -76,7 +109,8 @@ impl<'p> RowRegion<'p> {
     pub fn scalar(&mut self, scalar: ScalarId, operands: &[RowValue]) -> Result<RowValue, String> {
         let operands: Vec<Option<ValId>> = operands.iter().map(|v| Some(v.0)).collect();
         let value = Host::scalar(&mut self.body, scalar, &operands)?.ok_or("a function without a result")?;
-        self.computed.push(value);
+        let light = matches!(self.program.scalar(scalar).body, ScalarBody::Builtin(b) if b.cost().instructions == 1);
+        self.computed.push(Computed { value, work: if light { Work::Light } else { Work::Function } });
         Ok(RowValue(value))
     }
 
@@ -106,7 +140,7 @@ impl<'p> RowRegion<'p> {
         // A conversion takes no work that another kernel could save: its result would be stored.
         use BuiltinOp::{Cast, Expand, Full, Reshape, Transpose};
         if !matches!(def.body, OpBody::Builtin(Reshape | Transpose | Expand | Full | Cast)) {
-            self.computed.extend(&results);
+            self.computed.extend(results.iter().map(|value| Computed { value: *value, work: Work::Op }));
         }
         Ok(results.into_iter().map(RowValue).collect())
     }
@@ -180,28 +214,33 @@ impl<'p> RowRegion<'p> {
         Ok(ColumnSum(self.sums.len() - 1))
     }
 
-    /// The kernel that computes these values, and these sums over all rows.
+    /// The kernel that computes these values, and these sums over all rows, with the work that it
+    /// does again.
     pub fn finish(
         self,
         name: &str,
         doc: String,
         (results, sums): (&[RowValue], &[ColumnSum]),
-    ) -> Result<(RowwiseKernel, RowSpace), String> {
-        let body = self.body;
+    ) -> Result<(RowwiseKernel, RowSpace, SharedWork), String> {
+        let mut body = self.body;
         body.check()?;
         let sums: Vec<Summed> = sums.iter().map(|s| self.sums[s.0].clone()).collect();
         if body.steps.is_empty() && sums.is_empty() {
-            return Err("it reduces nothing".into());
+            body.rows_of(&self.picked_rows.ok_or("it reduces nothing, and looks up no rows")?)?;
         }
         let values: Vec<Val> = results.iter().map(|v| body.val(v.0).clone()).collect();
         let types: Vec<TensorType> = values.iter().map(|v| v.ty.clone()).collect();
         let shape = shape_of(&body, &values, &types, &sums)?;
-        for value in &self.computed {
-            let axes = body.space.now(&body.val(*value).axes.concat());
-            if !shape.lead.iter().all(|a| axes.contains(a)) {
-                return Err("a value that rows share would be computed again for each".into());
-            }
+        let is_shared = |c: &&Computed| {
+            let axes = body.space.now(&body.val(c.value).axes.concat());
+            !shape.lead.iter().all(|a| axes.contains(a))
+        };
+        let shared: Vec<Work> = self.computed.iter().filter(is_shared).map(|c| c.work).collect();
+        if shared.contains(&Work::Op) {
+            return Err("an op on what rows share would be computed again for each".into());
         }
-        finish(&body, (&values, &sums), &types, name, doc)
+        let again = SharedWork { functions: shared.len(), light: shared.iter().all(|w| *w == Work::Light) };
+        let (kernel, space) = finish(&body, (&values, &sums), &types, name, doc)?;
+        Ok((kernel, space, again))
     }
 }

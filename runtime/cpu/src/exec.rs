@@ -396,8 +396,9 @@ fn perform(
                 copies::check(source(*read), *count)?;
             }
             let mut own: SmallVec<[&[u8]; 8]> = SmallVec::new();
-            for (bytes, v) in reads.iter().zip(&step.reads) {
-                own.push(if v.is_empty() { bytes } else { &bytes[v.offset * v.dtype.size()..] });
+            for (i, (bytes, v)) in reads.iter().zip(&step.reads).enumerate() {
+                let lowest = || v.offset.saturating_sub(r.layout.before(i)) * v.dtype.size();
+                own.push(if v.is_empty() { bytes } else { &bytes[lowest()..] });
             }
             code.run(workers, &own, outs, r.rows)?;
         }

@@ -28,7 +28,7 @@ pub(super) const MAX_OPERANDS: usize = 32;
 const MAX_SIBLINGS: usize = 8;
 /// Maximum number of functions that are computed again to save a launch: by its rate of arithmetic,
 /// a GPU takes less than a microsecond for as many.
-const MAX_AGAIN: i64 = 1 << 22;
+pub(super) const MAX_AGAIN: i64 = 1 << 22;
 /// Maximum number of groups that one path search visits; beyond it, the regions stay separate.
 pub(super) const MAX_VISITS: usize = 4096;
 

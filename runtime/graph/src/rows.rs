@@ -4,7 +4,7 @@
 //! In: pointwise regions, and which nodes are computed row by row. Out: larger regions, each with
 //! its row-wise kernel, operands and results. Invariant: as for pointwise regions, no path leaves a
 //! region and comes back; the members of a region have a row-wise kernel ([`RowRegion`]) that
-//! computes nothing twice.
+//! computes nothing twice, but for little work on what rows share.
 //!
 //! A region grows along the edges from an operand to its user, through the views between them, as
 //! long as the kernel exists and is worth it ([`Grower::is_worth_it`]).
@@ -17,14 +17,14 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::{
-    ColumnSum, MAX_SUMS, RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel, SumSplit,
+    ColumnSum, MAX_SUMS, RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel, SharedWork, SumSplit,
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::Result;
 
 use super::kinds::{builtin, is_view, literal};
-use super::regions::{Cluster, Group, MAX_VISITS, pointwise_regions};
+use super::regions::{Cluster, Group, MAX_AGAIN, MAX_VISITS, pointwise_regions};
 use super::{Graph, NodeId, NodeKind, Value};
 
 /// Maximum number of nodes in a region.
@@ -45,6 +45,8 @@ const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
 const ALONE: [i64; 2] = [1 << 14, 1 << 13];
 /// Rows that occupy a host, and a GPU.
 const ROWS: [i64; 2] = [8, 64];
+/// Instructions that a GPU does again for each element of a row, however many rows there are.
+const LIGHT_AGAIN: usize = 4;
 /// The fewest rows that are added up by a kernel of rows, and the fewest columns: fewer are added
 /// up in one launch, by a thread or a block for each column.
 const FEWEST_ADDED: i64 = 128;
@@ -220,13 +222,15 @@ impl Grower<'_, '_> {
         self.joined(groups)
     }
 
-    /// The nodes of these groups, if they reduce something and may become one.
+    /// The nodes of these groups, if they reduce something or, on a GPU, look up rows, and may
+    /// become one.
     fn joined(&self, groups: Vec<usize>) -> Option<Union> {
         let nodes = |g: &usize| self.cluster.groups[*g].nodes.iter().copied();
         let mut all: Vec<usize> = groups.iter().flat_map(nodes).collect();
         all.sort_unstable();
-        let reduces = all.iter().any(|n| self.rowwise[*n]);
-        (reduces && all.len() <= MAX_NODES && !self.cluster.comes_back(&groups)).then_some(Union { groups, nodes: all })
+        let looks_up = |n: usize| !self.device.is_host() && gathers(self.cluster.graph, n);
+        let by_rows = all.iter().any(|n| self.rowwise[*n] || looks_up(*n));
+        (by_rows && all.len() <= MAX_NODES && !self.cluster.comes_back(&groups)).then_some(Union { groups, nodes: all })
     }
 
     /// The kernel of these nodes, if there is one that is worth it.
@@ -262,8 +266,14 @@ impl Grower<'_, '_> {
         let (of_sums, sums): (Vec<Value>, Vec<ColumnSum>) = sums.into_iter().unzip();
         results.extend(of_sums);
         let (name, doc) = self.named(nodes);
-        let (kernel, space) = region.finish(&name, doc, (&made, &sums)).ok()?;
-        self.is_worth_it(&kernel, &space).then_some(RowwiseRegion { kernel, space, operands, results, lookups })
+        let (kernel, space, again) = region.finish(&name, doc, (&made, &sums)).ok()?;
+        (self.may_do_again(again, &space) && self.is_worth_it(&kernel, &space)).then_some(RowwiseRegion {
+            kernel,
+            space,
+            operands,
+            results,
+            lookups,
+        })
     }
 
     /// A name for the kernel, and the names of the nodes.
@@ -276,6 +286,16 @@ impl Grower<'_, '_> {
         let names = nodes.iter().map(|n| graph.nodes[*n].name.as_str());
         let names: Vec<&str> = names.filter(|n| !n.is_empty() && known.insert(*n)).collect();
         (format!("rows_{}", heads.join("_")), names.join(" + "))
+    }
+
+    /// Whether computing again what rows share takes less time than a launch. A GPU does a few
+    /// instructions for each element while it waits for memory.
+    fn may_do_again(&self, again: SharedWork, space: &RowSpace) -> bool {
+        let SharedWork { functions, light } = again;
+        let elements = space.sizes.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
+        let in_all = elements.and_then(|n| n.checked_mul(functions as i64));
+        let few = (light && functions <= LIGHT_AGAIN) || in_all.is_some_and(|n| n <= MAX_AGAIN);
+        functions == 0 || (!self.device.is_host() && few)
     }
 
     /// Whether one launch is faster than the parts: rows that are neither too long to be kept in

@@ -6,6 +6,7 @@
 //! plan is made, and cost next to nothing; unknown sizes count as [`ASSUMED_SIZE`]. What a rule
 //! states takes the place of an estimate (`stated`).
 
+mod convolved;
 mod refused;
 mod stated;
 
@@ -25,6 +26,7 @@ use hypatia_dsl::typing::{self, Bindings, NoFacts, TensorType};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use self::convolved::OfConvolution;
 use super::analysis::EGraph;
 use super::analysis::{Data, Sort, class_type};
 use super::candidate::Candidate;
@@ -96,6 +98,8 @@ pub struct CostModel {
     device: Device,
     /// Kernels that compute an op with a term.
     epilogues: Vec<(KernelPattern, KernelId)>,
+    /// Those of products, as they compute a convolution.
+    convolutions: Vec<(KernelPattern, KernelId)>,
     /// Ops that have a kernel.
     has_kernel: Vec<bool>,
     /// Ops whose body runs as several launches.
@@ -124,6 +128,7 @@ impl CostModel {
         let all = || program.kernels.iter().enumerate().map(|(i, k)| (KernelId(i as u32), k));
         let epilogues = all().filter(|(_, k)| kernels::epilogue_pattern(program, k).is_some());
         let epilogues = epilogues.map(|(id, k)| (KernelPattern::of(program, k), id)).collect();
+        let convolutions = all().filter_map(|(id, k)| Some((convolved::pattern(program, k)?, id))).collect();
         let call = |id: KernelId| (KernelPattern::of(program, &program.kernels[id.index()]), id);
         let calls = |op: OpId| kernels::calls(program, op).into_iter().map(call).collect();
         let implementing = |op: OpId| -> Vec<(KernelId, &Kernel)> {
@@ -156,6 +161,7 @@ impl CostModel {
             stated: FxHashMap::default(),
             measured: options.measured.clone(),
             epilogues,
+            convolutions,
             composed: (0..program.ops.len())
                 .map(|i| {
                     !kernels::of_op(program, OpId(i as u32), |b| matches!(b, Backend::Composed | Backend::Tiled))
@@ -218,7 +224,8 @@ impl CostModel {
     }
 
     /// The additional cost of a node because its class is a result of the graph: a slice of another
-    /// tensor that is not contiguous has to be copied, and a conversion is a launch.
+    /// tensor that is not contiguous has to be copied, as have axes in another order, and a
+    /// conversion is a launch.
     pub fn stored(&self, egraph: &EGraph, class: &EClass<Node, Data>, node: &Node) -> Cost {
         let cuts = |n: &Node| {
             let Payload::Op(op, attrs) = n.payload else { return false };
@@ -237,7 +244,7 @@ impl CostModel {
         };
         let cut = match node.payload {
             Payload::Output(_) => node.children.iter().any(|c| egraph[*c].nodes.iter().any(cuts)),
-            _ => cuts(node),
+            _ => cuts(node) || self.turns(egraph, node),
         };
         let converted = self.widens(egraph, class.id, node);
         let moved = match class_type(egraph, class.id).filter(|_| !class.data.constant) {
@@ -245,6 +252,33 @@ impl CostModel {
             _ => return 0,
         };
         self.time(Work { flops: 0.0, read: moved, write: moved }, self.device.vector)
+    }
+
+    /// True for a view whose axes, those of size 1 aside, are in another order, and for another
+    /// shape of one.
+    fn turns(&self, egraph: &EGraph, node: &Node) -> bool {
+        let Payload::Op(op, attrs) = node.payload else { return false };
+        let Some(of) = node.children.first() else { return false };
+        match self.program.op(op).body {
+            OpBody::Builtin(BuiltinOp::Transpose) => {}
+            OpBody::Builtin(BuiltinOp::Reshape) => {
+                let is_turned = |n: &Node| {
+                    matches!(n.payload, Payload::Op(op, _)
+                    if self.program.op(op).body == OpBody::Builtin(BuiltinOp::Transpose))
+                };
+                return egraph[*of].nodes.iter().any(|n| is_turned(n) && self.turns(egraph, n));
+            }
+            _ => return false,
+        }
+        let Some(AttrValue::List(perm)) = egraph.analysis.attrs(attrs).first() else { return false };
+        let axis = |v: &AttrValue| match v {
+            AttrValue::Dim(d) => d.as_const().and_then(|a| usize::try_from(a).ok()),
+            _ => None,
+        };
+        let of = class_type(egraph, *of);
+        let is_long = |a: &usize| of.and_then(|t| t.shape.get(*a)).is_some_and(|d| d.as_const() != Some(1));
+        let order: Vec<usize> = perm.iter().filter_map(axis).filter(is_long).collect();
+        !order.is_sorted()
     }
 
     /// The cost of a node by its types and those of its operands.
@@ -370,10 +404,15 @@ impl CostModel {
         dtype: Option<DType>,
     ) -> bool {
         let kernel = &self.program.kernels[id.index()];
+        let convolution = matches!(application.1.payload, Payload::Op(op, _)
+            if self.program.op(op).body == OpBody::Builtin(BuiltinOp::ConvGemm));
         match_application(egraph, &pattern.search(), application, KERNEL_STEPS).iter().any(|m| {
             let device = Some(&self.device);
             let facts = MatchFacts { egraph, bindings: &m.bindings, device, candidate: Candidate::none() };
-            kernels::permits(kernel, dtype, &m.values, &facts)
+            match convolution {
+                true => kernels::permits(kernel, dtype, &m.values, &OfConvolution(&facts)),
+                false => kernels::permits(kernel, dtype, &m.values, &facts),
+            }
         })
     }
 
@@ -398,7 +437,8 @@ impl CostModel {
         let dtype = node.children.first().and_then(|c| class_type(egraph, *c)).map(|t| t.dtype);
         let is_timed = |id: KernelId| self.program.kernels[id.index()].backend.is_timed();
         let stored = |timed: bool| {
-            let mut kernels = self.epilogues.iter().filter(|(_, id)| is_timed(*id) == timed);
+            let kernels = self.epilogues.iter().chain(&self.convolutions);
+            let mut kernels = kernels.filter(|(_, id)| is_timed(*id) == timed);
             kernels.any(|kernel| self.may_compute(egraph, kernel, (class, node), dtype))
         };
         match () {

@@ -284,12 +284,18 @@ impl<'a> Optimizer<'a> {
         let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
         let (root, built) = (egraph.find(*root), canonical(built));
         let chosen = self.best.chosen.get(&root)?;
-        if !matches!(built.payload, Payload::Scalar(_)) || *chosen == built || egraph[root].data.constant {
+        let body = |op: OpId| &self.program.op(op).body;
+        let pointwise = match built.payload {
+            Payload::Scalar(_) => true,
+            Payload::Op(op, _) => *body(op) == OpBody::Builtin(BuiltinOp::Cast),
+            _ => false,
+        };
+        if !pointwise || *chosen == built || egraph[root].data.constant {
             return None;
         }
         let is_op = |n: &Node| {
             let Payload::Op(op, _) = n.payload else { return false };
-            let own = !matches!(self.program.op(op).body, OpBody::Builtin(b) if is_view(b) || b == BuiltinOp::Cast);
+            let own = !matches!(*body(op), OpBody::Builtin(b) if is_view(b) || b == BuiltinOp::Cast);
             let class = egraph.lookup(n.clone()).filter(|c| !egraph[*c].data.constant);
             own && class.is_some_and(|c| self.best.chosen.get(&c) == Some(n))
         };

@@ -120,6 +120,47 @@ fn small_pointwise_work_joins_its_only_reader_on_a_gpu() {
 }
 
 #[test]
+fn little_work_that_rows_share_is_done_again_on_a_gpu() {
+    let launches = |device: &str, rows: usize, function: &str| {
+        let mut g = Graph::new(program());
+        let x = g.input("x", ty(DType::F32, &[2, rows, 16]));
+        let (scale, one) = (g.input("scale", ty(DType::F32, &[2, 1, 16])), g.input("one", ty(DType::F32, &[])));
+        let shared = match function {
+            "add" => g.call("add", &[scale, one], &[]).unwrap()[0],
+            "softmax" => g.call("softmax", &[scale], &[]).unwrap()[0],
+            _ => g.call(function, &[scale], &[]).unwrap()[0],
+        };
+        let norm = g.call("standardize", &[x], &[]).unwrap()[0];
+        let y = g.call("mul", &[norm, shared], &[]).unwrap()[0];
+        g.output("y", y);
+        planned(&g, &Options::new(Device::named(device).unwrap())).unwrap().launches()
+    };
+    assert_eq!(launches("h200", 64, "add"), 1);
+    assert_eq!(launches("h200", 64, "exp"), 1);
+    assert_eq!(launches("h200", 1 << 18, "add"), 1);
+    // Too much for each row; a kernel of its own; no launches to save.
+    assert_eq!(launches("h200", 1 << 18, "exp"), 2);
+    assert_eq!(launches("h200", 64, "softmax"), 2);
+    assert_eq!(launches("cpu", 64, "add"), 2);
+}
+
+#[test]
+fn rows_of_tables_and_their_sum_are_one_launch_on_a_gpu() {
+    let launches = |device: &str| {
+        let mut g = Graph::new(program());
+        let (words, places) =
+            (g.input("words", ty(DType::F32, &[50, 16])), g.input("places", ty(DType::F32, &[8, 16])));
+        let (i, j) = (g.input("i", ty(DType::I64, &[2, 4])), g.input("j", ty(DType::I64, &[2, 4])));
+        let [a, b] = [(words, i), (places, j)].map(|(table, at)| g.call("gather", &[table, at], &[]).unwrap()[0]);
+        let y = g.call("add", &[a, b], &[]).unwrap()[0];
+        g.output("y", y);
+        planned(&g, &Options::new(Device::named(device).unwrap())).unwrap().launches()
+    };
+    assert_eq!(launches("h200"), 1);
+    assert_eq!(launches("cpu"), 3);
+}
+
+#[test]
 fn a_region_does_not_close_over_a_node_between_its_members() {
     // c needs a product of a, so a and c cannot be one launch, although c reads a.
     let mut g = Graph::new(program());

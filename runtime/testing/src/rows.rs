@@ -256,7 +256,46 @@ fn results(dtype: DType) -> Vec<RowCase> {
         let n = r.rms_norm(s, w);
         r.case("rows of a table, their sum and norm", &[n, s], 1)
     };
-    vec![residual, quantised, extremes, cross_entropy, embedding]
+    let reversed = {
+        let mut r = Rows::new(dtype);
+        let (x, w, sin) = (r.x(&[3, 5, 2, 12]), r.x(&[2, 12]), r.x(&[5, 2, 12]));
+        let back = vec![int(2), int(1), int(-1), int(-1)];
+        let y = r.op(BuiltinOp::Slice, &[x], back);
+        let s = r.square(x);
+        let m = r.op(BuiltinOp::Sum, &[s], vec![list(&[2, 3]), true.into()]);
+        let scale = r.f(Rsqrt, &[m]);
+        let (a, b) = (r.f(Mul, &[x, w]), r.f(Mul, &[y, sin]));
+        let sum = r.f(Add, &[a, b]);
+        let out = r.f(Mul, &[sum, scale]);
+        r.case("halves in the other order", &[out], 1)
+    };
+    vec![residual, quantised, extremes, cross_entropy, embedding, reversed]
+}
+
+/// What is one launch on a GPU alone.
+pub fn gpu_cases(dtype: DType) -> Vec<RowCase> {
+    let looked_up = {
+        let mut r = Rows::new(dtype);
+        let (words, places) = (r.x(&[20, 24]), r.x(&[7, 24]));
+        let (at, place) = (r.input(DType::I64, &[3, 5], -20.0..20.0), r.input(DType::I64, &[3, 5], 0.0..7.0));
+        let [a, b] = [(words, at), (places, place)].map(|(t, i)| r.op(BuiltinOp::Gather, &[t, i], vec![int(0)]));
+        let two = r.n(2.0);
+        let a = r.f(Mul, &[a, two]);
+        let sum = r.f(Add, &[a, b]);
+        r.case("rows of two tables", &[sum], 1)
+    };
+    let shared = {
+        let mut r = Rows::new(dtype);
+        let (x, scale, shift) = (r.x(&[2, 6, 40]), r.x(&[2, 1, 40]), r.x(&[2, 1, 40]));
+        let one = r.n(1.0);
+        let (normed, _) = r.layer_norm(x);
+        let scale = r.f(Add, &[scale, one]);
+        let y = r.f(Mul, &[normed, scale]);
+        let shift = r.f(Exp, &[shift]);
+        let out = r.f(Add, &[y, shift]);
+        r.case("a norm with a scale of each sample", &[out], 1)
+    };
+    vec![looked_up, shared]
 }
 
 /// A sum, its norm, and the norm rounded to 8 bits with a scale for each group.
@@ -446,7 +485,7 @@ fn apart(dtype: DType) -> Vec<RowCase> {
     let shared = {
         let mut r = Rows::new(dtype);
         let (x, w) = (r.x(&[24, 32]), r.x(&[32]));
-        let t = r.f(Tanh, &[w]);
+        let t = r.softmax(w);
         let y = r.rms_norm(x, t);
         r.case("a row that all rows share is computed once", &[y], 2)
     };

@@ -22,6 +22,7 @@ pub mod check;
 mod choice;
 mod claim;
 mod constants;
+mod copies;
 pub mod differ;
 mod ensemble;
 mod epilogue;

@@ -12,6 +12,8 @@ use hypatia_dsl::ir::{
 };
 use hypatia_dsl::shape::Dim;
 
+use super::copies;
+
 /// How the change of a rule is called in which two operands changed places.
 pub(super) const SWAPPED: &str = "operands swapped";
 
@@ -60,6 +62,7 @@ pub fn mutants(program: &Program, rule: &Rule) -> Vec<Mutant> {
         let mut mutant = rule.clone();
         let mut walker = Walker { program, target, at: 0, change: None, site: Site::Left, set: false };
         walker.rule(&mut mutant);
+        copies::follow(&rule.rhs, &mut mutant.rhs);
         if let Some((change, site)) = walker.change
             && mutant != *rule
         {

@@ -282,7 +282,9 @@ fn judge(graph: &Graph, inputs: &[(String, Tensor)], claims: &[Claim], got: &[Te
         let right = |i: usize| {
             let (g_i, w_i, x) = (g.at(i).f(), w.at(i).f(), meaning.at(root, i));
             let near = steps > 0.0 && ((g_i - x).abs() <= steps || (g_i - w_i).abs() <= steps);
-            near || (w_i.is_finite() && (g_i - x).abs() <= (w_i - x).abs()) || meaning.excuses(root, i, &g)
+            let undefined = g_i.is_nan() && x.is_nan();
+            let nearer = w_i.is_finite() && (g_i - x).abs() <= (w_i - x).abs();
+            near || undefined || nearer || meaning.excuses(root, i, &g)
         };
         if let Some(d) = far_apart(root, &g, w, &right) {
             return Ok(Some(format!(
@@ -304,6 +306,27 @@ mod tests {
 
     use super::*;
     use crate::test_runner::given;
+
+    /// Rounding makes the sum 0, whose root is infinite when inverted; without rounding it is
+    /// negative, and has none.
+    #[test]
+    fn kernels_may_say_that_there_is_no_result_where_there_is_none() {
+        let text = "edition 1;\nuse core::*;\n\
+            op inverse<T: float>(x: T[..s, n]) -> T[..s, n] = x * rsqrt(sum(x * x, axes = [-1]) - 1.0157);\n\
+            kernel rows for inverse(x) { rowwise; }\n\
+            test \"t\" { input x: bf16[1] = [1.0078125]; given inverse(x); expect launches == 1; }";
+        let file = SourceFile { name: "t.hyp".into(), path: None, text: text.into(), embedded: false };
+        let program = Arc::new(hypatia_library::check(vec![file]).program.unwrap());
+        let (graph, inputs) = given(&program, &program.tests[0]).unwrap();
+        let rounded = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+        assert!(rounded[0].to_f64()[0].is_infinite(), "{:?}", rounded[0].to_f64());
+        let judged = |value: f64| {
+            let result = Tensor::from_f64(DType::BF16, &[1], &[value]).unwrap();
+            judge(&graph, &inputs, &[], &[result]).unwrap()
+        };
+        assert_eq!(judged(f64::NAN), None);
+        assert!(judged(1.0).is_some());
+    }
 
     /// The squares in the body overflow f16 when every step is rounded. A kernel does not overflow,
     /// so it is compared with the meaning instead.

@@ -9,7 +9,7 @@ use super::emulated::{self, Case};
 use super::{executor, gpu};
 use hypatia_eval::{Mode, evaluate};
 use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::rows::{RowCase, integer_cases, row_cases, sum_cases};
+use hypatia_testing::rows::{RowCase, gpu_cases, integer_cases, row_cases, sum_cases};
 
 fn all() -> Vec<RowCase> {
     let floats = [DType::F32, DType::F64, DType::BF16, DType::F16].into_iter().map(row_cases);
@@ -17,8 +17,10 @@ fn all() -> Vec<RowCase> {
     floats.chain(integers).flatten().collect()
 }
 
+/// Sums over rows, and what else is for GPUs.
 fn sums() -> Vec<RowCase> {
-    [DType::BF16, DType::F32, DType::F64, DType::F16].into_iter().flat_map(sum_cases).collect()
+    let of = |dtype| sum_cases(dtype).into_iter().chain(gpu_cases(dtype));
+    [DType::BF16, DType::F32, DType::F64, DType::F16].into_iter().flat_map(of).collect()
 }
 
 fn check(case: &RowCase, got: &[Tensor], plan: &hypatia_plan::Plan) {
@@ -57,7 +59,7 @@ fn on_a_gpu(cases: &[RowCase], what: &str) {
 fn emulated_rows_are_one_launch_and_agree_with_the_reference() {
     let adjacent = |c: &RowCase| c.name.contains("side by side");
     let some = all().into_iter().enumerate().filter(|(i, c)| i % 3 == 0 || adjacent(c)).map(|(_, c)| c);
-    let cases: Vec<RowCase> = some.chain(sum_cases(DType::BF16)).collect();
+    let cases: Vec<RowCase> = some.chain(sum_cases(DType::BF16)).chain(gpu_cases(DType::BF16)).collect();
     let list: Vec<Case> =
         cases.iter().map(|c| Case { what: c.name.clone(), graph: c.graph.clone(), inputs: c.inputs.clone() }).collect();
     let results = match emulated::run(&list) {

@@ -724,16 +724,10 @@ impl Lower<'_> {
         &mut self,
         name: &str,
         rows: &Rows,
-        mut reads: Vec<View>,
+        reads: Vec<View>,
         results: &[Value],
         lookups: Vec<(usize, usize)>,
     ) -> Result<()> {
-        for view in &mut reads {
-            // Row-wise kernels do not support negative strides.
-            if view.strides.iter().zip(&view.shape).any(|(stride, size)| *stride < 0 && *size > 1) {
-                *view = self.contiguous(view, name)?;
-            }
-        }
         let types = results.iter().map(|v| self.ty(*v)).collect::<Result<Vec<(DType, Vec<usize>)>>>()?;
         let shapes: Vec<Vec<usize>> = types.iter().map(|(_, shape)| shape.clone()).collect();
         let step = rows.step(&reads, &shapes);
