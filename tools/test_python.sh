@@ -65,7 +65,7 @@ else
     tests/test_semantics.py tests/test_options.py tests/test_cache.py
     tests/test_models.py tests/test_modules.py tests/test_training.py tests/test_attention.py
     tests/test_examples.py tests/test_whole.py tests/test_rows.py tests/test_layout.py
-    tests/test_recorded.py tests/test_in_place.py tests/test_indices.py
+    tests/test_recorded.py tests/test_passes.py tests/test_in_place.py tests/test_indices.py
     tests/test_fork.py tests/test_subclasses.py tests/test_encoder.py
     tests/test_division.py"
   # shellcheck disable=SC2086
@@ -79,7 +79,7 @@ else
     --ignore hypatia_core/_optimize.py --ignore hypatia_core/_training.py --ignore hypatia_core/_division.py
     --ignore hypatia_core/_known.py --ignore hypatia_core/_attention.py
     --ignore hypatia_core/_partition.py --ignore hypatia_core/_whole.py
-    --ignore hypatia_core/_layout.py --ignore hypatia_core/_recorded.py
+    --ignore hypatia_core/_layout.py --ignore hypatia_core/_recorded.py --ignore hypatia_core/_passes.py
     --ignore hypatia_core/_in_place.py --ignore hypatia_core/_encoder.py
     --ignore hypatia_core/_strides.py --ignore hypatia_core/_subclasses.py
     --ignore hypatia_core/_words.py)

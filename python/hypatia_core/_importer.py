@@ -151,7 +151,7 @@ class Importer:
         return list(map(turned, made)) if isinstance(made, list) else turned(made)
 
     def lies_channels_last(self, operand: Any) -> list[int] | None:
-        """The axes of an operand in the order of memory, if that may count and channels come last."""
+        """The axes of an operand in the order of memory, where channels come last."""
         known = operand.meta.get("val") if self.ordered and isinstance(operand, fx.Node) else None
         return channels_last(known) if isinstance(known, torch.Tensor) else None
 

@@ -307,8 +307,8 @@ def divided(
 
     `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
     the inputs that are parameters and buffers; `together` are results that may share memory. The
-    parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them on a GPU. `changed`
-    are the arguments whose new values are the first results.
+    parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them on a
+    GPU. `changed` are the arguments whose new values are the first results.
     """
     as_traced(graph)
     if why := indivisible(graph):

@@ -53,7 +53,8 @@ impl Team {
     /// The team for rows of `n` elements whose columns are added up.
     pub fn of_sums(n: u64, vector: u64, split: SumSplit) -> Team {
         let (threads, block) = (split.threads as u64, split.block as u32);
-        Team { block, threads, cluster: 1, chunks: Some(n.div_ceil(threads * vector).max(1)), blocks: split.beside as u32 }
+        let chunks = Some(n.div_ceil(threads * vector).max(1));
+        Team { block, threads, cluster: 1, chunks, blocks: split.beside as u32 }
     }
 
     /// The team for `rows` rows of `n` elements that are moved `vector` at a time; each thread
