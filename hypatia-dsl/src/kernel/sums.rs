@@ -9,17 +9,12 @@ use crate::dtype::DType;
 
 use super::RowwiseKernel;
 
-/// Multiprocessors of a large GPU, and threads of each that add up rows, if a thread has one pack
-/// of a row or several. More would write more sums than they save time, or lack registers.
-const MULTIPROCESSORS: usize = 132;
-const RESIDENT: [usize; 2] = [1024, 512];
-/// Elements of a pack, of the types with 16 bits.
-const PACK: usize = 8;
-/// The most packs that a thread keeps.
-const MOST: usize = 4;
-/// Threads that may share a row within a warp, in blocks of 512, and as a block.
-const LANES: [usize; 4] = [4, 8, 16, 32];
-const BLOCKS: [usize; 2] = [256, 512];
+/// Threads that add up rows: 512 for each multiprocessor of a large GPU. More blocks would write
+/// more sums than they save time.
+const THREADS: usize = 132 * 512;
+/// The longest row, the threads that share a row, and those of a block. A thread keeps up to 32
+/// elements.
+const TEAMS: [(usize, usize, usize); 4] = [(128, 8, 512), (1 << 10, 32, 512), (1 << 13, 256, 256), (1 << 14, 512, 512)];
 /// The most sums of a kernel: a thread keeps each of its columns' sums in registers.
 pub const MAX_SUMS: usize = 3;
 
@@ -30,8 +25,6 @@ pub struct SumSplit {
     pub threads: usize,
     /// Threads of a block.
     pub block: usize,
-    /// Blocks of a multiprocessor.
-    pub beside: usize,
     /// Blocks, each with a sum of every column.
     pub parts: usize,
 }
@@ -39,15 +32,8 @@ pub struct SumSplit {
 impl SumSplit {
     /// The split of `rows` rows of `n` elements; `None` if rows are too long for it.
     pub fn of(rows: usize, n: usize) -> Option<SumSplit> {
-        let holds = |threads: usize| n <= threads * PACK * MOST;
-        // Elements for which there is room in the packs: the fewest, of these the fewest packs.
-        let room = |threads: usize| n.div_ceil(threads * PACK) * threads * PACK;
-        let lanes = LANES.into_iter().filter(|t| holds(*t)).min_by_key(|t| (room(*t), n.div_ceil(t * PACK)));
-        let alone = || BLOCKS.into_iter().find(|t| holds(*t));
-        let (threads, block) = lanes.map(|t| (t, 512)).or_else(|| alone().map(|t| (t, t)))?;
-        let resident = RESIDENT[usize::from(n > threads * PACK)];
-        let parts = rows.div_ceil(block / threads).clamp(1, MULTIPROCESSORS * resident / block);
-        Some(SumSplit { threads, block, beside: resident / block, parts })
+        let (_, threads, block) = TEAMS.into_iter().find(|(longest, ..)| n <= *longest)?;
+        Some(SumSplit { threads, block, parts: rows.div_ceil(block / threads).clamp(1, THREADS / block) })
     }
 
     /// Rows that a block computes at a time.
@@ -99,7 +85,7 @@ mod tests {
             for rows in [0, 1, 63, 2048, 1 << 20] {
                 let split = SumSplit::of(rows, n).unwrap();
                 assert!(n <= split.threads * 32 && split.block.is_multiple_of(split.threads), "{split:?}");
-                assert!((1..=528).contains(&split.parts) && (split.parts - 1) * split.together() <= rows);
+                assert!((1..=264).contains(&split.parts) && (split.parts - 1) * split.together() <= rows);
             }
         }
         assert_eq!(SumSplit::of(64, 16385), None);

@@ -50,11 +50,10 @@ pub(super) struct Team {
 }
 
 impl Team {
-    /// The team for rows of `n` elements whose columns are added up.
+    /// The team for rows of `n` elements whose columns are added up: 512 threads a multiprocessor.
     pub fn of_sums(n: u64, vector: u64, split: SumSplit) -> Team {
         let (threads, block) = (split.threads as u64, split.block as u32);
-        let chunks = Some(n.div_ceil(threads * vector).max(1));
-        Team { block, threads, cluster: 1, chunks, blocks: split.beside as u32 }
+        Team { block, threads, cluster: 1, chunks: Some(n.div_ceil(threads * vector).max(1)), blocks: 512 / block }
     }
 
     /// The team for `rows` rows of `n` elements that are moved `vector` at a time; each thread
