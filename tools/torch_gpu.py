@@ -142,6 +142,7 @@ UNTUNED = {
     "ResNet-50 b32": lambda: network("resnet50"),
     "EfficientNet-B0 b32": lambda: network("efficientnet_b0"),
     "MobileNetV3-L b32": lambda: network("mobilenet_v3_large"),
+    "RegNetY-800MF b32": lambda: network("regnet_y_800mf"),
 }
 
 
