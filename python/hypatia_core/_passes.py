@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +30,20 @@ TIMED = 5
 class Lending(Recorded):
     """A pass whose results are not copied."""
 
-    def __init__(self, run: Callable[..., Any], device: torch.device, copied: int, lent: int, recorder: Any) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        device: torch.device,
+        copied: int,
+        lent: int,
+        recorder: Any,
+        changed: Collection[int] = (),
+    ) -> None:
         """Args: the function and its device; how many results, the first, may be copied if they are
-        small, and how many, from the first, are lent; the others are read by our own passes alone.
+        small, and how many, from the first, are lent: the others are read by our own passes alone;
+        and the arguments that calls change.
         """
-        super().__init__(run, device, recorder=recorder)
+        super().__init__(run, device, changed, recorder=recorder)
         self.copied, self.lent = copied, lent
         #: Storages of what is lent, and how many tensors of our own lie in each.
         self.owners: dict[int, int] = {}
@@ -117,12 +126,15 @@ class Passes(Plain):
         results: int,
         device: torch.device,
         ready: Callable[[], bool],
+        changed: Collection[int] = (),
         recorder: Callable[..., Recording] = record,
     ) -> None:
-        """Args: those of `Plain`, the device, and whether it is known what computes all parts."""
+        """Args: those of `Plain`, the device, whether it is known what computes all parts, and the
+        arguments that the forward pass changes.
+        """
         super().__init__(forward, backward, results)
         self.device, self.ready, self.recorder = device, ready, recorder
-        self.first = Lending(forward, device, results, results, recorder)
+        self.first = Lending(forward, device, results, results, recorder, changed)
         self.second = self.another()
         self.follows: Recording | None = None
         #: Dies with what the last recorded forward pass keeps for its backward pass.

@@ -2,8 +2,8 @@
 
 In: both halves, as AOTAutograd made them, and what it says about the graph. Out: a function of the
 graph's arguments with gradients. Invariant: it does what AOTAutograd's own runtime does for a
-graph without mutation, aliases and sizes among its arguments; other graphs are left to that
-runtime, which takes the host longer.
+graph without aliases and sizes among its arguments, of which it changes none but buffers; other
+graphs are left to that runtime, which takes the host longer.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class Halves:
     tangents: list[Any] = field(default_factory=list)
     """What the last placeholders of the backward graph stand for: gradients of results."""
     saved: int = 0
+    changed: list[int] = field(default_factory=list)
+    """The arguments that the graph changes. Its first results are their new values."""
+    keeps_changed: bool = False
+    """Whether the backward graph needs one of them as it was."""
     own: Callable[..., Any] | None = None
     """The graph as a function, once both halves are known, if it is simple."""
     parts: list[Part] = field(default_factory=list)
@@ -58,7 +62,11 @@ class Halves:
         self.arguments = [n.meta.get("val") for n in graph.graph.find_nodes(op="placeholder")]
         results = graph.graph.output_node().args[0]
         if self.about is not None and isinstance(results, (list, tuple)):
-            self.saved = len(results) - len(self.about.output_info)
+            self.changed = list(self.about.mutated_inp_runtime_indices)
+            own = len(self.changed) + len(self.about.output_info)
+            self.saved = len(results) - own
+            given = graph.graph.find_nodes(op="placeholder")
+            self.keeps_changed = any(given[i] in results[own:] for i in self.changed if i < len(given))
 
     def take_backward(self, graph: fx.GraphModule, computes: Callable[..., Any]) -> None:
         """Note what computes the backward graph."""
@@ -86,20 +94,28 @@ class Halves:
         wanted = sum(o.requires_grad for o in about.output_info)
         new = (OutputType.non_alias, OutputType.unsafe_view_alias)
         plain = all(o.output_type in new and issubclass(o.raw_type, Tensor) for o in about.output_info)
-        changed = any(i.mutates_data or i.mutates_metadata for i in about.input_info)
+        changed = any(i.mutates_data or i.mutates_metadata for i in about.input_info) and not self.changes_buffers()
         classes = all(type(t).__name__ == "PlainTensorMeta" for t in about.subclass_inp_meta)
         further = about.tokens or about.num_intermediate_bases or about.grad_enabled_mutation is not None
         return plain and classes and not changed and not further and wanted == len(self.tangents)
+
+    def changes_buffers(self) -> bool:
+        """Whether values of arguments without gradients are all that the graph changes."""
+        infos = self.about.input_info
+        touched = [i for i, info in enumerate(infos) if info.mutates_data or info.mutates_metadata]
+        moved = any(infos[i].mutates_metadata or infos[i].mutates_storage_metadata for i in touched)
+        plain = not any(infos[i].requires_grad for i in touched)
+        return plain and not moved and touched == self.changed and not self.keeps_changed
 
     def function(self) -> Callable[..., Any]:
         """The graph as a function."""
         assert self.forward is not None and self.backward is not None
         count = len(self.about.output_info)
-        forward, backward = shielded(self.forward), shielded(self.backward)
+        forward, backward = shielded(updating(self.forward, self.changed)), shielded(self.backward)
         passes = Plain(forward, backward, count)
         if len(self.recordable) == 2:
             device = self.recordable[0]
-            passes = Passes(forward, backward, count, device, lambda: all(map(settled, self.parts)))
+            passes = Passes(forward, backward, count, device, lambda: all(map(settled, self.parts)), self.changed)
         wanted = [i for i, o in enumerate(self.about.output_info) if o.requires_grad]
         others = [i for i in range(count) if i not in wanted]
         layouts = [(tuple(map(int, t.shape)), tuple(map(int, t.stride()))) for t in self.tangents]
@@ -127,6 +143,26 @@ class Halves:
                 return refusing(made)
 
         return Compiled.apply
+
+
+def updating(forward: Callable[..., Any], changed: Sequence[int]) -> Callable[..., Any]:
+    """A forward graph that writes the new values of those arguments, its first results, itself."""
+    if not changed:
+        return forward
+
+    def run(*args: Any) -> Any:
+        made = forward(*args)
+        kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for i, new in zip(changed, made, strict=False):
+            old, values = kinds.setdefault(args[i].dtype, ([], []))
+            old.append(args[i])
+            values.append(new)
+        # A batch norm has three buffers, and a network some fifty.
+        for old, values in kinds.values():
+            torch._foreach_copy_(old, values)
+        return made[len(changed) :]
+
+    return run
 
 
 def shielded(computes: Callable[..., Any]) -> Callable[..., Any]:

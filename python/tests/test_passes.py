@@ -49,7 +49,7 @@ def function(passes):
 
 
 def made(ready=lambda: True):
-    passes = Passes(forward, backward, 2, CPU, ready, recorder)
+    passes = Passes(forward, backward, 2, CPU, ready, recorder=recorder)
     passes.chosen = True
     return passes, function(passes)
 
@@ -100,7 +100,7 @@ def test_steps_are_replayed_where_gradients_are_dropped():
         play, results = recorder(run, args, device)
         return lambda: (replays.append(run), play()), results
 
-    passes = Passes(forward, counted, 2, CPU, lambda: True, counting)
+    passes = Passes(forward, counted, 2, CPU, lambda: True, recorder=counting)
     passes.chosen = True
     f = function(passes)
     _, w = inputs()
@@ -160,7 +160,7 @@ def test_a_graph_that_is_retained_keeps_what_it_saved():
 
 def test_large_results_are_lent_and_none_is_overwritten_while_it_is_held():
     passes = Passes(
-        lambda x, w: (x * w, x, w), lambda x, w, g: ((g * w), (g * x).sum(0)), 1, CPU, lambda: True, recorder
+        lambda x, w: (x * w, x, w), lambda x, w, g: ((g * w), (g * x).sum(0)), 1, CPU, lambda: True, recorder=recorder
     )
     passes.chosen = True
     f = function(passes)
@@ -211,7 +211,7 @@ def test_a_weight_that_changes_before_the_backward_pass_is_an_error():
 
 
 def test_the_faster_side_is_chosen():
-    passes = Passes(forward, backward, 2, CPU, lambda: True, recorder)
+    passes = Passes(forward, backward, 2, CPU, lambda: True, recorder=recorder)
     f = function(passes)
     _, w = inputs()
     for _ in range(40):
@@ -229,3 +229,28 @@ def test_nothing_is_recorded_before_plans_are_settled():
     for _ in range(10):
         f(inputs()[0], w)[0].backward()
     assert passes.first.recording is None
+
+
+def test_arguments_that_change_are_written_once_a_step():
+    def counting(x, w, steps):
+        steps.data.add_(1)
+        return (x @ w).sum(), x, w
+
+    passes = Passes(
+        counting,
+        lambda x, w, g: ((g.expand(3, 5) @ w.T), x.T @ g.expand(3, 5), None),
+        1,
+        CPU,
+        lambda: True,
+        [2],
+        recorder,
+    )
+    f = function(passes)
+    steps = torch.zeros((), dtype=torch.int64)
+    _, w = inputs()
+    for step in range(1, 41):
+        w.grad = None
+        x, _ = inputs()
+        f(x, w, steps)[0].backward()
+        assert steps.item() == step
+    assert passes.first.recording is not None and passes.chosen is not None

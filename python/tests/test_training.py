@@ -11,9 +11,11 @@ pytest.importorskip("torchvision")
 
 import torch.nn.functional as F  # noqa: E402
 from models import MODELS, tensor  # noqa: E402
+from torch import nn  # noqa: E402
 
 import hypatia_core as hyp  # noqa: E402
 from hypatia_core import _launch  # noqa: E402
+from hypatia_core._training import Halves  # noqa: E402
 from hypatia_core.backend import backend  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -151,3 +153,30 @@ def test_a_plan_in_each_direction_takes_steps_without_python(monkeypatch):
     for got, want in zip(grads(model, compiled), grads(its, its), strict=True):
         torch.testing.assert_close(got, want)
     assert hyp.report().hypatia == 6
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_buffers_that_a_graph_changes_are_written_by_our_own_function(last, monkeypatch):
+    made = []
+    function = Halves.function
+    monkeypatch.setattr(Halves, "function", lambda self: made.append(self) or function(self))
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6, momentum=0.3)
+    ).double()
+    if last:
+        net = net.to(memory_format=torch.channels_last)
+    eager = copy.deepcopy(net)
+    compiled = torch.compile(net, backend=backend)
+    for _ in range(5):
+        x = torch.randn(4, 3, 9, 9, dtype=torch.float64)
+        for f, own in ((compiled, net), (eager, eager)):
+            own.zero_grad()
+            f(x).square().mean().backward()
+            with torch.no_grad():
+                for p in own.parameters():
+                    p -= 0.1 * p.grad
+        for got, want in zip([*net.parameters(), *net.buffers()], [*eager.parameters(), *eager.buffers()], strict=True):
+            torch.testing.assert_close(got, want)
+    (halves,) = made
+    # Mean, variance and the number of batches of both.
+    assert len(halves.changed) == 6
