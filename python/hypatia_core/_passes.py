@@ -182,9 +182,11 @@ class Passes(Plain):
         made: list[Any] | None = None
         args = (*(saved if step.kept is None else step.kept), *gradients)
         second = self.second
-        if step.kept is not None and not second.given_up:
+        if step.kept is not None and self.chosen is not False and not second.given_up:
             with second.lock:
                 made = second.replay(args) if second.is_back() else None
+            if second.given_up:
+                self.drop()
         given: Sequence[Any] = self.plain[1](*args) if made is None else made
         self.stop(step, start, last=True)
         return given
@@ -228,6 +230,14 @@ class Passes(Plain):
             self.seconds[side] = min(self.seconds[side], step.seconds + passed)
         if self.timed >= 2 * (TIMED + 1):
             self.chosen = self.seconds[1] < self.seconds[0]
+            if not self.chosen:
+                self.drop()
+
+    def drop(self) -> None:
+        """Give back the memory of recordings that are not replayed any more."""
+        for one in (self.first, self.second):
+            one.recording, one.copies, one.owners = None, {}, {}
+        self.follows = None
 
 
 def hooked() -> bool:

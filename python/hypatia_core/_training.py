@@ -159,7 +159,7 @@ def updating(forward: Callable[..., Any], changed: Sequence[int]) -> Callable[..
             values.append(new)
         # A batch norm has three buffers, and a network some fifty.
         for old, values in kinds.values():
-            torch._foreach_copy_(old, values)
+            torch._foreach_copy_(old, values)  # pyright: ignore[reportPrivateImportUsage]
         return made[len(changed) :]
 
     return run

@@ -221,6 +221,26 @@ def test_the_faster_side_is_chosen():
     # This recorder runs the function and copies: it is slower.
     assert passes.chosen is not None and max(passes.seconds) < float("inf")
     assert passes.chosen == (passes.seconds[1] < passes.seconds[0])
+    # The memory of a recording that lost is given back.
+    assert (passes.first.recording is not None) == (passes.second.recording is not None) == passes.chosen
+
+
+def test_a_backward_pass_that_cannot_be_recorded_ends_both():
+    def fails(run, args, device):
+        if run is backward:
+            raise RuntimeError("no memory")
+        return recorder(run, args, device)
+
+    passes = Passes(forward, backward, 2, CPU, lambda: True, recorder=fails)
+    f = function(passes)
+    _, w = inputs()
+    for _ in range(20):
+        w.grad = None
+        x, _ = inputs()
+        loss, result = f(x, w)
+        (loss + result.sum()).backward()
+        torch.testing.assert_close(w.grad, wanted(x, w)[3])
+    assert "no memory" in passes.second.given_up and passes.first.recording is None
 
 
 def test_nothing_is_recorded_before_plans_are_settled():
@@ -253,4 +273,4 @@ def test_arguments_that_change_are_written_once_a_step():
         x, _ = inputs()
         f(x, w, steps)[0].backward()
         assert steps.item() == step
-    assert passes.first.recording is not None and passes.chosen is not None
+    assert passes.first.recordings == 1 and passes.chosen is not None
