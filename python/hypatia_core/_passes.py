@@ -64,12 +64,21 @@ class Lending(Recorded):
             if i >= self.lent and isinstance(t, int) and t in self.copies:
                 held[i] = self.copies[t]
         self.recording = (play, held)
-        storages = {t.untyped_storage()._cdata for t in held[: self.lent] if isinstance(t, Tensor)}
+        given = (t for i, t in enumerate(held[: self.lent]) if isinstance(t, Tensor) and not self.copies_result(i, t))
+        storages = {t.untyped_storage()._cdata for t in given}
         self.owners = {s: holders(s) for s in storages}
+
+    def copies_result(self, i: int, t: Tensor) -> bool:
+        """Whether a result is copied, not lent."""
+        return i < self.copied and t.numel() * t.element_size() <= SMALL
 
     def is_back(self) -> bool:
         """Whether nobody holds what was lent."""
         return all(holders(s) == own for s, own in self.owners.items())
+
+    def lends(self, t: Any) -> bool:
+        """Whether a tensor lies in memory that is lent."""
+        return isinstance(t, Tensor) and t.untyped_storage()._cdata in self.owners
 
     def results(self, made: Sequence[Any], args: tuple[Any, ...]) -> list[Any]:
         """Small results copied, others lent, and what is kept as it is."""
@@ -77,7 +86,7 @@ class Lending(Recorded):
         for i, t in enumerate(made):
             if not isinstance(t, Tensor):
                 given.append(t if t is None else args[t])
-            elif i < self.copied and t.numel() * t.element_size() <= SMALL:
+            elif self.copies_result(i, t):
                 given.append(t.clone())
             else:
                 given.append(t.detach() if i < self.lent else t)
@@ -170,8 +179,8 @@ class Passes(Plain):
         self.pending = weakref.ref(token)
         step.kept = made[self.results :]
         given = {id(a) for a in args}
-        # Changes of arguments in between are autograd's to find.
-        return [token, *(t for t in step.kept if id(t) in given)]
+        # Changes in between, of arguments and of lent results, are autograd's to find.
+        return [token, *(t for t in step.kept if id(t) in given or self.first.lends(t))]
 
     def backward(self, ctx: Any, gradients: tuple[Any, ...]) -> Sequence[Any]:
         """The gradients."""

@@ -66,6 +66,15 @@ def inputs(rows=3):
     return torch.randn(rows, 4, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
 
 
+def train_and_compare(f, w):
+    """One step, whose gradient of the weight is PyTorch's."""
+    w.grad = None
+    x, _ = inputs()
+    loss, result = f(x, w)
+    (loss + result.sum()).backward()
+    torch.testing.assert_close(w.grad, wanted(x, w)[3])
+
+
 def test_each_step_has_its_own_results_and_gradients():
     passes, f = made()
     _, w = inputs()
@@ -105,11 +114,7 @@ def test_steps_are_replayed_where_gradients_are_dropped():
     f = function(passes)
     _, w = inputs()
     for _ in range(20):
-        w.grad = None
-        x, _ = inputs()
-        loss, result = f(x, w)
-        (loss + result.sum()).backward()
-        torch.testing.assert_close(w.grad, wanted(x, w)[3])
+        train_and_compare(f, w)
     assert replays.count(forward) >= 15 and replays.count(counted) >= 12
 
 
@@ -180,6 +185,25 @@ def test_large_results_are_lent_and_none_is_overwritten_while_it_is_held():
     assert passes.first.recording is not None
 
 
+def test_a_lent_result_that_changes_before_the_backward_pass_is_an_error():
+    def exponential(x):
+        y = torch.exp(x)
+        return y, y
+
+    passes = Passes(exponential, lambda y, g: (g * y,), 1, CPU, lambda: True, recorder=recorder)
+    passes.chosen = True
+    f = function(passes)
+    x = torch.randn(512, 1024, requires_grad=True)
+    for _ in range(10):
+        x.grad = None
+        (y,) = f(x)
+        y.detach().mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        del y
+    assert passes.first.recording is not None
+
+
 def test_what_packs_saved_tensors_sees_all_of_them():
     packed = []
     _, f = made()
@@ -235,11 +259,7 @@ def test_a_backward_pass_that_cannot_be_recorded_ends_both():
     f = function(passes)
     _, w = inputs()
     for _ in range(20):
-        w.grad = None
-        x, _ = inputs()
-        loss, result = f(x, w)
-        (loss + result.sum()).backward()
-        torch.testing.assert_close(w.grad, wanted(x, w)[3])
+        train_and_compare(f, w)
     assert "no memory" in passes.second.given_up and passes.first.recording is None
 
 
