@@ -68,6 +68,11 @@ def lying_order(t: torch.Tensor) -> list[int] | None:
     return memory_order(t) if strides_of(t) == tuple(map(int, t.stride())) else None
 
 
+def inverse(order: Sequence[int]) -> list[int]:
+    """The order of axes that undoes another."""
+    return [order.index(axis) for axis in range(len(order))]
+
+
 class Importer:
     """Builds the graph of one FX graph, or of some of its nodes, whose shapes are numbers."""
 
@@ -143,7 +148,7 @@ class Importer:
         self.order = None
         if order is None:
             return made
-        back = [order.index(axis) for axis in range(len(order))]
+        back = inverse(order)
 
         def turned(value: Value | None) -> Value | None:
             return None if value is None else self.call("transpose", [value], perm=back)
@@ -166,7 +171,7 @@ class Importer:
             shape = self.shape(node)
             sizes: list[int | str] = [shape[axis] for axis in order or range(len(shape))]
             value = self.g.input(node.name, self.dtype(node), sizes)
-            back = order and [order.index(axis) for axis in range(len(shape))]
+            back = order and inverse(order)
             self.values[node] = self.call("transpose", [value], perm=back) if back else value
 
     def copied(self, t: torch.Tensor) -> Value:

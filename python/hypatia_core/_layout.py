@@ -21,7 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from ._importer import Node, name_of
+from ._importer import Node, inverse, name_of
 from ._known import HALVES, is_overlay
 
 aten = torch.ops.aten
@@ -211,7 +211,7 @@ def keep(graph: fx.GraphModule, strides: dict[int, tuple[int, ...]]) -> None:
 
 def in_order(graph: fx.Graph, node: Node, order: list[int]) -> Node:
     """A copy whose axes lie in that order."""
-    back = [order.index(axis) for axis in range(len(order))]
+    back = inverse(order)
     plain: dict[str, Any] = {"memory_format": torch.contiguous_format}
     steps: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
         (aten.permute.default, (order,), {}),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ._importer import Importer, Node, Value, exactly, name_of, ordered_row, row, size_of
+from ._importer import Importer, Node, Value, exactly, inverse, name_of, ordered_row, row, size_of
 
 SAME = ("alias", "as_strided", "clone", "convert_element_type", "detach", "lift_fresh_copy", "_to_copy", "contiguous")
 SHAPED = ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze")
@@ -257,7 +257,7 @@ def _(b: Importer, n: Node) -> Any:
     rows, values = (b.call("transpose", [v], perm=order) if axis else v for v in (rows, values))
     how = "add" if name_of(n.target) == "index_add" else "set"
     made = b.call("scatter", [rows, listed(b, index, shape[axis]), values], how=how)
-    made = b.call("transpose", [made], perm=[order.index(a) for a in range(rank)]) if axis else made
+    made = b.call("transpose", [made], perm=inverse(order)) if axis else made
     return b.reshaped(made, b.shape(n))
 
 

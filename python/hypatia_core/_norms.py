@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ._eager import NAMES
-from ._importer import Importer, Node, Value, name_of, ordered_row, row, size_of
+from ._importer import Importer, Node, Value, inverse, name_of, ordered_row, row, size_of
 
 
 def reduced_axes(b: Importer, n: Node, at: int = 1) -> list[int]:
@@ -32,7 +32,7 @@ def _(b: Importer, n: Node) -> Any:
         value, axes = b.call("transpose", [value], perm=order), [order.index(a) for a in axes]
     reduced = b.call(name_of(n.target), [value], axes=sorted(axes), keepdims=True)
     if order:
-        reduced = b.call("transpose", [reduced], perm=[order.index(a) for a in range(len(order))])
+        reduced = b.call("transpose", [reduced], perm=inverse(order))
     return b.reshaped(reduced, b.shape(n))
 
 
