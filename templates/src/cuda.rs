@@ -15,6 +15,7 @@ mod attention_sm80;
 mod carry;
 mod chain;
 mod checksum;
+mod column_sums;
 mod expr;
 mod gemm;
 mod gemm_sm80;
@@ -218,6 +219,9 @@ pub fn rowwise_for(program: &Program, kernel: &RowwiseKernel, target: RowTarget)
 
 /// Prints the kernel of rows whose columns are added up by blocks.
 pub fn row_sums(program: &Program, kernel: &RowSumsKernel) -> Result<CudaSource, EmitError> {
+    if kernel.split.tiled {
+        return column_sums::emit(program, kernel);
+    }
     let target = RowTarget::Sums { n: kernel.n as u64, split: kernel.split };
     rowwise::emit(program, &kernel.kernel, Some(target))
 }

@@ -28,6 +28,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("pointwise.cu.j2", include_str!("../pointwise.cu.j2")),
     ("epilogue.cu.j2", include_str!("../epilogue.cu.j2")),
     ("rowwise.cu.j2", include_str!("../rowwise.cu.j2")),
+    ("column_sums.cu.j2", include_str!("../column_sums.cu.j2")),
     ("join_sums.cu.j2", include_str!("../join_sums.cu.j2")),
     ("block_sums.cu.j2", include_str!("../block_sums.cu.j2")),
     ("checksum.cu.j2", include_str!("../checksum.cu.j2")),

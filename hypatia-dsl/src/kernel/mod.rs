@@ -44,7 +44,7 @@ pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
 pub use region::{ColumnSum, RowOperand, RowRegion, RowValue, SharedWork};
-pub use sums::{JoinSumsKernel, MAX_SUMS, RowSumsKernel, SumSplit};
+pub use sums::{JoinSumsKernel, MAX_SUMS, ROWS_AHEAD, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`

@@ -78,6 +78,7 @@ pub enum RowsOperand {
 }
 
 /// Nodes that run as one launch, or one node.
+#[derive(Clone, Debug)]
 pub struct Region {
     /// Indices of the nodes, ascending.
     pub nodes: Vec<usize>,
@@ -332,7 +333,8 @@ impl Grower<'_, '_> {
 /// Whether a kernel that adds up this many rows is faster than sums of their own.
 fn sums_are_worth_it(kernel: &RowwiseKernel, rows: Option<i64>, n: Option<i64>) -> bool {
     let (Some(rows), Some(n)) = (rows, n) else { return false };
-    let split = usize::try_from(rows).ok().zip(usize::try_from(n).ok()).and_then(|(rows, n)| SumSplit::of(rows, n));
+    let split =
+        usize::try_from(rows).ok().zip(usize::try_from(n).ok()).and_then(|(rows, n)| SumSplit::of(kernel, rows, n));
     split.is_some() && rows >= FEWEST_ADDED && n >= NARROWEST_ADDED && kernel.gathers.is_empty()
 }
 

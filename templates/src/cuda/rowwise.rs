@@ -553,7 +553,7 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
     inputs.chain(outputs).chain(sizes).chain(room).collect::<Vec<_>>().join(", ")
 }
 
-fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Value {
+pub(super) fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Vec<String> {
     let read = used
         .iter()
         .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::PerColumn | RowAccess::Gathered))
@@ -562,7 +562,7 @@ fn alignment(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     read.chain(written.map(|(i, _)| format!("aligned<V>(out{i})"))).collect()
 }
 
-fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
+pub(super) fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     let about = |a: RowAccess| match a {
         RowAccess::Full => "rows x n, row-major",
         RowAccess::PerColumn => "n elements, one a column",
@@ -714,7 +714,7 @@ fn entry_points(kernel: &RowwiseKernel, pack: usize, vector: usize) -> (Vec<Entr
     (entries, values.into_iter().collect())
 }
 
-fn describe(program: &Program, kernel: &RowwiseKernel) -> Vec<String> {
+pub(super) fn describe(program: &Program, kernel: &RowwiseKernel) -> Vec<String> {
     let n_in = kernel.inputs.len();
     let named = |n: &TermNode| match n {
         TermNode::In { input, .. } if *input as usize >= n_in => Some(format!("r{}", *input as usize - n_in)),

@@ -188,7 +188,7 @@ fn rowwise(r: &RowwiseStep) -> (Body, Work) {
 fn row_sums(step: &Step, r: &RowwiseStep) -> Option<Vec<(Body, Work)>> {
     let (Body::Rowwise(kernel), work) = rowwise(r) else { return None };
     let [sums] = step.workspace() else { return None };
-    let split = SumSplit::of(r.rows, r.n)?;
+    let split = SumSplit::of(&kernel, r.rows, r.n)?;
     let outputs: Vec<DType> = kernel.sums.iter().map(|s| s.0).collect();
     let tiles = (outputs.len() * r.n).div_ceil(JOIN_COLUMNS);
     let mut joined =

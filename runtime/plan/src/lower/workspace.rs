@@ -78,7 +78,7 @@ impl Lower<'_> {
                 needed.extend(vec![(DType::I64, vec![count]); places]);
             }
             Action::Rowwise(r) => {
-                if let Some((dtype, split)) = r.kernel.sum_type().zip(SumSplit::of(r.rows, r.n)) {
+                if let Some((dtype, split)) = r.kernel.sum_type().zip(SumSplit::of(&r.kernel, r.rows, r.n)) {
                     needed.push((dtype, vec![split.parts, r.kernel.sums.len() * r.n]));
                 }
             }
