@@ -114,10 +114,10 @@ def convnext():
     return convnext_tiny().eval(), (torch.randn(32, 3, 224, 224),)
 
 
-def network(name):
+def network(name, training=False):
     import torchvision
 
-    return getattr(torchvision.models, name)().eval(), (torch.randn(32, 3, 224, 224),)
+    return getattr(torchvision.models, name)().train(training), (torch.randn(32, 3, 224, 224),)
 
 
 CASES = {
@@ -140,6 +140,7 @@ UNTUNED = {
     "ModernBERT b4 s512": modernbert,
     "ConvNeXt-T b32": convnext,
     "ResNet-50 b32": lambda: network("resnet50"),
+    "ResNet-50 in training mode b32": lambda: network("resnet50", training=True),
     "EfficientNet-B0 b32": lambda: network("efficientnet_b0"),
     "MobileNetV3-L b32": lambda: network("mobilenet_v3_large"),
     "RegNetY-800MF b32": lambda: network("regnet_y_800mf"),

@@ -97,6 +97,10 @@ def _common_order(node: Node) -> str:
     return "" if plain else f"a vector norm of order {order}"
 
 
+def _of_batch(node: Node) -> str:
+    return "" if node.args[5] is True and isinstance(node.args[6], float) else "batch norm by known statistics"
+
+
 def _real(node: Node) -> str:
     return "" if node.args[0].meta["val"].dtype.is_floating_point else f"{name_of(node.target)} of integers"
 
@@ -185,6 +189,7 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     **dict.fromkeys(ATTENTION, _no_dropout),
     "convolution": _transposed,
     "_native_batch_norm_legit_no_training": _only_first,
+    "_native_batch_norm_legit_functional": _of_batch,
     "div": _by_nonzero,
     "fmod": _by_nonzero,
     "remainder": _by_nonzero,

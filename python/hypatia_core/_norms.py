@@ -188,3 +188,48 @@ def _(b: Importer, n: Node) -> Any:
     if bias is not None:
         made = b.call("add", [made, b.per_channel(bias, x, wide)])
     return [b.cast(made, b.dtype(x)), None, None]
+
+
+@row("_native_batch_norm_legit_functional")
+def _(b: Importer, n: Node) -> Any:
+    """Statistics of a batch: first the means, then what lies about them, so that nothing cancels."""
+    x, weight, bias, mean, variance, _, momentum, eps = n.args
+    wide, shape, order = "f64" if b.dtype(x) == "f64" else "f32", b.shape(x), b.lies_channels_last(x)
+    value, channel = b.value(x), 1
+    if order:
+        value, channel = b.call("transpose", [value], perm=order), len(shape) - 1
+    value = b.cast(value, wide)
+    axes = [a for a in range(len(shape)) if a != channel]
+    across = [shape[1] if a == channel else 1 for a in range(len(shape))]
+    number = b.g.number
+    count = size_of(shape) // max(shape[1], 1)
+
+    def average(of: Value) -> Value:
+        return b.call("mul", [b.call("sum", [of], axes=axes, keepdims=True), number(wide, 1.0 / max(count, 1))])
+
+    middle = average(value)
+    centred = b.call("sub", [value, middle])
+    spread = average(b.call("mul", [centred, centred]))
+    scale = b.call("rsqrt", [b.call("add", [spread, number(wide, float(eps))])])
+
+    def of_channels(param: Node) -> Value:
+        return b.cast(b.reshaped(b.values[param], across), wide)
+
+    factor = scale if weight is None else b.call("mul", [scale, of_channels(weight)])
+    made = b.call("mul", [centred, factor])
+    if bias is not None:
+        made = b.call("add", [made, of_channels(bias)])
+    made = b.cast(made, b.dtype(x))
+    if order:
+        made = b.call("transpose", [made], perm=inverse(order))
+
+    def moved(before: Node, now: Value) -> Value:
+        """A running statistic, moved towards that of this batch."""
+        old = of_channels(before)
+        kept, new = number(wide, 1.0 - float(momentum)), number(wide, float(momentum))
+        return b.call("add", [b.call("mul", [old, kept]), b.call("mul", [now, new])])
+
+    unbiased = b.call("mul", [spread, number(wide, count / (count - 1) if count > 1 else float("nan"))])
+    further = [middle, scale, moved(mean, middle), moved(variance, unbiased)]
+    kinds = [(NAMES[t.dtype], tuple(int(s) for s in t.shape)) for t in n.meta["val"][1:]]
+    return [made, *(b.reshaped(b.cast(v, to), s) for v, (to, s) in zip(further, kinds, strict=True))]

@@ -180,3 +180,36 @@ def test_buffers_that_a_graph_changes_are_written_by_our_own_function(last, monk
     (halves,) = made
     # Mean, variance and the number of batches of both.
     assert len(halves.changed) == 6
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 5, 4), (2, 5, 3, 4), (2, 5, 2, 3, 2)])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_statistics_of_a_batch_are_work_of_plans(shape, affine, dtype):
+    torch.manual_seed(0)
+    norm = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}[len(shape)]
+    net = nn.Sequential(norm(5, affine=affine, momentum=0.3), nn.SiLU()).to(dtype)
+    if affine:
+        nn.init.normal_(net[0].weight), nn.init.normal_(net[0].bias)
+    eager, exact = copy.deepcopy(net), copy.deepcopy(net).double()
+    compiled = torch.compile(net, backend=backend)
+    for turn in range(3):
+        # Far from 0, where the mean of squares would have no digits left.
+        x = (torch.randn(shape, dtype=torch.float64) + 20 * turn).to(dtype)
+        if turn == 1 and len(shape) > 3:
+            x = x.to(memory_format=torch.channels_last if len(shape) == 4 else torch.channels_last_3d)
+        given = [x.clone().requires_grad_(), x.clone().requires_grad_(), x.double().requires_grad_()]
+        made = [f(g) for f, g in zip((compiled, eager, exact), given, strict=True)]
+        for y in made:
+            y.square().sum().backward()
+        assert made[0].stride() == made[1].stride()
+        of = [[y.detach(), g.grad, *own.buffers()] for y, g, own in zip(made, given, (net, eager, exact), strict=True)]
+        for got, want, true in zip(*of, strict=True):
+            assert got.dtype == want.dtype
+            ours, theirs = ((v.double() - true).abs().max() for v in (got, want))
+            # A mean in the type that PyTorch uses on a GPU is off by units of the elements, and
+            # gradients add up as many terms as there are elements of a channel.
+            largest = max(true.double().abs().max(), x.double().abs().max())
+            assert ours <= 1.5 * theirs + 32 * torch.finfo(dtype).eps * largest
+    assert "_native_batch_norm_legit_functional" not in str(hyp.report())
+    assert hyp.report().hypatia >= 3

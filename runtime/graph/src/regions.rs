@@ -14,10 +14,11 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::shape::broadcast;
 
 use super::Graph;
-use super::kinds::is_view;
+use super::kinds::{builtin, is_view};
 use hypatia_tensor::error::{Error, Result};
 
 /// Maximum number of nodes in a region: generated code has a limited number of registers.
@@ -154,7 +155,7 @@ impl Cluster<'_> {
     }
 
     /// Joins pointwise groups with the only group that reads them, to whose larger shape their
-    /// results broadcast. `apart` says which groups are no pointwise regions.
+    /// results broadcast, if computing them for each element costs less than a launch. `apart` says which groups are no pointwise regions.
     pub(super) fn join_small(&mut self, pointwise: &[bool], apart: impl Fn(usize) -> bool) {
         let graph = self.graph;
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
@@ -180,7 +181,9 @@ impl Cluster<'_> {
             let elements = large.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
             let again = elements.and_then(|n| n.checked_mul(nodes.len() as i64));
             let fits = small != large && broadcast(small, large).is_some_and(|shape| shape == *large);
-            if fits && again.is_some_and(|n| n <= MAX_AGAIN) {
+            // What is converted costs a reader less than the bytes that it need not read.
+            let converts = nodes.iter().all(|n| builtin(graph, &graph.nodes[*n]) == Some(BuiltinOp::Cast));
+            if fits && (converts || again.is_some_and(|n| n <= MAX_AGAIN)) {
                 self.join(reader, group);
             }
         }
