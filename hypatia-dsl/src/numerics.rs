@@ -81,13 +81,15 @@ impl Numerics {
     }
 }
 
-/// Which rules a run may use.
+/// Which rules and kernels a run may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
     /// By what they claim of their precision.
     pub numerics: Numerics,
     /// Disabled rules, families of rules or rulesets.
     pub disabled: HashSet<String>,
+    /// Only kernels that add up in an order that does not depend on how many rows there are.
+    pub batch_invariant: bool,
 }
 
 impl Allowed {

@@ -122,7 +122,7 @@ class Model:
         must, never: rules that each plan must have (``RULE``, ``RULE count = N`` or ``RULE at
             NODE``), and must not have. A plan that lacks one is a ``ContractError`` that says why.
         batch_invariant: give each row the same bits, however many rows stand beside it, where their
-            number is a dynamic size of the model. On the CPU alone.
+            number is a dynamic size of the model.
 
     Threads may share a model. The interpreter's lock is released while it compiles and runs.
     """

@@ -24,7 +24,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hypatia_dsl::dtype::DType;
 #[cfg(feature = "onnx")]
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::numerics::{Allowed, Numerics};
 
 use crate::gpu::OnGpu;
 use hypatia_cache::{Cache, Store};
@@ -43,8 +42,8 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::memory;
 use hypatia_tensor::tensor::Tensor;
 
-use self::compiled::Planner;
 pub use self::compiled::{Checked, Compiled, Refusal};
+use self::compiled::{Open, Planner};
 pub use self::incident::{Culprit, Incident, Watched};
 use self::judge::Judge;
 pub use self::safety::Safety;
@@ -86,8 +85,8 @@ pub struct Options {
     /// Compare again, even if a verdict is cached.
     pub recheck: bool,
     /// A row's result has the same bits, however many rows stand beside it, as long as their number
-    /// is a dynamic size of the model: the graph is optimised once, before its dynamic sizes are
-    /// known, so that no choice depends on them. On the host alone.
+    /// is a dynamic size of the model: the graph is optimised, and divided into launches, before
+    /// its dynamic sizes are known, so that no choice depends on them.
     ///
     /// # Example
     /// ```
@@ -127,6 +126,12 @@ impl Options {
         self = self.remembering();
         self.optimize.device = gpu.profile();
         self.gpu = Some(OnGpu::new(gpu, tuner));
+        self
+    }
+
+    /// The same settings, where the optimiser knows which kernels may be used.
+    fn settled(mut self) -> Options {
+        self.optimize.batch_invariant = self.batch_invariant;
         self
     }
 
@@ -198,7 +203,7 @@ impl Model {
         Model {
             graph,
             warnings: Vec::new(),
-            options,
+            options: options.settled(),
             plans: Mutex::default(),
             constants: Arc::new(Mutex::new(pipeline::constants())),
             wide: None,
@@ -238,7 +243,7 @@ impl Model {
     /// The same model with other settings, such as a device that was opened while the file was
     /// read.
     pub fn with_options(self, options: Options) -> Model {
-        Model { options, plans: Mutex::default(), for_all_sizes: Mutex::default(), ..self }
+        Model { options: options.settled(), plans: Mutex::default(), for_all_sizes: Mutex::default(), ..self }
     }
 
     /// Optimises and plans for these inputs and for a device of that profile that is not open yet,
@@ -253,27 +258,25 @@ impl Model {
     fn early_plan(&self, device: &Device, inputs: &[(String, Tensor)]) -> Result<EarlyPlan> {
         let shapes = shapes(&self.order(inputs)?);
         let optimize = optimize::Options { device: device.clone(), ..self.options.optimize.clone() };
-        let (graph, optimized) = self.optimized(inputs, &optimize)?;
+        let (graph, optimized, open) = self.optimized(inputs, &optimize)?;
         let planner = self.planner(device.clone(), None);
-        let fused = planner.first(&graph, &optimized, &optimize)?;
+        let fused = planner.first(&graph, &optimized, open.as_ref(), &optimize)?;
         Ok(EarlyPlan { shapes, optimize, plan: planner.options, graph, optimized, fused })
     }
 
-    /// The graph on the sizes of these inputs, and what the rules make of it.
-    fn optimized(&self, inputs: &[(String, Tensor)], options: &optimize::Options) -> Result<(Graph, Optimized)> {
+    /// The graph on the sizes of these inputs, and what the rules make of it; the last is what
+    /// batch-invariant plans are made of.
+    fn optimized(
+        &self,
+        inputs: &[(String, Tensor)],
+        options: &optimize::Options,
+    ) -> Result<(Graph, Optimized, Option<Open>)> {
         let named: HashMap<String, Tensor> = inputs.iter().cloned().collect();
         let sizes = self.graph.bind_symbols(&named)?;
         let graph = self.graph.specialize(&sizes)?;
         if !self.options.batch_invariant {
             let optimized = pipeline::optimize(&graph, options)?;
-            return Ok((graph, optimized));
-        }
-        if !options.device.is_host() {
-            return Err(Error::Input(
-                "batch-invariant plans are for the CPU: on a GPU, cuBLASLt's products and the kernels of rows choose \
-                 the order of their sums by the number of rows (use --device cpu)"
-                    .into(),
-            ));
+            return Ok((graph, optimized, None));
         }
         let mut made = self.for_all_sizes.lock().unwrap_or_else(PoisonError::into_inner);
         let all = match made.as_ref() {
@@ -282,17 +285,7 @@ impl Model {
         };
         drop(made);
         let optimized = Optimized { graph: all.graph.specialize(&sizes)?, report: all.report.clone() };
-        Ok((graph, optimized))
-    }
-
-    /// Which approximations plans may use. What a plan clusters depends on sizes; with `exact`,
-    /// clusters change no bit.
-    fn allowed_in_plans(&self) -> Allowed {
-        let allowed = self.options.optimize.allowed();
-        match self.options.batch_invariant {
-            true => Allowed { numerics: Numerics::Exact, ..allowed },
-            false => allowed,
-        }
+        Ok((graph, optimized, Some(Open { optimized: all, sizes })))
     }
 
     fn planner(&self, device: Device, gpu: Option<&OnGpu>) -> Planner {
@@ -312,7 +305,7 @@ impl Model {
                     (Safety::Strict, false) => Checks::On,
                     _ => Checks::Off,
                 },
-                allowed: self.allowed_in_plans(),
+                allowed: self.options.optimize.allowed(),
                 ..plan::Options::new(device)
             },
             gpu: gpu.cloned(),

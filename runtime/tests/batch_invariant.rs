@@ -16,10 +16,19 @@ use rand_chacha::ChaCha8Rng;
 
 /// The most rows.
 const MOST: usize = 4096;
-/// Tokens, width and heads of the blocks.
-const TOKENS: usize = 6;
-const WIDTH: usize = 32;
-const HEADS: usize = 4;
+
+/// Sizes of the models.
+#[derive(Clone, Copy)]
+struct Sizes {
+    tokens: usize,
+    width: usize,
+    heads: usize,
+}
+
+/// Models that a reference computes in little time.
+const SMALL: Sizes = Sizes { tokens: 6, width: 32, heads: 4 };
+/// Models whose matrices the copy engine of a GPU moves, with ragged tiles of queries and keys.
+const WIDE: Sizes = Sizes { tokens: 72, width: 256, heads: 4 };
 
 /// Random weights.
 struct Weights(ChaCha8Rng);
@@ -40,92 +49,97 @@ impl Weights {
     }
 }
 
-fn heads(x: Var<'_>) -> Var<'_> {
-    x.reshape(shape!["batch", 6, 4, 8]).transpose(&[0, 2, 1, 3])
-}
-
-fn attention<'g>(g: &'g GraphBuilder, w: &mut Weights, x: Var<'g>) -> Var<'g> {
-    let [q, k, v] = [(); 3].map(|()| heads(w.linear(g, x, [WIDTH, WIDTH])));
-    let scale = AttrValue::Float(((WIDTH / HEADS) as f64).sqrt().recip());
+fn attention<'g>(g: &'g GraphBuilder, w: &mut Weights, x: Var<'g>, of: Sizes) -> Var<'g> {
+    let Sizes { tokens, width, heads } = of;
+    let (tokens, head) = (tokens as i64, width / heads);
+    let split = |x: Var<'g>| x.reshape(shape!["batch", tokens, heads as i64, head as i64]).transpose(&[0, 2, 1, 3]);
+    let [q, k, v] = [(); 3].map(|()| split(w.linear(g, x, [width, width])));
+    let scale = AttrValue::Float((head as f64).sqrt().recip());
     let y = g.call("attention", &[q, k, v], &[("scale", scale)]);
-    let joined = y.transpose(&[0, 2, 1, 3]).reshape(shape!["batch", 6, 32]);
-    w.linear(g, joined, [WIDTH, WIDTH])
+    let joined = y.transpose(&[0, 2, 1, 3]).reshape(shape!["batch", tokens, width as i64]);
+    w.linear(g, joined, [width, width])
 }
 
 /// An encoder layer of BERT.
-fn bert<'g>(g: &'g GraphBuilder, w: &mut Weights, x: Var<'g>) -> Var<'g> {
+fn bert<'g>(g: &'g GraphBuilder, w: &mut Weights, x: Var<'g>, of: Sizes) -> Var<'g> {
+    let width = of.width;
     let norm = |w: &mut Weights, x| {
-        let (scale, bias) = (w.of(g, &[WIDTH]), w.of(g, &[WIDTH]));
+        let (scale, bias) = (w.of(g, &[width]), w.of(g, &[width]));
         g.call("layer_norm", &[x, scale, bias], &[])
     };
-    let mixed = attention(g, w, x);
+    let mixed = attention(g, w, x, of);
     let x = norm(w, x + mixed);
-    let inner = w.linear(g, x, [4 * WIDTH, WIDTH]);
+    let inner = w.linear(g, x, [4 * width, width]);
     let inner = g.call("gelu", &[inner], &[]);
-    let out = w.linear(g, inner, [WIDTH, 4 * WIDTH]);
+    let out = w.linear(g, inner, [width, 4 * width]);
     norm(w, x + out)
 }
 
 /// A decoder layer of Llama.
-fn llama<'g>(g: &'g GraphBuilder, w: &mut Weights, x: Var<'g>) -> Var<'g> {
+fn llama<'g>(g: &'g GraphBuilder, w: &mut Weights, x: Var<'g>, of: Sizes) -> Var<'g> {
+    let width = of.width;
     let norm = |w: &mut Weights, x| {
-        let scale = w.of(g, &[WIDTH]);
+        let scale = w.of(g, &[width]);
         g.call("rms_norm", &[x, scale], &[])
     };
     let normed = norm(w, x);
-    let x = x + attention(g, w, normed);
+    let x = x + attention(g, w, normed, of);
     let normed = norm(w, x);
-    let gate = w.linear(g, normed, [3 * WIDTH, WIDTH]);
-    let up = w.linear(g, normed, [3 * WIDTH, WIDTH]);
+    let gate = w.linear(g, normed, [3 * width, width]);
+    let up = w.linear(g, normed, [3 * width, width]);
     let gated = g.call("silu", &[gate], &[]) * up;
-    x + w.linear(g, gated, [WIDTH, 3 * WIDTH])
+    x + w.linear(g, gated, [width, 3 * width])
 }
 
+/// A layer of a model of sequences.
+type Layer = dyn for<'g> Fn(&'g GraphBuilder, &mut Weights, Var<'g>, Sizes) -> Var<'g>;
+
 /// Models whose first input axis is the batch, with the shape of a row.
-fn models(program: &Arc<Program>) -> Vec<(&'static str, Graph, Vec<usize>)> {
+fn models(program: &Arc<Program>, of: Sizes) -> Vec<(&'static str, Graph, Vec<usize>)> {
+    let (tokens, width) = (of.tokens, of.width);
     let mut out = Vec::new();
     let mut rows = |name: &'static str, made: &dyn for<'g> Fn(&'g GraphBuilder, &mut Weights, Var<'g>) -> Var<'g>| {
         let g = GraphBuilder::new(program.clone());
-        let x = g.input("x", DType::F32, shape!["batch", 32]);
+        let x = g.input("x", DType::F32, shape!["batch", width as i64]);
         let y = made(&g, &mut Weights(ChaCha8Rng::seed_from_u64(5)), x);
         g.output("y", y);
-        out.push((name, g.finish().unwrap(), vec![WIDTH]));
+        out.push((name, g.finish().unwrap(), vec![width]));
     };
-    rows("product", &|g, w, x| w.linear(g, x, [40, WIDTH]));
+    rows("product", &|g, w, x| w.linear(g, x, [40, width]));
     rows("long sums", &|g, w, x| {
-        let wide = w.linear(g, x, [700, WIDTH]);
+        let wide = w.linear(g, x, [700, width]);
         w.linear(g, wide, [3, 700])
     });
-    rows("products in a chain", &|g, w, x| x.matmul(w.of(g, &[WIDTH, 4])).matmul(w.of(g, &[4, 512])));
+    rows("products in a chain", &|g, w, x| x.matmul(w.of(g, &[width, 4])).matmul(w.of(g, &[4, 512])));
     rows("product with epilogue", &|g, w, x| {
-        let y = w.linear(g, x, [WIDTH, WIDTH]);
+        let y = w.linear(g, x, [width, width]);
         g.call("gelu", &[y], &[]) + x
     });
     rows("layer norm", &|g, w, x| {
-        let (scale, bias) = (w.of(g, &[WIDTH]), w.of(g, &[WIDTH]));
+        let (scale, bias) = (w.of(g, &[width]), w.of(g, &[width]));
         g.call("layer_norm", &[x, scale, bias], &[])
     });
     rows("softmax", &|g, w, x| {
-        let y = w.linear(g, x, [100, WIDTH]);
+        let y = w.linear(g, x, [100, width]);
         g.call("softmax", &[y], &[])
     });
     rows("reductions", &|g, w, x| {
-        let y = w.linear(g, x, [300, WIDTH]);
+        let y = w.linear(g, x, [300, width]);
         y.sum(&[-1], true) * y.mean(&[-1], true) + y.amax(&[-1], true)
     });
     // A plan keeps long rows apart from the work around them if there are few of them.
     rows("long rows", &|g, w, x| {
-        let y = w.linear(g, x, [2500, WIDTH]);
+        let y = w.linear(g, x, [2500, width]);
         let y = g.call("softmax", &[g.call("exp", &[y], &[])], &[]);
         y.sum(&[-1], true) + y.amax(&[-1], true) * y.mean(&[-1], true)
     });
-    let mut blocks = |name: &'static str, made: &dyn for<'g> Fn(&'g GraphBuilder, &mut Weights, Var<'g>) -> Var<'g>| {
+    let mut blocks = |name: &'static str, made: &Layer| {
         let g = GraphBuilder::new(program.clone());
-        let x = g.input("x", DType::F32, shape!["batch", 6, 32]);
+        let x = g.input("x", DType::F32, shape!["batch", tokens as i64, width as i64]);
         let mut w = Weights(ChaCha8Rng::seed_from_u64(6));
-        let first = made(&g, &mut w, x);
-        g.output("y", made(&g, &mut w, first));
-        out.push((name, g.finish().unwrap(), vec![TOKENS, WIDTH]));
+        let first = made(&g, &mut w, x, of);
+        g.output("y", made(&g, &mut w, first, of));
+        out.push((name, g.finish().unwrap(), vec![tokens, width]));
     };
     blocks("bert", &bert);
     blocks("llama", &llama);
@@ -147,16 +161,21 @@ fn result(model: &Model, given: &[f32], row: &[usize], batch: usize) -> Vec<u8> 
 
 /// The numbers of rows whose results are not the first bytes of those of all rows.
 fn apart(model: &Model, row: &[usize], batches: impl Iterator<Item = usize>) -> Vec<usize> {
+    apart_from(model, row, MOST, batches)
+}
+
+/// The same, beside at most so many rows.
+fn apart_from(model: &Model, row: &[usize], most: usize, batches: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut rng = ChaCha8Rng::seed_from_u64(7);
-    let given: Vec<f32> = (0..MOST * row.iter().product::<usize>()).map(|_| rng.random_range(-2.0..2.0)).collect();
-    let all = result(model, &given, row, MOST);
+    let given: Vec<f32> = (0..most * row.iter().product::<usize>()).map(|_| rng.random_range(-2.0..2.0)).collect();
+    let all = result(model, &given, row, most);
     batches.filter(|batch| !all.starts_with(&result(model, &given, row, *batch))).collect()
 }
 
 #[test]
 fn a_row_has_the_same_bits_beside_any_number_of_rows() {
     let program = library::load(&[]).unwrap();
-    for (name, graph, row) in models(&program) {
+    for (name, graph, row) in models(&program, SMALL) {
         let start = std::time::Instant::now();
         let every = if name == "long rows" { 37 } else { 1 };
         let batches = (1..=9).chain((10..=512).step_by(every)).chain([512]);
@@ -170,23 +189,51 @@ fn a_row_has_the_same_bits_beside_any_number_of_rows() {
     }
 }
 
+#[cfg(feature = "cuda")]
+#[test]
+fn a_row_has_the_same_bits_beside_any_number_of_rows_on_a_gpu() {
+    use hypatia_cuda::{Gpu, tuner::Tuner};
+    let batches = [1, 2, 3, 5, 8, 16, 33, 64, 127, 256, 512];
+    let types = [DType::F32, DType::BF16, DType::F16];
+    let program = library::load(&[]).unwrap();
+    let models = models(&program, WIDE);
+    let cases = models.len() * types.len() * batches.len();
+    let Some(gpu) = hypatia_testing::gpu_or_skip(Gpu::open(0), cases) else { return };
+    for (name, graph, row) in models {
+        for dtype in types {
+            let start = std::time::Instant::now();
+            let options = Options { safety: Safety::Off, batch_invariant: true, ..Options::default() };
+            let tuner = Tuner::without_cache(std::time::Duration::from_secs(2));
+            let options = Options { verdicts: None, ..options.on(gpu.clone(), tuner) };
+            let model = Model::new(graph.clone(), options);
+            let model = if dtype == DType::F32 { model } else { model.narrowed(dtype).unwrap() };
+            let most = if row.len() > 1 { 640 } else { MOST };
+            assert_eq!(apart_from(&model, &row, most, batches.into_iter()), [0; 0], "{name} in {dtype}");
+            println!("{name} in {dtype}: {:?}", start.elapsed());
+        }
+    }
+}
+
 /// The same sums in another order have other bits: the test above can fail.
 #[test]
 fn sums_in_another_order_have_other_bits() {
     let program = library::load(&[]).unwrap();
     let mut w = Weights(ChaCha8Rng::seed_from_u64(5));
-    let (all, given) = (w.numbers(WIDTH * WIDTH), w.numbers(33 * WIDTH));
+    let (all, given) = (w.numbers(SMALL.width * SMALL.width), w.numbers(33 * SMALL.width));
     let half = |first: bool| -> Vec<f32> {
-        all.iter().enumerate().map(|(i, v)| if (i < WIDTH * WIDTH / 2) == first { *v } else { 0.0 }).collect()
+        all.iter()
+            .enumerate()
+            .map(|(i, v)| if (i < SMALL.width * SMALL.width / 2) == first { *v } else { 0.0 })
+            .collect()
     };
     let of = |weights: &[Vec<f32>]| {
         let g = GraphBuilder::new(program.clone());
         let x = g.input("x", DType::F32, shape!["batch", 32]);
-        let products = weights.iter().map(|w| x.matmul(g.tensor(&[WIDTH, WIDTH], w)));
+        let products = weights.iter().map(|w| x.matmul(g.tensor(&[SMALL.width, SMALL.width], w)));
         g.output("y", products.reduce(|a, b| a + b).unwrap());
         let mut options = Options { safety: Safety::Off, ..Options::default() };
         options.optimize.no_rules = true;
-        result(&Model::new(g.finish().unwrap(), options), &given, &[WIDTH], 33)
+        result(&Model::new(g.finish().unwrap(), options), &given, &[SMALL.width], 33)
     };
     assert_ne!(of(std::slice::from_ref(&all)), of(&[half(true), half(false)]));
 }

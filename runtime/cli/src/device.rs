@@ -129,7 +129,7 @@ pub struct DeviceOptions {
     #[arg(long)]
     pub recheck: bool,
     /// Give each row the same bits, however many rows stand beside it, where their number is a
-    /// dynamic size of the model. On the CPU alone.
+    /// dynamic size of the model.
     #[arg(long)]
     pub batch_invariant: bool,
     #[command(flatten)]
@@ -190,7 +190,7 @@ impl DeviceOptions {
     /// Starts opening the GPU in the background, if one may be wanted: the model can be read and
     /// optimised in the meantime.
     pub fn open_ahead(&self) -> Option<Opening> {
-        self.device.gpu().filter(|_| !self.batch_invariant).map(|number| {
+        self.device.gpu().map(|number| {
             let (tell, profile) = channel();
             let gpu = std::thread::spawn(move || {
                 // The receiver may be gone; that is fine.
@@ -212,10 +212,6 @@ impl DeviceOptions {
         let given = self.tuning.as_deref().map(TuningFile::read).transpose()?;
         let gpu = match self.device {
             DeviceChoice::Cpu => Err(None),
-            DeviceChoice::Auto if self.batch_invariant => Err(None),
-            DeviceChoice::Cuda(_) if self.batch_invariant => {
-                return Err(Error::Input("--batch-invariant is for the CPU: use --device cpu".into()));
-            }
             DeviceChoice::Cuda(number) => Ok(Gpu::open(number)?),
             DeviceChoice::Auto => Gpu::open(0).map_err(|e| {
                 let e = e.to_string();

@@ -40,6 +40,8 @@ pub struct Terms {
     pub tf32: bool,
     /// Whether to express batches with irregular strides as lists of addresses.
     pub addresses: bool,
+    /// Whether each sum is added up in one order, whatever the number of rows.
+    pub in_order: bool,
 }
 
 /// The matrices of a product as the library sees them: strides of the left operand, of the right
@@ -109,7 +111,7 @@ impl Batches {
 /// The calls of a step with operands `reads` and result `d`.
 pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<Calls> {
     let [a, b, rest @ ..] = reads else { return Err(Error::Internal("a product of one operand".into())) };
-    let Terms { epilogue, tf32, addresses } = terms;
+    let Terms { epilogue, tf32, addresses, in_order } = terms;
     let (lead, out) = (step.batch.len(), d.dtype);
     let batches = Batches::of(step, [a, b, d], addresses);
     let (m, [a_row, d_row]) = (batches.m, batches.rows);
@@ -143,6 +145,7 @@ pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<
         bias: rest.first().filter(|_| epilogue.has_bias()).map_or(out, |v| v.dtype),
         // Calls of one step run concurrently and cannot share a workspace.
         workspace: if batches.offsets.len() > 1 { 0 } else { WORKSPACE },
+        in_order,
     };
     Ok(Calls { product, offsets: batches.offsets })
 }
@@ -160,7 +163,7 @@ mod tests {
         View::whole(BufferId(0), DType::F32, shape)
     }
 
-    const PLAIN: Terms = Terms { epilogue: Epilogue::Default, tf32: false, addresses: false };
+    const PLAIN: Terms = Terms { epilogue: Epilogue::Default, tf32: false, addresses: false, in_order: false };
     const LISTS: Terms = Terms { addresses: true, ..PLAIN };
 
     #[test]

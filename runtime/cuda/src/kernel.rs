@@ -73,16 +73,16 @@ pub fn entry(source: &CudaSource, work: &Work) -> Result<(usize, [u32; 3], [u32;
     let n = work.n as u64;
     let fits = |g: &Geometry| !matches!(g, Geometry::Rows { up_to: Some(most), .. } if n > *most);
     let columns = source.entries.iter().position(|e| matches!(e.geometry, Geometry::Columns { .. }));
-    let columns = columns.filter(|_| by_columns(work));
+    let columns = columns.filter(|_| by_columns(work.rows, work));
     let at = columns.or_else(|| source.entries.iter().position(|e| fits(&e.geometry)));
     let at = at.ok_or_else(|| Error::Internal(format!("kernel {} has no entry point", source.name)))?;
     let (grid, block) = source.entries[at].geometry.launch(work.rows as u64, n);
     Ok((at, grid, block))
 }
 
-/// True if a kernel over strided operands uses one thread per row.
-pub fn by_columns(work: &Work) -> bool {
-    work.rows >= MANY_ROWS && (work.n < FEW_ELEMENTS || rows_are_strided(work))
+/// True if a kernel over strided operands uses one thread per row, for so many rows.
+pub fn by_columns(rows: usize, work: &Work) -> bool {
+    rows >= MANY_ROWS && (work.n < FEW_ELEMENTS || rows_are_strided(work))
 }
 
 /// True if no strided operand has contiguous rows.

@@ -38,6 +38,11 @@ unsafe impl Send for Lt {}
 // SAFETY: as above.
 unsafe impl Sync for Lt {}
 
+/// The rows of a product for which an algorithm is chosen that serves any number of them: the first
+/// for which the library names one that divides no sum. And how many it is asked for.
+const USUAL_ROWS: [usize; 3] = [512, 4096, 32_768];
+const PINNED_FROM: usize = 32;
+
 /// The first cuBLASLt version that supports batches as lists of addresses (pointer arrays).
 pub const ADDRESSES_FROM: usize = 120_900;
 
@@ -88,6 +93,8 @@ pub struct Product {
     pub bias: DType,
     /// Maximum workspace of an algorithm, in bytes; 0 for products that run concurrently.
     pub workspace: usize,
+    /// True to add up each sum in one order, whatever the number of rows and of products.
+    pub in_order: bool,
 }
 
 impl Product {
@@ -406,6 +413,11 @@ impl Matmul {
         if let Some(known) = lt.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&(*p, at_most)) {
             return Ok(known.clone());
         }
+        if p.in_order {
+            let pinned = self.pinned(lt)?;
+            lt.answers.lock().unwrap_or_else(PoisonError::into_inner).insert((*p, at_most), pinned.clone());
+            return Ok(pinned);
+        }
         let mut all = self.within(lt, at_most, (p.workspace, None))?;
         if p.workspace > 0 && p.dtype == DType::F32 && !p.tf32 && !all.is_empty() {
             add_new(&mut all, self.within(lt, at_most, (0, None))?);
@@ -426,6 +438,57 @@ impl Matmul {
         }
         lt.answers.lock().unwrap_or_else(PoisonError::into_inner).insert((*p, at_most), all.clone());
         Ok(all)
+    }
+
+    /// The first algorithm that the library names for usual numbers of rows and that does not divide
+    /// sums: one for all numbers of rows. Empty if it does not run this product, which is an error
+    /// in the end: another algorithm could add up in another order.
+    fn pinned(&self, lt: &Lt) -> Result<Vec<Algorithm>> {
+        let mut found = None;
+        for rows in USUAL_ROWS {
+            let usual = self.of_rows(rows)?;
+            let mut named = usual.within(lt, PINNED_FROM, (self.product.workspace, usual.split.as_ref()))?;
+            named.retain(|a| a.split() <= 1);
+            // Whole products have algorithms that the library does not name for slices.
+            if named.is_empty() && usual.split.is_some() {
+                named = usual.within(lt, PINNED_FROM, (self.product.workspace, None))?;
+                named.retain(|a| a.split() <= 1);
+                named.iter_mut().for_each(|a| a.is_split = true);
+            }
+            found = named.first().copied();
+            if found.is_some() {
+                break;
+            }
+        }
+        let runs = |a: &Algorithm| match &self.split {
+            Some(split) => split.accept(lt, a, [&self.description, &split.plain], &self.d),
+            None => self.accepts(lt, a),
+        };
+        // Other numbers of rows may need more workspace.
+        let found = found.map(|a| Algorithm { workspace: self.product.workspace, ..a });
+        Ok(found.filter(runs).into_iter().collect())
+    }
+
+    /// The same product of so many rows, alone.
+    fn of_rows(&self, m: usize) -> Result<Matmul> {
+        let p = &self.product;
+        let of = |l: Layout, by_rows: bool| {
+            let ld = if by_rows { l.ld.max(m as i64) } else { l.ld };
+            Layout { ld, batch_stride: 0, outer_stride: 0, ..l }
+        };
+        let [a, b, d] = [of(p.a, p.a.transposed), of(p.b, false), of(p.d, false)];
+        Matmul::new(Product { m, batch: 1, outer: 1, a, b, d, ..*p })
+    }
+
+    /// True if the library runs the product by that algorithm.
+    fn accepts(&self, lt: &Lt, algorithm: &Algorithm) -> bool {
+        // SAFETY: all-zero bytes are a valid result: a plain structure of numbers.
+        let mut answer: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        let (what, a, b, d) = (self.description.0, self.a.0, self.b.0, self.d.0);
+        // SAFETY: all handles are alive, and so is the algorithm that the library gave.
+        let status =
+            unsafe { sys::cublasLtMatmulAlgoCheck(lt.handle, what, a, b, d, d, &algorithm.raw, &raw mut answer) };
+        status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= algorithm.workspace
     }
 
     /// The library's algorithms, for the whole or for its slices, within a workspace limit in

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaModule;
 use hypatia_dsl::ir::{Backend, Kernel, Program};
 use hypatia_dsl::parallel::side_by_side;
-use hypatia_templates::cuda::{self, Arg, ArgRole, CudaSource, Entry, PointTarget, RowTarget};
+use hypatia_templates::cuda::{self, Arg, ArgRole, CudaSource, Entry, MANY_ROWS, PointTarget, RowTarget};
 
 use super::address::Location;
 use super::cubin::{self, Origins};
@@ -179,7 +179,10 @@ fn products(
             let later = later || step.kernel.is_none() && tuner.effort() == Effort::Unknown;
             fallback.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
-        PendingLaunch::Tiled(_, _, fallback) => {
+        PendingLaunch::Tiled(_, tilings, fallback) => {
+            // The library need not have an algorithm for what does not run.
+            let later =
+                later || plan.allowed.batch_invariant && tilings.as_ref().is_some_and(|t| !t.variants.is_empty());
             fallback.iter().try_for_each(|d| products(gpu, plan, d, (&mut *tuner, later), out))?;
         }
     }
@@ -268,13 +271,18 @@ fn finish_tiled(
         }
         _ => loaded.into_iter().collect::<Result<_>>()?,
     };
-    variants.push(launches);
+    // Its parts may add up in another order.
+    let alone = plan.allowed.batch_invariant && !variants.is_empty();
+    if !alone {
+        variants.push(launches);
+    }
     let chosen = match &tilings {
+        Some(_) if plan.allowed.batch_invariant && !alone => Ok(None),
         Some(tilings) => tilings.choose(gpu, tuner, || fallback::time(gpu, plan, step, &mut variants)),
         None => Ok(None),
     };
-    let at = chosen.map_err(|e| in_step(e, step))?.unwrap_or(variants.len() - 1);
-    Ok(variants.swap_remove(at))
+    let unmeasured = if alone { 0 } else { variants.len() - 1 };
+    Ok(variants.swap_remove(chosen.map_err(|e| in_step(e, step))?.unwrap_or(unmeasured)))
 }
 
 /// The launches of a user's template that passed their trial. If one failed, the kernel is in
@@ -456,12 +464,14 @@ fn library_product(step: &Step) -> Option<&GemmStep> {
 /// The source of a kernel for this amount of work.
 fn source(gpu: &Gpu, plan: &Plan, body: &Body, work: &Work) -> Result<CudaSource, cuda::EmitError> {
     let Body::Rowwise(kernel) = body else { return elementwise(&plan.program, body, work, gpu.threads()) };
-    let shared = || cuda::slices(kernel, [work.rows as u64, work.n as u64], gpu.threads());
+    // How threads share a row decides in which order it is added up.
+    let rows = if plan.allowed.batch_invariant { MANY_ROWS } else { work.rows };
+    let shared = || cuda::slices(kernel, [rows as u64, work.n as u64], gpu.threads());
     let shared = if rows_are_strided(work) { shared() } else { None };
     let target = match shared {
         Some(slices) => slices,
-        None if kernel.strided() && by_columns(work) => RowTarget::Columns,
-        None => RowTarget::Length { rows: work.rows as u64, n: work.n as u64, clusters: gpu.runs_clusters() },
+        None if kernel.strided() && by_columns(rows, work) => RowTarget::Columns,
+        None => RowTarget::Length { rows: rows as u64, n: work.n as u64, clusters: gpu.runs_clusters() },
     };
     cuda::rowwise_for(&plan.program, kernel, target)
 }
@@ -521,7 +531,8 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
     if g.k == 0 && !epilogue.has_bias() {
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
-    let calls = gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: false })?;
+    let in_order = plan.allowed.batch_invariant;
+    let calls = gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: false, in_order })?;
     let scale = scale.unwrap_or(1.0);
     Ok(Launch::Product(Box::new(Product {
         matmul: Matmul::new(calls.product)?.scaled(scale),
@@ -531,13 +542,19 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
         lists: 0,
         bias: step.reads.get(2).map(|v| Location::of(plan, v)),
         aux: None,
-        transposed: weight_layout::transposed(plan, step, &calls, scale)?,
+        transposed: if in_order { None } else { weight_layout::transposed(plan, step, &calls, scale)? },
     })))
 }
 
 /// The algorithms of a product; it is an error if there are none.
 fn choose(gpu: &Arc<Gpu>, plan: &Plan, product: &mut Product, tuner: &mut Tuner) -> Result<()> {
     let (algorithms, choice) = tune::order(tuner, gpu, &mut product.matmul, footprint(plan))?;
+    if algorithms.is_empty() && product.matmul.product().in_order {
+        return Err(Error::Device(format!(
+            "cuBLASLt has no algorithm that adds up in one order for any number of rows: {:?}",
+            product.matmul.product()
+        )));
+    }
     if algorithms.is_empty() {
         return Err(Error::Device(format!("cuBLASLt has no algorithm for {:?}", product.matmul.product())));
     }
@@ -561,7 +578,8 @@ fn called(plan: &Plan, step: &Step, e: &CallStep) -> Result<(gemm::Calls, f64)> 
         (None, None) => return Err(Error::Internal("a call without a name".into())),
     };
     let [d, ..] = &step.writes[..e.writes] else { return Err(Error::Internal("a call without a result".into())) };
-    let terms = gemm::Terms { epilogue, tf32: plan.tf32, addresses: named.is_none() };
+    let in_order = plan.allowed.batch_invariant;
+    let terms = gemm::Terms { epilogue, tf32: plan.tf32, addresses: named.is_none(), in_order };
     Ok((gemm::calls(product, &step.reads[..e.reads], d, terms)?, scale))
 }
 

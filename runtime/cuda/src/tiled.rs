@@ -90,7 +90,16 @@ impl Tilings {
             work.launches(words).into_iter().map(source).collect()
         };
         let first = all.first().map(sources).transpose()?.unwrap_or_default();
-        let Some((first, _)) = first.first() else { return Ok(None) };
+        let Some((first, _)) = first.first() else {
+            // Other sizes have such a kernel: its parts would add up in another order.
+            return match all.is_empty() || !plan.allowed.batch_invariant {
+                true => Ok(None),
+                false => Err(Error::Device(format!(
+                    "{} needs more workspace than there is to have the same bits in any batch",
+                    work.name(kernel)
+                ))),
+            };
+        };
         let problem = problem(plan, step, call, &work.name(kernel), &first.text);
         let known = tuner.known(&machine(gpu), &problem).filter(|c| accepted(&all, c));
         let chosen = |c: &Choice| if c.algorithm == FALLBACK { Vec::new() } else { vec![c.algorithm] };
@@ -112,7 +121,7 @@ impl Tilings {
     }
 
     /// The index of the variant to launch, or the fallback for `None`. `race` gives the median
-    /// times of the variants and, last, of the fallback.
+    /// times of the variants and, last, of the fallback, if that may run.
     pub(super) fn choose(
         &self,
         gpu: &Gpu,
@@ -150,5 +159,6 @@ fn problem(plan: &Plan, step: &Step, call: &CallStep, what: &str, source: &str) 
     let term: String = term[..8].iter().map(|b| format!("{b:02x}")).collect();
     let cold = if footprint(plan) > WARM { "cold" } else { "warm" };
     let dtype = step.reads[0].dtype;
-    format!("tiled or {} launches, {what} {dtype} {term}, {cold}", call.fallback.len())
+    let order = if plan.allowed.batch_invariant { "in order, " } else { "" };
+    format!("{order}tiled or {} launches, {what} {dtype} {term}, {cold}", call.fallback.len())
 }

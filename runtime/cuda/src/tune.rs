@@ -184,7 +184,7 @@ pub(super) fn problem(p: &Product, cold: bool) -> String {
         format!("{}{}{outer}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
     };
     format!(
-        "{}x{}x{} batch {}{} {}{}->{} {:?}({}) a {} b {} d {}{}{}",
+        "{}x{}x{} batch {}{} {}{}->{} {:?}({}) a {} b {} d {}{}{}{}",
         p.m,
         p.n,
         p.k,
@@ -199,6 +199,7 @@ pub(super) fn problem(p: &Product, cold: bool) -> String {
         side(&p.b),
         if p.is_dense() { format!("@{}", p.d.alignment) } else { side(&p.d) },
         if p.workspace == 0 { ", no workspace" } else { "" },
+        if p.in_order { ", in order" } else { "" },
         if cold { ", cold" } else { ", warm" },
     )
 }

@@ -12,7 +12,7 @@ use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::shape::{Dim, Shape, Symbol, show_shape};
 use hypatia_dsl::typing::TensorType;
 
-use super::{Graph, Kernels, NodeId, NodeKind, Strategy, Value};
+use super::{Graph, Kernels, Matched, NodeId, NodeKind, Region, Strategy, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -170,12 +170,39 @@ impl Kernels {
                 *part = Arc::new(part.specialize(symbols)?);
             }
             if let Some(matched) = &mut candidate.matched {
-                let values = matched.bindings.values.clone();
-                for (var, value) in values.iter() {
-                    matched.bindings.values.insert(*var, substitute_attr(value, lookup)?);
-                }
+                matched.substitute(lookup)?;
             }
         }
         Ok(kernels)
+    }
+}
+
+impl Matched {
+    fn substitute(&mut self, lookup: &dyn Fn(&str) -> Option<Dim>) -> Result<()> {
+        let values = self.bindings.values.clone();
+        for (var, value) in values.iter() {
+            self.bindings.values.insert(*var, substitute_attr(value, lookup)?);
+        }
+        Ok(())
+    }
+
+    /// The same for these sizes.
+    pub fn specialized(&self, symbols: &Symbols) -> Result<Matched> {
+        let mut matched = self.clone();
+        matched.substitute(&|s| symbols.get(s).map(|v| Dim::from(*v)))?;
+        Ok(matched)
+    }
+}
+
+impl Region {
+    /// The region for these sizes.
+    pub fn specialized(&self, symbols: &Symbols) -> Result<Region> {
+        let lookup = |s: &str| symbols.get(s).map(|v| Dim::from(*v));
+        let mut region = self.clone();
+        if let Some(rows) = &mut region.rows {
+            rows.space.sizes =
+                rows.space.sizes.iter().map(|d| substitute_dim(d, &lookup)).collect::<Result<Vec<_>>>()?;
+        }
+        Ok(region)
     }
 }

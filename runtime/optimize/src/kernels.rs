@@ -135,8 +135,8 @@ pub fn attach(
         if constant[i] || node.kernels.device == device.name {
             continue;
         }
-        let chooser =
-            Chooser { graph, node, constant: &constant, patterns: &patterns, device, exact: allowed.is_exact() };
+        let (exact, batch_invariant) = (allowed.is_exact(), allowed.batch_invariant);
+        let chooser = Chooser { graph, node, constant: &constant, patterns: &patterns, device, exact, batch_invariant };
         let list = match &node.kind {
             NodeKind::Op { op, attrs, .. } => match graph.program.op(*op).body {
                 OpBody::Builtin(b) if b.is_pair() => {
@@ -154,6 +154,7 @@ pub fn attach(
                     let options = Options {
                         device: device.clone(),
                         composed: false,
+                        batch_invariant: allowed.batch_invariant,
                         numerics: allowed.numerics,
                         disabled: allowed.disabled.clone(),
                         ..Options::default()
@@ -187,7 +188,15 @@ pub(super) fn refusals(graph: &Graph, node: NodeId, device: &Device) -> Vec<(Ker
     let constant = constant_nodes(graph);
     let patterns: Vec<KernelPattern> = program.kernels.iter().map(|k| KernelPattern::of(program, k)).collect();
     let of = graph.node(node);
-    let chooser = Chooser { graph, node: of, constant: &constant, patterns: &patterns, device, exact: false };
+    let chooser = Chooser {
+        graph,
+        node: of,
+        constant: &constant,
+        patterns: &patterns,
+        device,
+        exact: false,
+        batch_invariant: false,
+    };
     let application = match (&program.op(*op).body, program.builtin_op(BuiltinOp::Gemm)) {
         (OpBody::Defined(_), _) => Application::of_node(&chooser, *op, attrs),
         (OpBody::Builtin(b), _) if b.is_pair() => Application::of_pair(&chooser, *op, attrs),
@@ -283,6 +292,8 @@ struct Chooser<'a> {
     device: &'a Device,
     /// Only kernels that give the bits of the plan without rules.
     exact: bool,
+    /// Only kernels that add up in an order that does not depend on how many rows there are.
+    batch_invariant: bool,
 }
 
 impl Chooser<'_> {
@@ -295,6 +306,12 @@ impl Chooser<'_> {
         Candidate { strategy, matched: Some(matched) }
     }
 
+    /// Whether a kernel may be used for any number of rows alike. The library chooses how it splits
+    /// sums by their number, and of a user's template nothing is known.
+    fn admits(&self, kernel: &Kernel) -> bool {
+        !self.batch_invariant || !matches!(kernel.backend, Backend::Cublaslt(_) | Backend::Template(_))
+    }
+
     /// The kernels of a node of a defined op.
     fn defined(&self, (op, attrs): (OpId, &[AttrValue]), optimize_body: OptimizeBody<'_>) -> Result<Vec<Candidate>> {
         let program = &self.graph.program;
@@ -304,6 +321,7 @@ impl Chooser<'_> {
         let listed = |strategy: Strategy, kind: &dyn Fn(&Backend) -> bool| -> Vec<Candidate> {
             let called = matches!(strategy, Strategy::Call);
             let kernels = of_op(program, op, kind).into_iter().filter(|_| !(called && self.exact));
+            let kernels = kernels.filter(|k| self.admits(&program.kernels[k.index()]));
             kernels.filter_map(|k| declared(k).map(|m| self.candidate(strategy.clone(), m))).collect()
         };
         let mut list = Vec::new();
@@ -437,7 +455,7 @@ impl Products<'_> {
         }
         let application = Application::of_product(self.of, gemm, self.matrices, (term, out));
         let kernels = program.kernels.iter().enumerate();
-        let kernels = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some());
+        let kernels = kernels.filter(|(_, k)| epilogue_pattern(program, k).is_some() && self.of.admits(k));
         let from = Some(self.product.from);
         let mut found: Vec<Matched> = Vec::new();
         for (i, kernel) in kernels {

@@ -79,6 +79,8 @@ pub struct Options {
     /// Allow ops in the result that a `composed` kernel or a library call computes. Otherwise they
     /// are inlined.
     pub composed: bool,
+    /// Choose only kernels that add up in an order that does not depend on how many rows there are.
+    pub batch_invariant: bool,
     /// Rules, families of rules (`fuse::unary`) or rulesets that do not fire.
     pub disabled: HashSet<String>,
     /// What the plan must and must not have: rules that it forbids do not fire, and
@@ -107,7 +109,8 @@ impl Options {
     pub fn allowed(&self) -> Allowed {
         let numerics = if self.no_rules { Numerics::Exact } else { self.numerics };
         let forbidden = self.contract.iter().filter(|c| c.demand == Demand::Never).map(|c| c.rule.clone());
-        Allowed { numerics, disabled: self.disabled.iter().cloned().chain(forbidden).collect() }
+        let disabled = self.disabled.iter().cloned().chain(forbidden).collect();
+        Allowed { numerics, disabled, batch_invariant: self.batch_invariant }
     }
 
     /// The options that only restore the names of ops from their bodies: rules that grow epilogues,
@@ -130,6 +133,7 @@ impl Default for Options {
             no_rules: false,
             greedy: false,
             composed: true,
+            batch_invariant: false,
             disabled: HashSet::new(),
             contract: Vec::new(),
             measured: BTreeMap::new(),

@@ -16,7 +16,7 @@ use hypatia_dsl::numerics::Allowed;
 
 use hypatia_cpu::HostFolder;
 use hypatia_graph::fate::Fate;
-use hypatia_graph::{Constants, Graph};
+use hypatia_graph::{Constants, Graph, Symbols};
 #[cfg(feature = "onnx")]
 use hypatia_onnx::{export, import};
 use hypatia_optimize as optimize;
@@ -99,6 +99,17 @@ pub fn plan(graph: &Graph, options: &plan::Options) -> Result<Plan> {
 pub fn plan_with(graph: &Graph, options: &plan::Options, constants: &mut Constants) -> Result<Plan> {
     let graph = optimize::kernels::select(graph, &options.device, &options.allowed, constants.folder())?;
     Plan::build(&graph, options, constants)
+}
+
+/// [`plan_with()`] for these values of a graph's symbols: see [`Plan::specialized`].
+pub fn plan_specialized(
+    graph: &Graph,
+    symbols: &Symbols,
+    options: &plan::Options,
+    constants: &mut Constants,
+) -> Result<Plan> {
+    let graph = optimize::kernels::select(graph, &options.device, &options.allowed, constants.folder())?;
+    Plan::specialized(&graph, symbols, options, constants)
 }
 
 /// No constants yet, for plans of one model.

@@ -1,13 +1,13 @@
 //! Builds a plan: prepares the graph, lowers it, removes copies, joins products, and places the
 //! buffers.
 //!
-//! In: a graph on concrete sizes, settings, and the model's constants. Out: a [`Plan`]. Invariant:
+//! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a [`Plan`]. Invariant:
 //! debug builds validate every plan.
 
 use super::options::Options;
 use super::plan::Plan;
 use super::{arena, chain, concat, copies, lower, prepare, short};
-use hypatia_graph::{Constants, Graph};
+use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
 
 impl Plan {
@@ -17,11 +17,18 @@ impl Plan {
         Plan::of(&prepare::prepare(graph, options, constants)?, options)
     }
 
+    /// Plans a graph for these values of its symbols. What becomes one launch, and by which kernel,
+    /// is decided while the sizes are symbols: plans of other sizes have the same launches. With
+    /// [`Allowed::batch_invariant`](hypatia_dsl::numerics::Allowed), each row then has the same
+    /// bits in all of them.
+    pub fn specialized(graph: &Graph, symbols: &Symbols, options: &Options, constants: &mut Constants) -> Result<Plan> {
+        Plan::of(&prepare::prepare(graph, options, constants)?.specialized(symbols)?, options)
+    }
+
     /// Plans a graph of builtin ops without constant folding. Constant expressions themselves are
     /// planned this way.
     pub fn inlined(graph: &Graph, options: &Options) -> Result<Plan> {
-        let prepared = prepare::Prepared { graph: graph.clone(), kernels: prepare::Kernels::default() };
-        Plan::of(&prepared, options)
+        Plan::of(&prepare::Prepared::of(graph.clone(), prepare::Kernels::default(), options)?, options)
     }
 
     fn of(prepared: &prepare::Prepared, options: &Options) -> Result<Plan> {

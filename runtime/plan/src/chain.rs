@@ -24,7 +24,11 @@ const AMPERE: u32 = 80;
 
 /// Joins products of a plan.
 pub(super) fn cluster(plan: &mut Plan) {
-    let Some(kernel) = tiles(&plan.program, &plan.device).filter(|_| !plan.allowed.is_exact()) else { return };
+    let Some(kernel) =
+        tiles(&plan.program, &plan.device).filter(|_| !plan.allowed.is_exact() && !plan.allowed.batch_invariant)
+    else {
+        return;
+    };
     let mut chains = chains(plan);
     // From the last one on, so that the places of the others stay.
     chains.sort_unstable_by_key(|chain| std::cmp::Reverse(chain.last().copied()));

@@ -1,22 +1,25 @@
 //! Prepares a graph: constant folding, and inlining of ops without a kernel.
 //!
-//! In: a graph on concrete sizes with its lists of kernels. Out: a graph of builtin ops, scalars,
-//! and those defined ops for which a row-wise kernel or a library call was taken from their list.
-//! Invariant: the only nodes that depend on constants alone are views, constants and ops without
-//! operands. All other such nodes are folded, with the results that the host would compute from
-//! inputs.
+//! In: a graph with its lists of kernels. Out: a graph of builtin ops, scalars, and those defined
+//! ops for which a row-wise kernel or a library call was taken from their list; and the nodes that
+//! become one launch. Sizes may be symbols, which [`Prepared::specialized`] replaces: what was
+//! decided stays. Invariant: the only nodes that depend on constants alone are views, constants,
+//! ops without operands, and what has a size that was a symbol. All other such nodes are folded,
+//! with the results that the host would compute from inputs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::OpBody;
+use hypatia_dsl::kernel::reduction;
+use hypatia_dsl::shape::Dim;
 
 use super::Options;
 use super::rows::Rows;
-use hypatia_graph::prim::sizes;
 use hypatia_graph::{
-    Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Replacement, Strategy, constant_nodes,
-    with_own_wide_values,
+    Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Region, Replacement, Strategy, Symbols, builtin,
+    cluster_rows, constant_nodes, is_pointwise, with_own_wide_values,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
@@ -36,6 +39,52 @@ pub(super) struct Prepared {
     pub graph: Graph,
     /// The kernels of the remaining defined ops.
     pub kernels: Kernels,
+    /// Nodes that become one launch, in order.
+    pub regions: Vec<Region>,
+}
+
+impl Prepared {
+    /// A graph whose defined ops have these kernels.
+    pub fn of(graph: Graph, kernels: Kernels, options: &Options) -> Result<Prepared> {
+        let regions = regions(&graph, &kernels, options)?;
+        Ok(Prepared { graph, kernels, regions })
+    }
+
+    /// The same for these sizes.
+    pub fn specialized(&self, symbols: &Symbols) -> Result<Prepared> {
+        let lookup = |s: &str| symbols.get(s).map(|v| Dim::from(*v));
+        let mut kernels = Kernels::default();
+        for (id, rows) in &self.kernels.rowwise {
+            kernels.rowwise.insert(*id, rows.specialized(&lookup)?);
+        }
+        for (id, call) in &self.kernels.calls {
+            let (matched, fallback) = (call.matched.specialized(symbols)?, call.fallback.specialized(symbols)?);
+            kernels.calls.insert(*id, Call { matched, fallback });
+        }
+        Ok(Prepared {
+            graph: self.graph.specialize(symbols)?,
+            kernels,
+            regions: self.regions.iter().map(|r| r.specialized(symbols)).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The nodes that become one launch, in order.
+fn regions(graph: &Graph, kernels: &Kernels, options: &Options) -> Result<Vec<Region>> {
+    let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
+    let rowwise = |i: usize| {
+        let picks = |op: BuiltinOp| op == BuiltinOp::GatherElements;
+        let reduces = builtin(graph, &graph.nodes[i]).is_some_and(|op| reduction(op).is_some() || picks(op));
+        reduces || kernels.rowwise.contains_key(&NodeId(i as u32))
+    };
+    // A region of rows keeps f32 inside, where the unfused plan rounds.
+    let exact = options.allowed.is_exact();
+    let rowwise: Vec<bool> = (0..graph.nodes.len()).map(|i| !exact && rowwise(i)).collect();
+    let none = vec![false; pointwise.len()];
+    match options.cluster {
+        true => cluster_rows(graph, &pointwise, &rowwise, &options.device),
+        false => cluster_rows(graph, &none, &none, &options.device),
+    }
 }
 
 /// A launch that computes an op.
@@ -82,7 +131,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
             _ => {}
         }
     }
-    Ok(Prepared { graph, kernels })
+    Prepared::of(graph, kernels, options)
 }
 
 /// A graph of that node alone, with these candidates.
@@ -131,9 +180,7 @@ fn inlined(graph: &Graph, device: &Device) -> Result<Graph> {
     })
 }
 
-/// The row-wise kernel of a defined op's node, for its sizes.
+/// The row-wise kernel of a defined op's node.
 fn rowwise(graph: &Graph, node: &Node) -> Option<Rows> {
-    let (kernel, space) = graph.rowwise(node)?;
-    let sizes = sizes(&space.sizes, &|_| None).ok()?;
-    Some(Rows { kernel, space, sizes })
+    graph.rowwise(node).map(|(kernel, space)| Rows { kernel, space })
 }

@@ -9,25 +9,35 @@ use hypatia_dsl::kernel::{RowAccess, RowLayout, RowSpace, RowwiseKernel};
 
 use super::RowwiseStep;
 use super::view::{View, collapse, row_major};
+use hypatia_dsl::shape::Dim;
+use hypatia_graph::prim::sizes;
+use hypatia_tensor::error::{Error, Result};
 
-/// A row-wise kernel on concrete sizes whose operands have no views yet.
+/// A row-wise kernel whose operands have no views yet.
 #[derive(Clone, Debug)]
 pub(super) struct Rows {
     /// The computation.
     pub kernel: RowwiseKernel,
     /// The axes of the operands.
     pub space: RowSpace,
-    /// The sizes of the axes.
-    pub sizes: Vec<usize>,
 }
 
 impl Rows {
+    /// The same with the sizes that `lookup` knows.
+    pub(super) fn specialized(&self, lookup: &dyn Fn(&str) -> Option<Dim>) -> Result<Rows> {
+        let size = |d: &Dim| d.substitute(lookup).ok_or_else(|| Error::Internal(format!("a row of size {d}")));
+        let sizes = self.space.sizes.iter().map(size).collect::<Result<_>>()?;
+        Ok(Rows { space: RowSpace { sizes, ..self.space.clone() }, kernel: self.kernel.clone() })
+    }
+
     /// The step for operands with these views; `outputs` are the shapes of its results, which are
-    /// row-major. `None` if an operand does not have the shape that the kernel was made for.
+    /// row-major. `None` if an operand does not have the shape that the kernel was made for, or if
+    /// a size is still a symbol.
     pub(super) fn step(&self, reads: &[View], outputs: &[Vec<usize>]) -> Option<RowwiseStep> {
+        let sizes = sizes(&self.space.sizes, &|_| None).ok()?;
         let shapes = reads.iter().map(|v| &v.shape).chain(outputs);
         for (shape, axes) in shapes.zip(&self.space.tensors) {
-            let made: Vec<usize> = axes.iter().map(|a| a.iter().map(|i| self.sizes[*i]).product()).collect();
+            let made: Vec<usize> = axes.iter().map(|a| a.iter().map(|i| sizes[*i]).product()).collect();
             // An operand that the kernel does not read has no axes.
             if *shape != made && axes.iter().any(|a| !a.is_empty()) {
                 return None;
@@ -38,7 +48,7 @@ impl Rows {
         }
         let strides: Vec<Vec<isize>> =
             reads.iter().map(|v| v.strides.clone()).chain(outputs.iter().map(|s| row_major(s))).collect();
-        Some(fitted(self.kernel.clone(), &self.space.layout(&self.sizes, &strides)))
+        Some(fitted(self.kernel.clone(), &self.space.layout(&sizes, &strides)))
     }
 }
 

@@ -27,18 +27,19 @@ impl Model {
         let early = early.filter(|a| {
             a.shapes == shapes(ordered) && a.optimize == self.options.optimize && a.plan == planner.options
         });
-        let (graph, mut optimized, fused) = match early {
-            Some(a) => (a.graph, a.optimized, Some(a.fused)),
+        let (graph, mut optimized, open, fused) = match early {
+            Some(a) => (a.graph, a.optimized, None, Some(a.fused)),
             None => {
-                let (graph, optimized) = self.optimized(inputs, &self.options.optimize)?;
-                (graph, optimized, None)
+                let (graph, optimized, open) = self.optimized(inputs, &self.options.optimize)?;
+                (graph, optimized, open, None)
             }
         };
         let (rules, check) = (!self.options.optimize.no_rules, self.options.safety != Safety::Off);
         // Looking up a verdict reads all weights: meanwhile, the plan that probably runs is made.
         let ((memory, kept), first) = std::thread::scope(|scope| {
             let looking = (rules && check).then(|| scope.spawn(|| self.recall(&graph, &optimized.graph)));
-            let first = fused.map_or_else(|| planner.first(&graph, &optimized, &self.options.optimize), Ok);
+            let first = || planner.first(&graph, &optimized, open.as_ref(), &self.options.optimize);
+            let first = fused.map_or_else(first, Ok);
             (looking.and_then(|l| l.join().ok()).unwrap_or_default(), first)
         });
         let compares = rules && check && kept.is_none();
@@ -152,8 +153,9 @@ impl Model {
         disabled.sort();
         // Other kernels run where products are checked.
         let strict = if self.options.safety == Safety::Strict && self.options.gpu.is_some() { " strict" } else { "" };
+        let batches = if allowed.batch_invariant { " in any batch" } else { "" };
         let settings =
-            format!("tf32 {} numerics {:?} without {disabled:?}{strict}", self.options.tf32, allowed.numerics);
+            format!("tf32 {} numerics {:?} without {disabled:?}{strict}{batches}", self.options.tf32, allowed.numerics);
         VerdictEntry::of(self.options.verdicts.as_ref()?, &Subject { given, fused, machine, settings })
     }
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use hypatia_graph::{Constants, Graph};
+use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_optimize as optimize;
 use hypatia_optimize::{Optimized, Report};
 use hypatia_pipeline as pipeline;
@@ -200,6 +200,12 @@ pub(super) struct Precise {
     pub plan: Option<Arc<Plan>>,
 }
 
+/// What the rules make of a graph before its sizes are known, and its sizes.
+pub(super) struct Open {
+    pub optimized: Arc<Optimized>,
+    pub sizes: Symbols,
+}
+
 /// Makes executors for the graphs of a model.
 #[derive(Clone)]
 pub(super) struct Planner {
@@ -223,8 +229,20 @@ impl Planner {
     }
 
     /// The plan that runs unless the comparison rejects it.
-    pub fn first(&self, graph: &Graph, optimized: &Optimized, options: &optimize::Options) -> Result<Arc<Plan>> {
-        if options.no_rules { self.build(graph, false) } else { self.build(&optimized.graph, true) }
+    pub fn first(
+        &self,
+        graph: &Graph,
+        optimized: &Optimized,
+        open: Option<&Open>,
+        options: &optimize::Options,
+    ) -> Result<Arc<Plan>> {
+        let Some(open) = open else {
+            return if options.no_rules { self.build(graph, false) } else { self.build(&optimized.graph, true) };
+        };
+        let settings = plan::Options { cluster: !options.no_rules, ..self.options.clone() };
+        let mut constants = self.constants.lock().unwrap_or_else(PoisonError::into_inner);
+        let graph = &open.optimized.graph;
+        Ok(Arc::new(pipeline::plan_specialized(graph, &open.sizes, &settings, &mut constants)?))
     }
 
     pub fn executor(&self, plan: Arc<Plan>, gpu: Option<&OnGpu>) -> Result<Executor> {

@@ -99,6 +99,8 @@ pub(super) struct Attended {
     intervals: Option<Vec<Interval>>,
     /// The strides of the log-sum-exp, if it is a result.
     lse: Option<Strides>,
+    /// Whether each sum is added up in one order, however many queries and heads there are.
+    pub in_order: bool,
 }
 
 impl Attended {
@@ -138,7 +140,8 @@ impl Attended {
         let factors = std::array::from_fn(|i| (all[i].clone(), strides[i]));
         let intervals = intervals.map(|rows| rows.repeat(each));
         let lse = placed.first().map(|at| strides[*at]);
-        Some(Attended { sizes, problem, factors, strides: of_inputs, reads: views, intervals, lse })
+        let in_order = plan.allowed.batch_invariant;
+        Some(Attended { sizes, problem, factors, strides: of_inputs, reads: views, intervals, lse, in_order })
     }
 
     /// The arguments that all templates have, for blocks of this many queries and tiles of this

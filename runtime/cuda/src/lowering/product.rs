@@ -31,6 +31,8 @@ pub struct GeneratedProduct {
     few_rows: Option<GemvProduct>,
     /// How it is checked, if it is.
     checksum: Option<Checksum>,
+    /// Whether each sum is added up in one order, however many rows there are.
+    in_order: bool,
 }
 
 impl GeneratedProduct {
@@ -42,7 +44,19 @@ impl GeneratedProduct {
         let checksum = Checksum::of(plan, step, [a, b, out], None);
         // The template of few rows stores no sums for a checksum.
         let few_rows = warps.as_ref().filter(|_| checksum.is_none()).and_then(GemvProduct::of);
-        (hopper.is_some() || warps.is_some()).then_some(GeneratedProduct { hopper, warps, few_rows, checksum })
+        let any = hopper.is_some() || warps.is_some();
+        let product = GeneratedProduct { hopper, warps, few_rows, checksum, in_order: plan.allowed.batch_invariant };
+        any.then(|| product.settled())
+    }
+
+    /// Where the order of sums must not depend on the number of rows, one template is left, which
+    /// is chosen by everything else: each adds up in an order of its own, whatever its tiling.
+    fn settled(mut self) -> GeneratedProduct {
+        if self.in_order {
+            self.few_rows = None;
+            self.warps = self.warps.filter(|_| self.hopper.is_none());
+        }
+        self
     }
 
     /// Two products of one left operand; `None` if an operand would have to be copied.
@@ -51,13 +65,17 @@ impl GeneratedProduct {
         let [a, b, c, ..] = reads else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], Some(c));
         let few_rows = if checksum.is_none() { GemvProduct::of_pair(step, reads, out) } else { None };
-        (hopper.is_some() || few_rows.is_some()).then_some(GeneratedProduct { hopper, warps: None, few_rows, checksum })
+        let product =
+            GeneratedProduct { hopper, warps: None, few_rows, checksum, in_order: plan.allowed.batch_invariant };
+        Some(product.settled()).filter(|p| p.hopper.is_some() || p.few_rows.is_some())
     }
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
     pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
         let hopper = self.hopper.iter().flat_map(|p| p.plausible(&Tiling::all(&kernel.tune), multiprocessors));
-        let warps = self.warps.iter().flat_map(|p| p.plausible(&WarpTiling::all(&kernel.tune), multiprocessors));
+        let mut of_warps = WarpTiling::all(&kernel.tune);
+        of_warps.retain(|t| !self.in_order || t.split == 1);
+        let warps = self.warps.iter().flat_map(|p| p.plausible(&of_warps, multiprocessors));
         let penalty = if self.hopper.is_some() { PENALTY_OF_WARPS } else { 1.0 };
         let hopper = hopper.map(|(t, cycles)| (t.words(), cycles));
         let warps = warps.map(|(t, cycles)| (t.words(), cycles * penalty));

@@ -14,6 +14,10 @@ use super::map_shape::MapShape;
 use super::{Work, fastest_first};
 use crate::address::WORKSPACE;
 
+/// Where sums are added up in one order: keys of a tile, the first number that fits, and of a chunk.
+const KEYS_IN_ORDER: [usize; 2] = [128, 64];
+const CHUNK_IN_ORDER: usize = 512;
+
 /// An attention whose operands the copy engine moves.
 #[derive(Clone, Debug)]
 pub struct TiledAttention {
@@ -87,6 +91,10 @@ impl TiledAttention {
     /// be split, and the best tiling that does the other thing comes second, so that both are
     /// timed.
     pub fn plausible(&self, tilings: &[AttentionTiling], multiprocessors: usize) -> Vec<AttentionTiling> {
+        if self.attended.in_order {
+            let in_order = self.in_order(tilings);
+            return fastest_first(in_order.into_iter(), |t| self.cycles(t, multiprocessors));
+        }
         let [b0, b1, b2, queries, _] = self.attended.sizes;
         let idle = b0 * b1 * b2 * queries.div_ceil(QUERY_ROWS) < multiprocessors;
         let fits = |t: &&AttentionTiling| (t.chunk == 0 || idle) && !self.tiled(**t).is_empty();
@@ -97,6 +105,21 @@ impl TiledAttention {
             out[1..=at].rotate_right(1);
         }
         out
+    }
+
+    /// The tilings that add up keys in one order: by tiles of the same number of keys, in chunks
+    /// where queries are few and keys are many. How many heads there are does not matter, nor how
+    /// many queries, as long as they are few or many.
+    fn in_order(&self, tilings: &[AttentionTiling]) -> Vec<AttentionTiling> {
+        let [_, _, _, queries, keys] = self.attended.sizes;
+        let chunk = if queries < QUERY_ROWS && keys > CHUNK_IN_ORDER { CHUNK_IN_ORDER } else { 0 };
+        let fits = |t: &&AttentionTiling| {
+            let problem = self.attended.problem.clone();
+            t.chunk == chunk && AttentionKernel { problem, tiling: **t }.stages().is_some()
+        };
+        let fitting: Vec<AttentionTiling> = tilings.iter().filter(fits).copied().collect();
+        let of = |keys: usize| fitting.iter().copied().filter(|t| t.keys == keys).collect::<Vec<_>>();
+        KEYS_IN_ORDER.into_iter().map(of).find(|all| !all.is_empty()).unwrap_or_default()
     }
 
     /// Predicted cycles of a multiprocessor. Rough: it only ranks tilings.

@@ -13,6 +13,9 @@ use super::attention::Attended;
 use super::warp_tiled::unit;
 use super::{Work, fastest_first};
 
+/// Keys of a tile, where sums are added up in one order.
+const KEYS_IN_ORDER: usize = 64;
+
 /// An attention that warps compute in place.
 #[derive(Clone, Debug)]
 pub struct WarpedAttention {
@@ -61,7 +64,9 @@ impl WarpedAttention {
     /// The tilings among these that fit, the one with the shortest predicted time first, for a
     /// device with that many multiprocessors.
     pub fn plausible(&self, tilings: &[WarpAttentionTiling], multiprocessors: usize) -> Vec<WarpAttentionTiling> {
-        let fits = |t: &&WarpAttentionTiling| self.kernel(**t).fits();
+        // Tiles of another number of keys add up in another order.
+        let in_order = |t: &WarpAttentionTiling| !self.attended.in_order || t.keys == KEYS_IN_ORDER;
+        let fits = |t: &&WarpAttentionTiling| in_order(t) && self.kernel(**t).fits();
         fastest_first(tilings.iter().filter(fits).copied(), |t| self.cycles(t, multiprocessors))
     }
 

@@ -35,12 +35,13 @@ pub(super) struct SplitSum {
     pub b: [Matrix; 2],
 }
 
-/// True if the sums of a product are too long for one accumulator.
+/// True if the sums of a product are too long for one accumulator. Where their order must not depend
+/// on the number of rows, the length of the sums decides alone.
 fn needed(p: &Product) -> bool {
     let f32 = p.dtype == DType::F32 && p.out == DType::F32 && !p.tf32;
     let results = p.batch.saturating_mul(p.m).saturating_mul(p.n);
     let simple = !p.epilogue.has_aux() && !p.epilogue.stores_sums();
-    f32 && simple && !p.uses_pointer_arrays() && p.k > LONGEST && results >= MANY
+    f32 && simple && !p.uses_pointer_arrays() && p.k > LONGEST && (results >= MANY || p.in_order)
 }
 
 /// Length of each slice except the last, and the number of slices.
@@ -131,6 +132,7 @@ mod tests {
             epilogue: Epilogue::Default,
             bias: DType::F32,
             workspace: 0,
+            in_order: false,
         }
     }
 
@@ -162,6 +164,7 @@ mod tests {
             Product { epilogue: Epilogue::GeluAux, ..long },
         ];
         assert!(others.iter().all(|p| !needed(p)));
+        assert!(needed(&Product { in_order: true, ..product(16, 4096, 4096) }));
     }
 
     #[test]

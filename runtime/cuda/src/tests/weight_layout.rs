@@ -124,7 +124,7 @@ fn from_file(gpu: &Arc<Gpu>, plan: &Arc<Plan>, file: TuningFile) -> Executor {
 fn weights(plan: &Plan) -> Vec<(usize, usize, Vec<usize>)> {
     let of = |(i, step): (usize, &Step)| {
         let Action::Gemm(g) = &step.action else { return None };
-        let terms = Terms { epilogue: Epilogue::Default, tf32: false, addresses: false };
+        let terms = Terms { epilogue: Epilogue::Default, tf32: false, addresses: false, in_order: false };
         let calls = gemm::calls(g, &step.reads, &step.writes[0], terms).unwrap();
         let (side, constant, _) = weight_layout::weight(plan, step, &calls)?;
         Some((i, side, plan.constants[constant].shape().to_vec()))

@@ -17,10 +17,9 @@ mod workspace;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, InView, KernelId, Program};
-use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel, reduction};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 
@@ -38,7 +37,7 @@ use hypatia_graph::fate::running;
 use hypatia_graph::prim::{Prim, elements, sizes};
 use hypatia_graph::{
     Candidate, DeclaredLaunch, Graph, Kernels, Known, Node, NodeId, NodeKind, Product, Region, RowsOperand,
-    RowwiseRegion, Strategy, Value, builtin, cluster_rows, is_pointwise, literal,
+    RowwiseRegion, Strategy, Value, builtin, is_pointwise, literal,
 };
 use hypatia_target::cublaslt::Epilogue;
 use hypatia_tensor::error::{Error, Result};
@@ -137,19 +136,7 @@ impl<'a> Lower<'a> {
     fn new(prepared: &'a Prepared, options: &'a Options, plan: Plan) -> Result<Lower<'a>> {
         let graph = &prepared.graph;
         let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
-        let none = vec![false; pointwise.len()];
-        let rowwise = |i: usize| {
-            let picks = |op: BuiltinOp| op == BuiltinOp::GatherElements;
-            let reduces = builtin(graph, &graph.nodes[i]).is_some_and(|op| reduction(op).is_some() || picks(op));
-            reduces || prepared.kernels.rowwise.contains_key(&NodeId(i as u32))
-        };
-        // A region of rows keeps f32 inside, where the unfused plan rounds.
-        let exact = options.allowed.is_exact();
-        let rowwise: Vec<bool> = (0..graph.nodes.len()).map(|i| !exact && rowwise(i)).collect();
-        let groups = match options.cluster {
-            true => cluster_rows(graph, &pointwise, &rowwise, &options.device)?,
-            false => cluster_rows(graph, &none, &none, &options.device)?,
-        };
+        let groups = prepared.regions.clone();
         Ok(Lower {
             graph,
             kernels: &prepared.kernels,
@@ -690,8 +677,7 @@ impl Lower<'_> {
 
     /// A region with a row-wise kernel.
     fn rows(&mut self, region: &RowwiseRegion) -> Result<()> {
-        let sizes = sizes(&region.space.sizes, &|_| None)?;
-        let rows = Rows { kernel: region.kernel.clone(), space: region.space.clone(), sizes };
+        let rows = Rows { kernel: region.kernel.clone(), space: region.space.clone() };
         let mut reads = Vec::new();
         for operand in &region.operands {
             reads.push(match operand {
