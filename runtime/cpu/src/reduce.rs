@@ -204,7 +204,8 @@ impl Reduce {
         self.dtype == DType::F32 && self.count > 0 && packed(&self.gone, 1) && packed(&self.kept, self.count)
     }
 
-    /// Computes results from `first` on, each that of a row, with the bits of [`Reduce::one_by_one`].
+    /// Computes results from `first` on, each that of a row, with the bits of
+    /// [`Reduce::one_by_one`].
     fn rows(&self, x: Operand<'_>, out: &mut [u8], first: usize, count: usize) {
         let values: &[f32] = bytemuck::cast_slice(x.bytes);
         let mut results = [0f64; BLOCK];
