@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 from torch import fx
 from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
@@ -73,6 +74,38 @@ def divide(module: fx.GraphModule, known: Callable[[fx.Node], bool], single: boo
     found = parts(module.graph, known, single)
     own_views(module.graph, found)
     return fuse_by_partitions(module, [dict.fromkeys(nodes) for nodes in found], prefix="hypatia_")
+
+
+def share_results(graph: fx.Graph, first: int) -> set[str]:
+    """Let results that are views of other results be these in memory, as in eager.
+
+    They are taken outside of parts, which have each result in memory of its own. The first results
+    are values of changed arguments. Returns the names of these views.
+    """
+    output = graph.output_node()
+    listed: Any = output.args[0]
+    if not isinstance(listed, (list, tuple)):
+        return set()
+    results, made = list(listed), set()
+    whole = {r for r in results[first:] if isinstance(r, fx.Node) and r.op == "call_function"}
+    for i, result in enumerate(results[first:], first):
+        chain = [result] if isinstance(result, fx.Node) else []
+        while chain and is_view(chain[0]):
+            chain.insert(0, chain[0].all_input_nodes[0])
+            if chain[0] in whole:
+                break
+        if len(chain) < 2 or chain[0] not in whole:
+            continue
+        results[i] = chain[0]
+        for node in chain[1:]:
+            with graph.inserting_before(output):
+                copy = graph.node_copy(node, {node.all_input_nodes[0]: results[i]}.__getitem__)
+            results[i] = copy
+            made.add(copy.name)
+    if made:
+        output.args = (tuple(results),)
+        graph.eliminate_dead_code()
+    return made
 
 
 def own_views(graph: fx.Graph, found: list[list[fx.Node]]) -> None:

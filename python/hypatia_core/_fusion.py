@@ -143,13 +143,18 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 def _gradients(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     """PyTorch's own gradients of the same ops, which it computes once more."""
-    leaves = [t.detach().requires_grad_(t.is_floating_point()) for t in ctx.saved_tensors]
+    # Gradients that are to be differentiated again depend on the operands.
+    twice = torch.is_grad_enabled()
+    leaves = [
+        t.view_as(t) if twice and t.requires_grad else t.detach().requires_grad_(t.is_floating_point())
+        for t in ctx.saved_tensors
+    ]
     with torch.enable_grad():
         made = Body.of(ctx.body).graph(*leaves, *ctx.sizes)
     pairs = [(y, g) for y, g in zip(made, grads, strict=True) if y.requires_grad and g is not None]
     wanted = [t for t in leaves if t.requires_grad]
     found = iter(
-        torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True, create_graph=twice)
         if pairs and wanted
         else [None] * len(wanted)
     )

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ._attention import ATTENTION
 from ._eager import NAMES
 from ._fx import BITS, TABLE, Node, name_of
 from ._products import tiles
 
+#: Ops that read or write all of their operand, if they name its own sizes and strides.
+SAME_MEMORY = ("as_strided", "as_strided_scatter")
 #: The element types that cuDNN's fast kernels and our products of convolutions are for.
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -118,16 +122,31 @@ def _integers(node: Node) -> str:
 
 
 def is_overlay(node: Node) -> bool:
-    """Whether a node reads memory by strides that are not its operand's."""
-    if name_of(node.target) != "as_strided":
+    """Whether a node reads or writes memory by strides that are not its operand's.
+
+    Sizes may change from call to call: what is asked for is then the operand's if the same symbols
+    say so.
+    """
+    name = name_of(node.target)
+    if name not in SAME_MEMORY:
         return "as_strided" in str(node.target)
-    x, sizes, strides, *offset = node.args
-    x = x.meta["val"]
-    same = len(sizes) == x.dim() and not any(isinstance(v, fx.Node) for v in (*sizes, *strides))
-    same = same and all(
-        n == m and (n == 1 or s == t) for n, m, s, t in zip(sizes, x.shape, strides, x.stride(), strict=True)
+    x = node.args[0].meta["val"]
+    named = node.args[2:] if name == "as_strided_scatter" else node.args[1:]
+    if node.kwargs or len(named) < 2:
+        return True
+    sizes, strides = ([v.meta["val"] if isinstance(v, fx.Node) else v for v in a] for a in named[:2])
+    offset = named[2] if len(named) > 2 and named[2] is not None else x.storage_offset()
+    offset = offset.meta["val"] if isinstance(offset, fx.Node) else offset
+    same = len(sizes) == x.dim() and all(
+        equal(n, m) and (equal(n, 1) or equal(s, t))
+        for n, m, s, t in zip(sizes, x.shape, strides, x.stride(), strict=True)
     )
-    return not same or (bool(offset) and offset[0] not in (None, x.storage_offset()))
+    return not (same and equal(offset, x.storage_offset()))
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are one number whatever the symbols in them stand for."""
+    return statically_known_true(a == b)
 
 
 def reads_past(node: Node) -> bool:
@@ -153,7 +172,7 @@ def reads_past(node: Node) -> bool:
 
 
 def _overlay(node: Node) -> str:
-    return "as_strided by strides that are not its operand's" if is_overlay(node) else ""
+    return f"{name_of(node.target)} by strides that are not its operand's" if is_overlay(node) else ""
 
 
 def _one_index(node: Node) -> str:
@@ -170,9 +189,13 @@ def _along_axis(node: Node) -> str:
     return "" if rows and x.dtype is not torch.bool else f"{name_of(node.target)} of truth values, or of other shapes"
 
 
-def _steps(node: Node) -> str:
-    step = node.args[5] if len(node.args) > 5 else node.kwargs.get("step", 1)
-    return "slice_scatter with steps" if step != 1 else ""
+def _not_beside(node: Node) -> str:
+    return "diagonal of nothing" if equal(node.meta["val"].numel(), 0) else ""
+
+
+def _has_elements(node: Node) -> str:
+    x = node.args[0].meta["val"]
+    return "" if x.dim() and node.args[2] != 0 else f"{name_of(node.target)} of nothing, or of a single number"
 
 
 def _whole_axis(node: Node) -> str:
@@ -198,11 +221,12 @@ REFUSED: dict[str, Callable[[fx.Node], str]] = {
     "linalg_vector_norm": _common_order,
     **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan"), _real),
     "arange": _no_half_float,
-    "as_strided": _overlay,
+    **dict.fromkeys(SAME_MEMORY, _overlay),
     "gather": _whole_axis,
     "index": _integers,
     "scatter": _one_index,
     "index_put": _integers,
     **dict.fromkeys(("index_add", "index_copy"), _along_axis),
-    "slice_scatter": _steps,
+    "diagonal": _not_beside,
+    "unfold": _has_elements,
 }

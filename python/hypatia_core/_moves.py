@@ -22,6 +22,12 @@ def _(b: Importer, n: Node) -> Any:
     return b.operand(n.args[0], b.dtype(n))
 
 
+@ordered_row("as_strided_scatter")
+def _(b: Importer, n: Node) -> Any:
+    # All of the operand is written.
+    return b.operand(n.args[1], b.dtype(n))
+
+
 @row(*SHAPED)
 def _(b: Importer, n: Node) -> Any:
     return b.reshaped(b.value(n.args[0]), b.shape(n))
@@ -133,6 +139,49 @@ def _(b: Importer, n: Node) -> Any:
         places = b.call("sub", [b.constant("i64", shape[axis] - 1), places])
         value = b.call("gather", [value, places], axis=axis)
     return value
+
+
+@row("diagonal")
+def _(b: Importer, n: Node) -> Any:
+    # Of rows one behind the other: each of its elements lies one row and one column further.
+    shape = b.shape(n.args[0])
+    offset, first, second = (b.argument(n, i, k, d) for i, (k, d) in enumerate(DIAGONAL, 1))
+    first, second = b.axis(first, len(shape)), b.axis(second, len(shape))
+    others = [axis for axis in range(len(shape)) if axis not in (first, second)]
+    width, rest = shape[second], [shape[axis] for axis in others]
+    value = moved(b, b.value(n.args[0]), [*others, first, second])
+    start = offset if offset >= 0 else -offset * width
+    stop = start + (b.shape(n)[-1] - 1) * (width + 1) + 1
+    value = b.reshaped(value, (*rest, shape[first] * width))
+    return b.call("slice", [value], axis=len(rest), start=start, stop=stop, step=width + 1)
+
+
+#: The arguments of `diagonal`, and what they are if they are not given.
+DIAGONAL = (("offset", 0), ("dim1", 0), ("dim2", 1))
+
+
+@row("unfold")
+def _(b: Importer, n: Node) -> Any:
+    # Windows lie along the last axes.
+    rank = len(b.shape(n.args[0]))
+    axis = b.axis(b.argument(n, 1, "dimension"), rank)
+    size, step = b.argument(n, 2, "size"), b.argument(n, 3, "step")
+    rows = moved(b, b.value(n.args[0]), [*(a for a in range(rank) if a != axis), axis])
+    made = b.call("windows", [rows], sizes=[size], strides=[step], dilations=[1])
+    return moved(b, made, [*range(axis), rank - 1, *range(axis, rank - 1), rank])
+
+
+@row("im2col")
+def _(b: Importer, n: Node) -> Any:
+    window, dilations, padding, strides = (b.argument(n, i, "") for i in range(1, 5))
+    x, shape = b.value(n.args[0]), b.shape(n.args[0])
+    if any(padding):
+        around = [*[0] * (len(shape) - 2), *padding]
+        x = b.call("pad", [x, b.constant(b.dtype(n), 0)], before=around, after=around)
+    made = b.call("windows", [x], sizes=window, strides=strides, dilations=dilations)
+    lead = len(shape) - 2
+    order = [*range(lead), lead + 2, lead + 3, lead, lead + 1]
+    return b.reshaped(b.call("transpose", [made], perm=order), b.shape(n))
 
 
 @row("repeat")
@@ -314,7 +363,7 @@ def _(b: Importer, n: Node) -> Any:
     x, source = b.value(n.args[0]), b.operand(n.args[1], b.dtype(n))
     shape = b.shape(n)
     axis = b.axis(b.argument(n, 2, "dim", 0), len(shape))
-    size = shape[axis]
+    size, step = shape[axis], 1
     if name_of(n.target) == "select_scatter":
         start = b.argument(n, 3, "index") % size
         stop = start + 1
@@ -323,10 +372,26 @@ def _(b: Importer, n: Node) -> Any:
         start, stop = b.argument(n, 3, "start") or 0, b.argument(n, 4, "end")
         stop = size if stop is None else stop
         start, stop = (max(0, min(size, e + size if e < 0 else e)) for e in (start, stop))
+        step = b.argument(n, 5, "step", 1)
+    if step != 1:
+        return stepped(b, x, source, axis, range(start, stop, step))
     parts = [b.call("slice", [x], axis=axis, start=0, stop=start, step=1)] if start > 0 else []
     parts.append(source)
     parts += [b.call("slice", [x], axis=axis, start=stop, stop=size, step=1)] if stop < size else []
     return parts[0] if len(parts) == 1 else b.call("concat", parts, axis=axis)
+
+
+def stepped(b: Importer, x: Value, source: Value, axis: int, places: range) -> Value:
+    """A tensor with other elements at some places of an axis, all as far apart."""
+    if not places:
+        return x
+    rank = len(b.g.type_of(x)[1])
+    order = [axis, *(a for a in range(rank) if a != axis)]
+    index = b.call("iota", [], shape=[len(places)], axis=0, to="i64")
+    index = b.call("mul", [index, b.constant("i64", places.step)])
+    index = b.call("add", [index, b.constant("i64", places.start)])
+    made = b.call("scatter", [moved(b, x, order), index, moved(b, source, order)], how="set")
+    return moved(b, made, inverse(order))
 
 
 @row("arange")

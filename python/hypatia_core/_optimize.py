@@ -74,7 +74,7 @@ def optimize(
     if isinstance(model, torch.export.ExportedProgram):
         program = model
     elif isinstance(model, torch.nn.Module):
-        args = tuple(example_inputs)
+        args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
         program = torch.export.export(model, args, dynamic_shapes=dynamic_shapes, strict=False)
     else:
         raise InputError(f"optimize: expected a module or an exported program, not {type(model).__name__}")

@@ -187,6 +187,8 @@ def scalar(name: str, expression: str, doc: str = "") -> Scalar:
         RulesError: if the expression is wrong, with the report as text.
         InputError: if the library has a scalar of that name, or the text declares more than one.
     """
+    if not isinstance(expression, str):
+        raise InputError(f"scalar: the expression is a text such as 'x * 2', not {expression!r}")
     about = "".join(f"/// {line}\n" for line in (doc or expression).splitlines())
     text = f"edition 1;\nuse core::*;\nuse nn::*;\n{about}scalar {name}(x) = {expression};\n"
     rules = Rules.from_text(text, f"<scalar {name}>")

@@ -24,7 +24,7 @@ from torch._guards import TracingContext
 
 from . import _launch, _native
 from ._attention import keep_attention
-from ._division import divide, is_item
+from ._division import divide, is_item, share_results
 from ._encoder import LAYERS
 from ._fx import TABLE, name_of
 from ._in_place import changed_results, without_copies, write_in_place, written_in_place
@@ -308,7 +308,8 @@ def divided(
     `single` makes parts of ops that stand alone too, where there is nothing to fuse. `static` are
     the inputs that are parameters and buffers; `together` are results that may share memory. The
     parts are added to `made`. `lay` lets tensors lie as PyTorch's convolutions want them on a
-    GPU. `changed` are the arguments whose new values are the first results.
+    GPU, and results that are views of others share their memory. `changed` are the arguments whose
+    new values are the first results.
     """
     as_traced(graph)
     if why := indivisible(graph):
@@ -322,6 +323,7 @@ def divided(
         return graph.forward
     if lay:
         lay_out(graph)
+    views = share_results(graph.graph, len(changed)) if lay else set()
     written = {node.name for node in written_in_place(graph, changed)}
     for node in graph.graph.nodes:
         if node.name in written:
@@ -330,12 +332,13 @@ def divided(
             note("graph", f"PyTorch computes {why}")
     drawn = random(graph)
     undivided = fx.GraphModule(graph, copy.deepcopy(graph.graph)) if len(drawn) > 1 else graph
-    whole = divide(graph, lambda n: computes(n) and n.name not in written and not unsupported(n, device), single)
+    apart = written | views
+    whole = divide(graph, lambda n: computes(n) and n.name not in apart and not unsupported(n, device), single)
     if random(whole) != drawn:
         note("graph", "parts would change the order in which random numbers are drawn")
         return undivided.forward
     for node in whole.graph.nodes:
-        known = node.name in written or is_ours(node) or unsupported(node, device)
+        known = node.name in apart or is_ours(node) or unsupported(node, device)
         if node.op == "call_function" and computes(node) and not known:
             note("graph", f"{name_of(node.target) or 'getitem'} stands alone: there is nothing to fuse")
     inputs = whole.graph.find_nodes(op="placeholder")

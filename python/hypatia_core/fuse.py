@@ -142,8 +142,11 @@ def fuse_(
     2 fused, 0 left
 
     Raises:
-        InputError: if a module in ``activations`` computes something else than its scalar.
+        InputError: if the model is no module, or one in ``activations`` computes something else
+            than its scalar.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"fuse_ takes a module of PyTorch, not {type(model).__name__}")
     order = {name: i for i, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
     fuser = _Fuser(_together(rules), dict(activations or {}))
     fuser.inside(model, "")

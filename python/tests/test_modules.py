@@ -104,9 +104,11 @@ def write():
             counts[name] = (samples, computed)
         print(name, counts.get(name), flush=True)
     COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
-    page = PAGE.read_text().split("\n## Modules")[0].rstrip() + "\n"
+    page, _, rest = PAGE.read_text().partition("\n## Modules")
+    # What follows the table stays.
+    _, mark, rest = rest.partition("\n## ")
     rows = [f"| {name} | {computed} of {samples} |" for name, (samples, computed) in counts.items()]
-    PAGE.write_text(page + HEAD.format(len(counts)) + "\n".join(rows) + "\n")
+    PAGE.write_text(page.rstrip() + "\n" + HEAD.format(len(counts)) + "\n".join(rows) + "\n" + mark + rest)
     return [f"{name}: {why}" for name, why in wrong.items()]
 
 

@@ -162,3 +162,15 @@ def test_a_fusion_that_no_rule_made_is_trained():
     found, module.w.grad = module.w.grad, None
     module(x).mean().backward()
     torch.testing.assert_close(found, module.w.grad)
+
+
+def test_gradients_can_be_differentiated_again():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(hyp.optimize(model, x), (x,))
+
+
+def test_what_is_no_module_or_expression_is_said():
+    for f in (lambda: hyp.fuse_(len), lambda: hyp.scalar("s", 3)):  # pyright: ignore
+        with pytest.raises(hyp.InputError, match="not"):
+            f()

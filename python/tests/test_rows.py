@@ -169,6 +169,50 @@ def test_moves():
     agree(lambda x, i: x.index_select(0, i) * 2, x, torch.tensor([1], dtype=torch.int32))
 
 
+def test_windows_along_an_axis():
+    x = torch.randn(3, 7, 5)
+    for axis, size, step in [(1, 3, 2), (-1, 2, 1), (0, 3, 1), (-2, 7, 5), (2, 1, 3)]:
+        agree(lambda x, of=(axis, size, step): x.unfold(*of) * 2, x)
+    agree(lambda x: x.unfold(0, 2, 3) * 2, torch.arange(8))
+    agree(lambda x: x.unfold(1, 0, 2).sum(-1) * 2, x, refused=["unfold of nothing", "empty"])
+    x = torch.randn(2, 3, 8, 9)
+    for how in [{}, {"padding": 1}, {"stride": (2, 3)}, {"dilation": (2, 1), "padding": (0, 2), "stride": 2}]:
+        agree(lambda x, how=how: F.unfold(x, (3, 2), **how) * 2, x)
+    agree(lambda x: F.unfold(x, 4) * 2, x[0])
+
+
+def test_diagonals():
+    x = torch.randn(4, 3, 5)
+    for offset, first, second in [(0, 0, 1), (1, 1, 2), (-1, -2, -1), (2, 2, 0), (-2, 0, 2)]:
+        agree(lambda x, of=(offset, first, second): x.diagonal(*of) * 2, x)
+    agree(lambda x: x.diagonal() * 2, torch.arange(12).reshape(3, 4))
+    agree(lambda x: x.diagonal(7, 1, 2).sum() * 2, x, refused=["diagonal of nothing", "empty"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+def test_elements_some_way_apart_are_written(dtype):
+    def f(x, y, at, axis):
+        return torch.slice_scatter(x * 1, y, axis, at.start, at.stop, at.step).clone()
+
+    x = torch.randn(4, 7, 5).to(dtype)
+    for at, axis in [(slice(0, 7, 2), 1), (slice(1, 5, 3), -1), (slice(-3, None, 2), 0), (slice(6, 100, 9), 1)]:
+        y = torch.randn(4, 7, 5)[(slice(None),) * (axis % 3) + (at,)].to(dtype)
+        agree(lambda x, y, at=at, axis=axis: f(x, y, at, axis), x, y)
+
+
+def test_strides_that_are_the_operands_own():
+    def f(x, y):
+        x = torch.as_strided(x * 2 + 1, x.shape, x.stride()) * 3
+        return torch.as_strided_scatter(x, y, x.shape, x.stride()) - 1
+
+    compiled = torch.compile(f, backend=backend, fullgraph=True, dynamic=True)
+    for rows in (3, 5):
+        x, y = torch.randn(rows, 4), torch.randn(rows, 4)
+        with torch.no_grad(), hyp.nn.policy("always"):
+            torch.testing.assert_close(compiled(x, y), f(x, y))
+    assert (hyp.report().hypatia, hyp.report().pytorch) == (2, 0), str(hyp.report())
+
+
 def test_an_index_of_one_axis():
     x, i = torch.randn(3, 4, 5), torch.tensor([3, -1, 0])
     agree(lambda x, i: x[:, i] * 2, x, i)

@@ -167,7 +167,9 @@ def write():
         + " |"
         for name, of in counts.items()
     ]
-    PAGE.write_text(HEAD.format(len(counts)) + "\n".join(rows) + "\n")
+    # What follows the table stays.
+    _, mark, rest = PAGE.read_text().partition("\n## ")
+    PAGE.write_text(HEAD.format(len(counts)) + "\n".join(rows) + "\n" + mark + rest)
     return [f"{name}: {why}" for name, why in wrong.items()]
 
 

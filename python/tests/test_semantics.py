@@ -115,6 +115,24 @@ def test_results_that_are_views_and_inputs():
             close(got[0], want[0])
 
 
+def test_results_that_are_views_of_other_results():
+    def f(x):
+        y = x @ x.t() + 1
+        first = y.t().split(1)[0]
+        return y, y.t(), first, (y * 2).relu(), y.view(2, 2, 1)[0]
+
+    g = compiled(f)
+    for x in (torch.randn(2, 3), torch.randn(2, 3)):
+        with torch.no_grad(), hyp.nn.policy("always"):
+            got, want = g(x), f(x)
+            assert [t.stride() for t in got] == [t.stride() for t in want]
+            for one in (got, want):
+                one[0].mul_(3)
+        for a, b in zip(got, want, strict=True):
+            close(a, b)
+    assert not reasons() and hyp.report().hypatia == 2
+
+
 def test_results_of_two_calls_are_not_one_memory():
     model = mlp()
     f, x = compiled(model), torch.randn(4, 8)

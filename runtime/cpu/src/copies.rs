@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use bytemuck::Pod;
-use hypatia_dsl::builtin::ScatterReduction;
+use hypatia_dsl::builtin::{BuiltinScalar, ScatterReduction};
 use hypatia_dsl::dtype::{DType, to_bf16, to_f16};
 use smallvec::SmallVec;
 
@@ -356,16 +356,22 @@ pub fn scatter(
 ) -> Result<()> {
     let (rows, dtype) = (shape[0], updates.view.dtype);
     let (width, size) = (shape[1..].iter().product::<usize>(), dtype.size());
+    let one = View { offset: 0, shape: Vec::new(), strides: Vec::new(), ..updates.view.clone() };
     for i in 0..ids.view.len() {
         let row = resolve(index_at(ids, i), rows)?;
         let from = updates.view.offset + i * width;
         let old = &mut out[row * width * size..(row + 1) * width * size];
+        let new = &updates.bytes[from * size..(from + width) * size];
         match reduction {
-            ScatterReduction::Replace => old.copy_from_slice(&updates.bytes[from * size..(from + width) * size]),
+            ScatterReduction::Replace => old.copy_from_slice(new),
+            // The sum in f64, rounded to f32, is the sum in f32.
+            ScatterReduction::Combine(BuiltinScalar::Add) if dtype == DType::F32 => {
+                let new: &[f32] = bytemuck::cast_slice(new);
+                bytemuck::cast_slice_mut::<u8, f32>(old).iter_mut().zip(new).for_each(|(a, b)| *a += b);
+            }
             ScatterReduction::Combine(f) => {
                 for (column, old) in old.chunks_exact_mut(size).enumerate() {
-                    let view = View { offset: 0, shape: Vec::new(), strides: Vec::new(), ..updates.view.clone() };
-                    let a = Operand { bytes: old, view: &view }.element(0);
+                    let a = Operand { bytes: old, view: &one }.element(0);
                     let b = updates.element((from + column) as isize);
                     put(join(f, dtype, a, b), dtype, old);
                 }

@@ -10,7 +10,7 @@ use hypatia_dsl::kernel::Reduction;
 use super::interp::{BLOCK, Dst, read};
 use super::operand::{Offsets, Operand};
 use super::pooling::Pooling;
-use super::rowwise::{STRANDS, accumulate, identity, join, total};
+use super::rowwise::{STRANDS, accumulate, identity, join, reduce_rows, total};
 use super::simd::dispatch;
 use super::threads::Workers;
 use hypatia_eval::{Val, scalars, wrap};
@@ -176,10 +176,13 @@ impl Reduce {
         let columns = (apart || few)
             && self.kept.0.last().is_some_and(|n| *n >= 8)
             && matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
+        let rows = self.are_rows();
         let (kept, gone) = (&self.kept, &self.gone);
         let windows = Pooling { kind: self.kind, kept, gone, offset: self.offset, dtype: self.dtype };
         workers.chunks(&mut [out], &[size], units, GRAIN.div_ceil(self.count.max(1)), |first, count, outs, _| {
-            if self.in_strands {
+            if rows {
+                self.rows(x, outs[0], first, count);
+            } else if self.in_strands {
                 self.one_by_one(x, outs[0], first, count);
             } else if windows.fit() {
                 windows.run(x, outs[0], first, count);
@@ -189,6 +192,31 @@ impl Reduce {
                 self.one_by_one(x, outs[0], first, count);
             }
         });
+    }
+
+    /// True if the elements of each result lie side by side, and behind those of the one before.
+    fn are_rows(&self) -> bool {
+        let packed = |(shape, strides): &(Vec<usize>, Vec<isize>), step: usize| match (&shape[..], &strides[..]) {
+            ([], []) => true,
+            ([_], [stride]) => *stride == step as isize,
+            _ => false,
+        };
+        self.dtype == DType::F32 && self.count > 0 && packed(&self.gone, 1) && packed(&self.kept, self.count)
+    }
+
+    /// Computes results from `first` on, each that of a row, with the bits of
+    /// [`Reduce::one_by_one`].
+    fn rows(&self, x: Operand<'_>, out: &mut [u8], first: usize, count: usize) {
+        let values: &[f32] = bytemuck::cast_slice(x.bytes);
+        let mut results = [0f64; BLOCK];
+        for done in (0..count).step_by(BLOCK) {
+            let width = BLOCK.min(count - done);
+            let at = self.offset as usize + (first + done) * self.count;
+            reduce_rows(self.kind, &values[at..at + width * self.count], self.count, &mut results[..width]);
+            for (i, result) in results[..width].iter().enumerate() {
+                put_float(out, self.dtype, done + i, *result);
+            }
+        }
     }
 
     fn one_by_one(&self, x: Operand<'_>, out: &mut [u8], first: usize, count: usize) {

@@ -513,7 +513,7 @@ dispatch! {
 
 dispatch! {
     /// Reduces rows of `n` values each.
-    fn reduce_rows(kind: Reduction, values: &[f32], n: usize, results: &mut [f64]) {
+    pub fn reduce_rows(kind: Reduction, values: &[f32], n: usize, results: &mut [f64]) {
         for (row, result) in values.chunks_exact(n).zip(results) {
             if matches!(kind, Reduction::Max | Reduction::Min) {
                 *result = extreme(kind, row) as f64;
