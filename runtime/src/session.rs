@@ -12,6 +12,7 @@ mod delta_debugging;
 mod evidence;
 mod incident;
 mod judge;
+mod reference;
 mod safety;
 mod strict;
 

@@ -4,9 +4,9 @@
 //! Also which operands are numbers in a kernel. Invariant: the answers about ops follow from the op
 //! alone, not from types or users, so every stage gets the same ones.
 
-use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::Kind;
-use hypatia_dsl::ir::OpBody;
+use hypatia_dsl::ir::{AttrValue, OpBody};
 
 use super::{Graph, Node, NodeKind, Value};
 
@@ -31,6 +31,22 @@ pub fn is_view(graph: &Graph, node: &Node) -> bool {
 /// True for nodes that compute each element of their result from one element of each operand.
 pub fn is_pointwise(graph: &Graph, node: &Node) -> bool {
     matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
+}
+
+/// True if a type that holds the operands of the function also holds its result: nothing is
+/// rounded.
+pub fn is_exact(f: BuiltinScalar) -> bool {
+    use BuiltinScalar::*;
+    f.result() == Kind::Bool || matches!(f, Neg | Abs | Sign | Max | Min | Floor | Ceil | Round | Trunc | Select | Fmod)
+}
+
+/// True if a device rounds the result of an op with these attributes: the op computes rather than
+/// moves elements.
+pub fn rounds(op: BuiltinOp, attrs: &[AttrValue]) -> bool {
+    let combines = |how: &AttrValue| matches!(how, AttrValue::Str(how) if how == "add" || how == "mul");
+    op.multiplies()
+        || (op == BuiltinOp::Scatter && attrs.first().is_some_and(combines))
+        || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum)
 }
 
 /// The number that replaces an operand of a scalar function in a kernel: a one-element float

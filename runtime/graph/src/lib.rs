@@ -23,6 +23,7 @@ mod inline;
 pub mod instantiate;
 mod kinds;
 mod narrow;
+mod noisy;
 mod pair;
 pub mod prim;
 mod print;
@@ -43,6 +44,7 @@ pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use declared::DeclaredLaunch;
 pub use env::{BoundTerm, Env};
 pub use facts::{GraphFacts, exact_splat, splat};
+pub use noisy::{Noisy, is_whole};
 
 pub use graph::kernels::{
     Candidate, CandidateFacts, Kernels, Known, Matched, Product, Split, Strategy, device_fact, scale,
@@ -50,7 +52,7 @@ pub use graph::kernels::{
 pub use graph::{Graph, Node, NodeId, NodeKind, Value};
 pub use im2col::ConvSizes;
 pub use instantiate::Instantiator;
-pub use kinds::{builtin, is_pointwise, is_view, literal};
+pub use kinds::{builtin, is_exact, is_pointwise, is_view, literal, rounds};
 pub use print::show_attr;
 pub use regions::cluster;
 pub use replace::Replacement;

@@ -12,6 +12,7 @@ use hypatia_tensor::tensor::Tensor;
 
 use super::compiled::{Checked, Compiled, Planner, Precise, Refusal, Unfused};
 use super::evidence::Evidence;
+use super::reference::Reference;
 use super::strict::Strict;
 use super::{Model, Safety, shapes};
 use crate::device::Device;
@@ -93,11 +94,7 @@ impl Model {
     ) -> Result<Compiled> {
         let (gpu, judge) = (self.options.gpu.as_ref(), self.judge());
         let want = compiled.unfused()?.run(inputs)?;
-        let mut truth = None;
-        let mut precise = || -> Result<Option<Vec<Tensor>>> {
-            if let Some(known) = &truth {
-                return Ok(Option::clone(known));
-            }
+        let widen = || {
             let once = gpu.map(OnGpu::untuned);
             let made = precise.and_then(|p| p.plan.clone());
             let plan = match (made, precise) {
@@ -106,19 +103,19 @@ impl Model {
                 (None, None) if compiled.unfused.graph.computes_narrow() => {
                     planner.build(&compiled.unfused.graph.widened()?, false)?
                 }
-                (None, None) => {
-                    return Ok(truth.insert(judge.in_f64(&compiled.unfused.graph, inputs)?).clone());
-                }
+                (None, None) => return judge.in_f64(&compiled.unfused.graph, inputs),
             };
-            let known = planner.executor(plan, once.as_ref())?.run(inputs).map(Some)?;
-            Ok(truth.insert(known).clone())
+            planner.executor(plan, once.as_ref())?.run(inputs).map(Some)
         };
-        compiled.checked = Checked::Now;
-        let Some(why) = judge.difference(&compiled.executor.run(inputs)?, &want, &mut precise)? else {
+        let mut reference = Reference::new(&compiled.unfused, inputs, &want, &widen);
+        let got = compiled.executor.run(inputs)?;
+        let Some(why) = judge.difference(&got, &mut reference)? else {
+            compiled.checked = Checked::Now;
             memory.iter().for_each(|m| m.keep(&Verdict::Agree));
             return Ok(compiled);
         };
-        let mended = judge.mended(&compiled, planner, &why, inputs, (&want, &mut precise))?;
+        let mended = judge.mended(&compiled, planner, &why, &mut reference)?;
+        compiled.checked = Checked::Now;
         // A small graph is run on the host.
         let saves = self.options.incidents.is_some() && gpu.is_none();
         let evidence = saves.then(|| Evidence { judge: &judge, compiled: &compiled, inputs }.shown(&mended.refusal));

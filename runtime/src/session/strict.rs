@@ -17,6 +17,7 @@ use super::compiled::{Compiled, Refusal, Unfused};
 use super::evidence::Evidence;
 use super::incident::{Culprit, Incident, Watched};
 use super::judge::{Apart, Judge};
+use super::reference::Reference;
 use crate::executor::{Executor, Finding, Found};
 use crate::gpu::OnGpu;
 use crate::verdict::{Verdict, VerdictEntry};
@@ -176,43 +177,39 @@ impl Strict {
         let want = unfused.run(inputs)?;
         self.compared.fetch_add(1, Ordering::Relaxed);
         self.note(unfused);
-        let truth = OnceLock::new();
-        let mut precise = || -> Result<Option<Vec<Tensor>>> {
-            if truth.get().is_none() {
-                let _ = truth.set(self.truth(compiled, inputs)?);
-            }
-            Ok(truth.get().cloned().flatten())
-        };
-        let difference = self.judge.difference(&got, &want, &mut precise)?;
+        let widen = || self.truth(compiled, inputs);
+        let mut reference = Reference::new(&compiled.unfused, inputs, &want, &widen);
+        let difference = self.judge.difference(&got, &mut reference)?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), begun.elapsed()));
         let Some(why) = difference else {
             suspicions.iter().for_each(|s| executor.accept(s));
             return Ok(got);
         };
         let suspected = suspicions.first().map(|s| executor.plan().step_name(s.step));
-        self.mend(compiled, (executor, suspected), inputs, (&why, want), &mut precise)
+        self.mend(compiled, (executor, suspected), &why, &mut reference)
     }
 
-    /// The right results of a run that differs, as `why` says, from what is wanted. Finds out what
+    /// The right results of a run that differs, as `why` says, from the reference. Finds out what
     /// was wrong, reports it, and lets another executor run from now on if it was not a transient
     /// fault.
     fn mend(
         &self,
         compiled: &Compiled,
         (executor, suspected): (&Executor, Option<String>),
-        inputs: &[Tensor],
-        (why, want): (&Apart, Vec<Tensor>),
-        precise: &mut impl FnMut() -> Result<Option<Vec<Tensor>>>,
+        why: &Apart,
+        reference: &mut Reference<'_>,
     ) -> Result<Vec<Tensor>> {
+        let inputs = reference.inputs;
         let _mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have mended the plan meanwhile.
         if let Some(newer) = self.instead().filter(|newer| !std::ptr::eq(newer.as_ref(), executor)) {
             let got = newer.run(inputs)?;
             self.note(&newer);
-            return Ok(if self.judge.difference(&got, &want, precise)?.is_none() { got } else { want });
+            let agrees = self.judge.difference(&got, reference)?.is_none();
+            return Ok(if agrees { got } else { reference.want.to_vec() });
         }
         let again = executor.run(inputs)?;
-        if self.judge.difference(&again, &want, precise)?.is_none() {
+        if self.judge.difference(&again, reference)?.is_none() {
             self.report(Incident::at_output(Culprit::Transient, why));
             return Ok(again);
         }
@@ -221,14 +218,14 @@ impl Strict {
         let fresh = planner.executor(executor.shared_plan(), planner.gpu.as_ref())?;
         let right = fresh.run(inputs)?;
         self.note(&fresh);
-        if self.judge.difference(&right, &want, precise)?.is_none() {
+        if self.judge.difference(&right, reference)?.is_none() {
             let step = executor.first_difference(&fresh, inputs)?.or(suspected);
             let step = step.unwrap_or_else(|| why.output().to_string());
             self.report(Incident::at_output(Culprit::Kernel(step), why));
             self.replace(fresh);
             return Ok(right);
         }
-        let mended = self.judge.mended(compiled, planner, why, inputs, (&want, precise))?;
+        let mended = self.judge.mended(compiled, planner, why, reference)?;
         let (culprit, saved) = Evidence { judge: &self.judge, compiled, inputs }.shown(&mended.refusal);
         // Accumulators that are wrong are no rule's fault.
         let culprit = suspected.map_or(culprit, Culprit::Kernel);

@@ -224,3 +224,33 @@ fn a_wrong_rule_is_found_beside_large_numbers() {
         assert!(compiled.warnings()[0].contains("t::bad"), "{}", compiled.warnings()[0]);
     }
 }
+
+/// A sum of deviations from their mean, which is nothing but rounding, beside ordinary results.
+fn cancelled(dtype: &str, rule: &str) -> Arc<Compiled> {
+    let (model, inputs) = given(&format!(
+        "ruleset t {{ until = fixpoint; }}
+         {rule}
+         test \"t\" {{ input x: {dtype}[64, 32];
+           given sum(log(1.0 + exp(x)) - mean(log(1.0 + exp(x)), axes = [0]), axes = [0]), log(1.0 + exp(x)) * x;
+           expect launches >= 1; }}"
+    ));
+    model.compile(&inputs).unwrap()
+}
+
+#[test]
+fn where_terms_cancel_no_rule_is_blamed_for_rounding() {
+    for dtype in ["f64", "f32"] {
+        let compiled = cancelled(dtype, "");
+        assert!(compiled.report.firings.iter().any(|f| f.kept && f.rule == "canon::softplus"), "{dtype}");
+        assert_eq!(compiled.warnings(), [] as [String; 0], "{dtype}");
+    }
+}
+
+#[test]
+fn a_wrong_rule_is_found_where_terms_cancel() {
+    for (dtype, by) in [("f64", "1e-9"), ("f32", "1e-3")] {
+        let compiled = cancelled(dtype, &format!("rule t::bad: x - mean(x, axes = a) => x * {by};"));
+        assert_eq!(compiled.warnings().len(), 1, "{dtype}");
+        assert!(compiled.warnings()[0].contains("t::bad"), "{}", compiled.warnings()[0]);
+    }
+}

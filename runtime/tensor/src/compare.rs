@@ -34,6 +34,10 @@ const STRETCH: f64 = 32.0;
 const QUARTER: f64 = 5.43;
 /// Maximum number of elements that are sampled for the scale.
 const SAMPLE: usize = 1 << 16;
+/// How far rounding takes the results of another plan, in units of their scatter: in the mean
+/// square of the elements, and at most.
+const SCATTERS: f64 = 4.0;
+const MOST_SCATTERS: f64 = 16.0;
 /// With fewer elements, a quarter of them says little.
 const FEW: usize = 16;
 
@@ -104,11 +108,8 @@ impl Comparison {
             let show = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
             return Err(Error::Input(format!("the result is {}, but the reference is {}", show(got), show(want))));
         }
-        let floats = got.dtype().is_float();
         let (g, w) = (got.to_f64(), want.to_f64());
-        // The reference may be less precise than the result.
-        let rtol = tolerance.rtol.max(if floats { want.dtype().epsilon() } else { 0.0 });
-        let atol = if floats { tolerance.atol.unwrap_or_else(|| tolerance.rtol * scale(&w)) } else { 0.0 };
+        let bound = bound(want, &w, tolerance);
         let mut c = Comparison { max_error: 0.0, max_reference: 0.0, worst: 0, error: 0.0, bound: 0.0, ok: true };
         let mut most = -1.0;
         for (i, (g, w)) in g.iter().zip(&w).enumerate() {
@@ -118,7 +119,7 @@ impl Comparison {
             let error = if g == w || (g.is_nan() && w.is_nan()) { 0.0 } else { (g - w).abs() };
             let error = if error.is_nan() { f64::INFINITY } else { error };
             c.max_error = c.max_error.max(error);
-            let bound = if floats && w.is_finite() { atol + rtol * w.abs() } else { 0.0 };
+            let bound = bound(*w);
             let share =
                 if error > bound && bound == 0.0 { f64::INFINITY } else { error / bound.max(f64::MIN_POSITIVE) };
             if share > most {
@@ -128,6 +129,51 @@ impl Comparison {
         }
         Ok(c)
     }
+}
+
+/// How far an element may be from its reference, which is one of `values`, the elements of `want`.
+fn bound(want: &Tensor, values: &[f64], tolerance: Tolerance) -> impl Fn(f64) -> f64 + use<> {
+    let floats = want.dtype().is_float();
+    // The reference may be less precise than the result.
+    let rtol = tolerance.rtol.max(if floats { want.dtype().epsilon() } else { 0.0 });
+    let atol = if floats { tolerance.atol.unwrap_or_else(|| tolerance.rtol * scale(values)) } else { 0.0 };
+    move |w: f64| if floats && w.is_finite() { atol + rtol * w.abs() } else { 0.0 }
+}
+
+/// True if rounding explains how `got` differs from `want`: it is no further away than results of
+/// the same function are whose roundings were moved at random. Elements beyond their bounds are
+/// off by at most [`SCATTERS`] times the scatter of these results in the mean square, and none of
+/// them by more than [`MOST_SCATTERS`].
+///
+/// NaN and infinities scatter nowhere.
+pub fn is_noise(got: &Tensor, want: &Tensor, moved: &[&Tensor], tolerance: Tolerance) -> bool {
+    let same = |t: &Tensor| t.shape() == want.shape() && t.dtype().is_float() == want.dtype().is_float();
+    if moved.is_empty() || !same(got) || !moved.iter().all(|m| same(m)) {
+        return false;
+    }
+    let (g, w) = (got.to_f64(), want.to_f64());
+    let moved: Vec<Vec<f64>> = moved.iter().map(|m| m.to_f64()).collect();
+    let bound = bound(want, &w, tolerance);
+    let (mut square, mut beyond) = (0.0, 0.0);
+    for (i, (g, w)) in g.into_iter().zip(w).enumerate() {
+        if g == w || (g.is_nan() && w.is_nan()) {
+            continue;
+        }
+        let excess = (g - w).abs() - bound(w);
+        if excess <= 0.0 {
+            continue;
+        }
+        let distances = moved.iter().map(|m| m[i] - w).filter(|d| d.is_finite());
+        let (sum, n) = distances.fold((0.0, 0.0), |(sum, n), d| (sum + d * d, n + 1.0));
+        let scatters = excess / (sum / n).sqrt();
+        // NaN, too: infinities, and elements that do not move.
+        if !(scatters <= MOST_SCATTERS) {
+            return false;
+        }
+        square += scatters * scatters;
+        beyond += 1.0;
+    }
+    square <= SCATTERS * SCATTERS * beyond
 }
 
 /// True if `got` is about as close to `truth` as `other` is, by its mean square and by its worst
@@ -247,6 +293,30 @@ mod tests {
         one[3] = f64::NAN;
         assert!(!no_less_precise(&f32s(&one), &off(0.05, 1.0), &exact));
         assert!(no_less_precise(&f32s(&one), &f32s(&one), &exact));
+    }
+
+    #[test]
+    fn what_the_scatter_of_rounding_explains_is_noise() {
+        let t = Tolerance::of(DType::F32, 1);
+        // The first half cancelled: its elements are noise. The others are as they are.
+        let sample = |shift: usize, by: f64| -> Tensor {
+            let noise = normal(200, 1e-9);
+            f32s(&(0..128).map(|i| if i < 64 { by * noise[i + shift] } else { 1.0 + i as f64 }).collect::<Vec<_>>())
+        };
+        let want = sample(0, 1.0);
+        let moved: Vec<Tensor> = (1..9).map(|shift| sample(shift, 1.0)).collect();
+        let moved: Vec<&Tensor> = moved.iter().collect();
+        let differs = |got: &Tensor| !Comparison::of(got, &want, t).unwrap().ok;
+        let noise = sample(20, 1.0);
+        assert!(differs(&noise) && is_noise(&noise, &want, &moved, t));
+        let more = sample(20, 10.0);
+        assert!(differs(&more) && !is_noise(&more, &want, &moved, t), "ten times the noise");
+        for (at, by) in [(3, 1e-7), (100, 1.0), (100, f64::NAN), (100, f64::INFINITY)] {
+            let mut wrong = noise.to_f64();
+            wrong[at] += by;
+            assert!(!is_noise(&f32s(&wrong), &want, &moved, t), "element {at} off by {by}");
+        }
+        assert!(!is_noise(&noise, &want, &[], t));
     }
 
     #[test]

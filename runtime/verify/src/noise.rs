@@ -19,9 +19,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::folded_call::{beside_product, folded, is_product};
-use hypatia_graph::constant_nodes;
 use hypatia_graph::instantiate::Numbers;
-use hypatia_graph::{Graph, Node, NodeId, NodeKind, Value};
+use hypatia_graph::{Graph, Node, NodeId, NodeKind, Value, constant_nodes, is_exact, rounds};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -228,7 +227,7 @@ impl NoisyGraph<'_> {
         match &program.scalar(scalar).body {
             ScalarBody::Builtin(f) => {
                 let v = self.out.scalar(scalar, args)?;
-                if exact(*f) { Ok(v) } else { self.noisy(v) }
+                if is_exact(*f) { Ok(v) } else { self.noisy(v) }
             }
             ScalarBody::Term(term) => self.term(term, args, None, &[]),
         }
@@ -381,18 +380,4 @@ pub(super) fn has_long_numbers(graph: &Graph, numbers: &Numbers) -> bool {
 /// True for exact numbers: short binary fractions.
 pub(super) fn is_short(v: f64) -> bool {
     v.is_infinite() || (v.abs() < 1048576.0 && (v * 1048576.0).fract() == 0.0)
-}
-
-/// True if a type that holds the operands also holds the result: nothing is rounded.
-fn exact(f: BuiltinScalar) -> bool {
-    use BuiltinScalar::*;
-    matches!(f, Neg | Abs | Sign | Max | Min | Floor | Ceil | Round | Trunc | Select | Fmod)
-}
-
-/// True if a device rounds the result of the op: the op computes rather than moves elements.
-fn rounds(op: BuiltinOp, attrs: &[AttrValue]) -> bool {
-    let combines = |how: &AttrValue| matches!(how, AttrValue::Str(how) if how == "add" || how == "mul");
-    op.multiplies()
-        || (op == BuiltinOp::Scatter && attrs.first().is_some_and(combines))
-        || matches!(op, BuiltinOp::Cast | BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Prod | BuiltinOp::Cumsum)
 }

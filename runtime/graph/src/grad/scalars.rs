@@ -12,6 +12,7 @@ use hypatia_tensor::error::{Error, Result};
 
 use super::Backward;
 use crate::Value;
+use crate::kinds::is_exact;
 
 impl Backward<'_> {
     /// The gradients of a scalar function's operands.
@@ -74,14 +75,6 @@ impl Backward<'_> {
         };
         1 + slope.nodes.iter().map(rounds).sum::<usize>()
     }
-}
-
-/// True for functions whose result is an operand, its negation, a small whole number or a truth
-/// value.
-fn is_exact(f: BuiltinScalar) -> bool {
-    use BuiltinScalar::*;
-    f.result() == Kind::Bool
-        || matches!(f, Neg | Abs | Sign | Max | Min | Floor | Ceil | Round | Trunc | Not | And | Or | Xor | Select)
 }
 
 /// A term while its nodes become nodes of the graph.
