@@ -20,13 +20,13 @@ use hypatia_graph::{Graph, Node, NodeKind, Value};
 use hypatia_tensor::error::Result;
 
 use super::differ::{Difference, ulp};
-use super::generate::{Focus, Instance, elements, instance};
+use super::generate::{Effort, Focus, Instance, elements, instance, is_rare, solved};
 use super::hints::Hints;
 use super::inside::as_kernels;
 use super::range_loss;
 use super::scatter::{evaluate_exactly, exactly_in, underflows};
 use super::sides::{Sides, sides};
-use super::source::{ChoiceSequence, Source};
+use super::source::Source;
 use super::values::Ensemble;
 
 /// The right side's errors may be this many times the left side's, plus [`UNITS`].
@@ -64,8 +64,6 @@ pub(super) struct Worse {
     pub left: f64,
     /// The right side's.
     pub right: f64,
-    /// The choices of the instance with the largest error.
-    pub choices: ChoiceSequence,
 }
 
 impl Worse {
@@ -263,8 +261,8 @@ struct Sample {
     chunks: Vec<(usize, usize, usize)>,
     /// The shares that each side loses, for each instance.
     lost: Vec<(f64, f64)>,
-    /// The largest error on the right, and the seed of its instance.
-    worst: Vec<(f64, u64)>,
+    /// The largest error on the right, for each instance.
+    worst: Vec<f64>,
     same: bool,
     /// It has more instances than usual.
     long: bool,
@@ -291,6 +289,8 @@ pub(super) struct Ensembles<'a> {
     pub dtype: DType,
     pub class: Class,
     pub seed: u64,
+    /// What the searches for instances of this type have cost and found.
+    pub effort: Effort,
 }
 
 impl Ensembles<'_> {
@@ -302,7 +302,7 @@ impl Ensembles<'_> {
             let sample = self.sample(kind, &mut found.beyond);
             found.elements += sample.right.len();
             found.apart |= !sample.same;
-            if let Some(worse) = self.judge(kind, sample) {
+            if let Some(worse) = Self::judge(kind, sample) {
                 found.worse = Some(worse);
                 break;
             }
@@ -310,13 +310,15 @@ impl Ensembles<'_> {
         found
     }
 
-    fn made(&self, kind: Ensemble, seed: u64) -> (Option<Instance>, ChoiceSequence) {
+    /// An instance by chance, or, if it is `rare`, one that is searched for.
+    fn made(&self, kind: Ensemble, seed: u64, rare: bool) -> Option<Instance> {
         let mut source = Source::random(seed);
         let focus = Focus { dtype: Some(self.dtype), ensemble: Some(kind), ..Focus::default() };
         let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok();
+        let sought = || solved(self.program, self.rule, self.hints, &mut source, focus, &self.effort);
+        let made = if rare { made.or_else(sought) } else { made };
         // The rule may be about another type than the main one.
-        let made = made.filter(|i| i.left.iter().all(|v| i.graph.ty(*v).dtype == self.dtype));
-        (made, source.into_choices())
+        made.filter(|i| i.left.iter().all(|v| i.graph.ty(*v).dtype == self.dtype))
     }
 
     fn sample(&self, kind: Ensemble, beyond: &mut f64) -> Sample {
@@ -335,7 +337,7 @@ impl Ensembles<'_> {
                     break;
                 }
                 let at = first.wrapping_add(attempt);
-                let (Some(made), _) = self.made(kind, at) else { continue };
+                let Some(made) = self.made(kind, at, is_rare(attempt as usize, instances)) else { continue };
                 // Small tensors only where the search finds no others.
                 if operands(&made) < 64 && attempt < TRIES {
                     continue;
@@ -345,7 +347,7 @@ impl Ensembles<'_> {
                 results += measured.errors.len();
                 work += work_of(&measured.sides.graph);
                 *beyond = beyond.max(measured.beyond);
-                sample.add(&measured, at);
+                sample.add(&measured);
             }
             // The same bits on thousands of elements: nothing is rounded differently.
             if sample.same && sample.left.len() >= ELEMENTS {
@@ -355,12 +357,8 @@ impl Ensembles<'_> {
         sample
     }
 
-    fn judge(&self, kind: Ensemble, mut sample: Sample) -> Option<Worse> {
-        let worst = sample.worst.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map(|w| w.1);
-        let worse = |what, left, right, seed: Option<u64>| {
-            let choices = seed.map(|s| self.made(kind, s).1).unwrap_or_default();
-            Some(Worse { kind, what, left, right, choices })
-        };
+    fn judge(kind: Ensemble, mut sample: Sample) -> Option<Worse> {
+        let worse = |what, left, right| Some(Worse { kind, what, left, right });
         let bound = |left: f64| FACTOR * left + UNITS;
         sample.left.sort_by(f64::total_cmp);
         sample.right.sort_by(f64::total_cmp);
@@ -370,29 +368,29 @@ impl Ensembles<'_> {
             for (what, part, fewest) in [("median", 0.5, 100), ("99th percentile", 0.99, 2000)] {
                 let (left, right) = (at(&sample.left, part), at(&sample.right, part));
                 // An instance of an unlucky scale has many bad elements.
-                let several = sample.worst.iter().filter(|w| w.0 > bound(left)).count() >= FEW;
+                let several = sample.worst.iter().filter(|w| **w > bound(left)).count() >= FEW;
                 if right > bound(left) && n >= fewest && several {
-                    return worse(what, left, right, worst);
+                    return worse(what, left, right);
                 }
             }
             let (left, right) = (sample.left[n - 1], sample.right[n - 1]);
             // Errors that grow without bound where results approach 0 have no steady maximum: the
             // larger of two such maxima is four times the other in a fifth of all cases.
-            if sample.worst.iter().filter(|w| w.0 > bound(left)).count() >= UNLUCKY {
-                return worse("maximum", left, right, worst);
+            if sample.worst.iter().filter(|w| **w > bound(left)).count() >= UNLUCKY {
+                return worse("maximum", left, right);
             }
         }
         let (left, right) = sample.shares()?;
-        worse("share", left, right, sample.lost.iter().position(|l| l.1 > l.0).map(|i| sample.worst[i].1))
+        worse("share", left, right)
     }
 }
 
 impl Sample {
-    fn add(&mut self, measured: &Measured, seed: u64) {
+    fn add(&mut self, measured: &Measured) {
         self.same &= measured.same;
         self.left.extend(measured.errors.iter().map(|e| e.0));
         self.right.extend(measured.errors.iter().map(|e| e.1));
-        self.worst.push((measured.errors.iter().fold(0.0, |m, e| e.1.max(m)), seed));
+        self.worst.push(measured.errors.iter().fold(0.0, |m, e| e.1.max(m)));
         let sum = measured.chunks.iter().fold((0, 0, 0), |a, c| (a.0 + c.0, a.1 + c.1, a.2 + c.2));
         let share = |lost: usize| lost as f64 / sum.0.max(1) as f64;
         self.lost.push((share(sum.1), share(sum.2)));

@@ -3,7 +3,7 @@
 //! In: the `requires` and `let` of a rule. Out: for each variable, hints that make the guards more
 //! likely to hold. These are only hints: the guards themselves are evaluated on each instance.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::ir::{AExpr, Fact, Program, Rule, VarId};
@@ -114,5 +114,18 @@ impl<'a> Hints<'a> {
             }
             _ => {}
         }
+    }
+}
+
+/// Adds the variables that an expression reads.
+pub(super) fn variables(e: &AExpr, out: &mut BTreeSet<VarId>) {
+    match e {
+        AExpr::Var(v) => drop(out.insert(*v)),
+        AExpr::Binary(_, a, b) | AExpr::Index(a, b) => [a, b].into_iter().for_each(|e| variables(e, out)),
+        AExpr::Neg(a) | AExpr::Not(a) | AExpr::Spread(a) => variables(a, out),
+        AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|e| variables(e, out)),
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|e| variables(e, out)),
+        AExpr::Comprehension { element, over, .. } => [element, over].into_iter().for_each(|e| variables(e, out)),
+        AExpr::Value(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
     }
 }

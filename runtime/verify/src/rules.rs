@@ -4,6 +4,8 @@
 //! instances, the class that holds for each element type, and a proof if there is one. Invariant: a
 //! rule without a legal instance is not exercised, never verified.
 
+mod seen;
+mod shown;
 mod sought;
 
 use std::cell::{Cell, RefCell};
@@ -19,12 +21,12 @@ use hypatia_dsl::typing::{eval_guard, show_expr};
 
 use super::block::{left_block, test_block};
 use super::check::{Failure, Observation, observe};
-use super::claim::{approx_of, claim};
+use super::claim::claim;
 use super::differ::Difference;
 use super::differ::position;
 use super::ensemble::{Ensembles, TYPES, Worse, measure};
 use super::epilogue::inside_epilogue;
-use super::generate::{Effort, Focus, Instance, Reject, elements, instance, reject, solved};
+use super::generate::{Effort, Focus, Instance, Reject, elements, instance, is_rare, reject, solved};
 use super::hints::Hints;
 use super::inside::has_kernels;
 use super::options::{Options, seed_of};
@@ -38,6 +40,7 @@ use super::source::{ChoiceSequence, Source};
 use super::vacuous::Unnoticed;
 use super::values::Distribution;
 use hypatia_graph::{GraphFacts, NodeKind, Value};
+use seen::Seen;
 use sought::Aspect;
 
 /// The report for a rule that only empty tensors matched.
@@ -47,8 +50,6 @@ const EMPTY: &str = "the search found only empty tensors that satisfy the guards
 const WORK: usize = 1 << 20;
 const CASES: usize = 100;
 const FEWEST: usize = 16;
-/// Small instances that are searched for a visible loss of precision.
-const SMALL_TRIES: u64 = 2000;
 /// Instances that broken right sides are tried on.
 const KEPT: usize = 100;
 /// The fewest instances of an element type that the rule claims, and the attempts to find them.
@@ -63,8 +64,6 @@ const TRIES_OF_A_GUARD: u64 = 4_000;
 const FEWEST_OF_A_GUARD: usize = 50;
 /// Attempts per case before a rule is given up.
 const TRIES_PER_CASE: usize = 300;
-/// Where chance needs more attempts than this for an instance, instances are searched for.
-const RARE: usize = 50;
 
 /// Verifies one rule: on tensors and, if it is lifted, also inside epilogues.
 pub fn verify_rule(program: &Arc<Program>, rule: &Rule, options: &Options) -> Vec<Entry> {
@@ -234,62 +233,6 @@ fn failure_of(program: &Arc<Program>, rule: &Rule, any_shape: &[VarId], options:
     match run.first {
         Some((_, failure)) => Some(failure),
         None => (run.exercised(cases, &rejects) != Status::Verified).then_some(Failure::NotExercised),
-    }
-}
-
-/// What was observed for one element type.
-#[derive(Default)]
-struct Seen {
-    bits: bool,
-    finite_bits: bool,
-    meaning: bool,
-    structure: bool,
-    rounding: bool,
-    integer: bool,
-    /// The largest number of steps between two integers.
-    steps: u64,
-    /// Indices differed at ties.
-    tied: bool,
-    broken: bool,
-    /// How far apart the sides are beyond `rounds`, as a part of 1 and of the value.
-    apart: f64,
-    /// The number of instances without empty tensors.
-    full: usize,
-}
-
-impl Seen {
-    fn add(&mut self, o: &Observation) {
-        self.bits |= o.bits.is_some();
-        self.finite_bits |= o.finite_bits.is_some();
-        self.meaning |= o.value.is_some();
-        self.structure |= o.structure.is_some();
-        self.rounding |= o.rounding.is_some();
-        self.integer |= o.integer.is_some();
-        self.steps = self.steps.max(o.steps);
-        self.tied |= o.tied;
-        self.broken |= o.broken.is_some() || o.no_body.is_some();
-        self.apart = self.apart.max(o.apart);
-    }
-
-    fn derived(&self) -> Option<Class> {
-        if self.broken {
-            None
-        } else if !self.bits {
-            Some(Class::Exact)
-        } else if !self.finite_bits {
-            Some(Class::Finite)
-        } else if !self.meaning && !self.structure && !self.rounding {
-            match u32::try_from(self.steps) {
-                _ if !self.integer && self.tied => Some(Class::Ties),
-                _ if !self.integer => Some(Class::Rounds),
-                Ok(steps) => Some(Class::Within(steps)),
-                Err(_) => None,
-            }
-        } else if !self.structure {
-            Some(approx_of(self.apart))
-        } else {
-            None
-        }
     }
 }
 
@@ -516,6 +459,7 @@ impl<'a> Run<'a> {
                 dtype,
                 class,
                 seed: seed_of(options, &self.rule.name),
+                effort: Effort::default(),
             }
             .run();
             seen.bits |= found.apart;
@@ -534,34 +478,6 @@ impl<'a> Run<'a> {
         let of_type = |i: &&Instance| i.left.iter().any(|v| i.graph.ty(*v).dtype == dtype);
         let kernels = |i: &Instance| sides(self.rule, i).is_ok_and(|s| has_kernels(&s.graph));
         self.kept.iter().filter(of_type).take(FEWEST).any(kernels)
-    }
-
-    /// A loss of precision, shown on a small instance where there is one.
-    fn loss(&self, dtype: DType, worse: &Worse) -> Counterexample {
-        let class = claim(self.rule, dtype);
-        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true, ..Focus::default() };
-        let look = |choices: Source| -> Option<(ChoiceSequence, Instance, Difference)> {
-            let mut source = choices;
-            let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok()?;
-            let difference = measure(self.rule, &made, class)?.difference(&made)?;
-            Some((source.into_choices(), made, difference))
-        };
-        let found = (0..SMALL_TRIES).find_map(|seed| look(Source::random(seed)));
-        let message = worse.message(dtype);
-        let Some((choices, ..)) = found else {
-            return Counterexample { message, kind: "rounding", test: String::new() };
-        };
-        let small = shrink(choices, &mut |t| look(Source::replay(t.clone())).map(|l| l.0));
-        let shown = look(Source::replay(small)).and_then(|(_, made, difference)| {
-            let sides = untyped_sides(self.rule, &made).ok()?;
-            let (left, right) = difference.shown();
-            let which = difference.less_precise().map_or(String::new(), |w| format!("; {w}"));
-            let message = format!("{message}; an element is {left} on the left, {right} on the right{which}");
-            let title = format!("{} is false", self.rule.name);
-            Some((message, test_block(&title, &made, &sides, Failure::Rounding, Some(&difference))))
-        });
-        let (message, test) = shown.unwrap_or((message, String::new()));
-        Counterexample { message, kind: "rounding", test }
     }
 
     /// An instance and its observation.
@@ -627,7 +543,7 @@ impl<'a> Run<'a> {
         let full = made.as_ref().is_ok_and(|m| self.is_full(m));
         let (attempts, found) = self.attempts.get();
         self.attempts.set((attempts + 1, found + usize::from(full)));
-        let rare = !full && attempts >= RARE * (found + 1);
+        let rare = !full && is_rare(attempts, found);
         let sought = rare.then(|| solved(self.program, self.rule, self.hints, source, focus, &self.effort)).flatten();
         let made = sought.map_or(made, Ok)?;
         // A rule is never applied to an element type for which it claims nothing.
@@ -672,72 +588,6 @@ impl<'a> Run<'a> {
                 ),
             },
         }
-    }
-
-    /// The verdict of an instance that fails.
-    fn refuted(&self, choices: ChoiceSequence, failure: Failure) -> Status {
-        let shown = Box::new(self.counterexample(choices, failure));
-        if failure == Failure::NoBody { Status::Undefined(shown) } else { Status::False(shown) }
-    }
-
-    fn counterexample(&self, choices: ChoiceSequence, failure: Failure) -> Counterexample {
-        let look = |choices: &ChoiceSequence| -> Option<(ChoiceSequence, Instance, Observation, Option<Difference>)> {
-            let mut source = Source::replay(choices.clone());
-            let instance = self.focused(&mut source, false, self.focus).ok()?;
-            let seen = observe(self.rule, &instance).ok()?;
-            let dtype = seen.dtype?;
-            let (kind, difference) = seen.against(claim(self.rule, dtype))?;
-            let difference = difference.cloned();
-            (kind == failure).then(|| (source.into_choices(), instance, seen, difference))
-        };
-        let small = shrink(choices, &mut |t| look(t).map(|l| l.0));
-        let Some((_, instance, seen, difference)) = look(&small) else {
-            return Counterexample {
-                message: "the failure could not be reproduced".into(),
-                kind: "value",
-                test: String::new(),
-            };
-        };
-        let dtype = seen.dtype.unwrap_or(DType::F32);
-        let claimed = show_class(claim(self.rule, dtype));
-        let values = difference.as_ref().map_or(String::new(), |d| {
-            let (left, right) = d.shown();
-            let dims = instance.left.get(d.root).map(|v| instance.graph.ty(*v).shape.iter());
-            let shape: Vec<usize> =
-                dims.into_iter().flatten().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();
-            let at = position(d.index, &shape);
-            let sides = format!("element {at} is {left} on the left, {right} on the right");
-            // This is known only for finite values and differences of precision.
-            d.less_precise().map_or(sides.clone(), |which| format!("{sides}; {which}"))
-        });
-        let (kind, message) = match failure {
-            Failure::NoMeaning => ("type", seen.no_meaning.clone().unwrap_or_default()),
-            Failure::Broken => ("type", seen.broken.clone().unwrap_or_default()),
-            Failure::NoBody => {
-                let why = seen.no_body.as_deref().unwrap_or_default();
-                ("body", format!("an op of the right side has no meaning for operands that it accepts: {why}"))
-            }
-            Failure::Value | Failure::Integer => ("value", format!("the sides differ in {dtype}: {values}")),
-            Failure::Structure => ("nan", format!("a NaN or an infinity is lost or introduced in {dtype}: {values}")),
-            Failure::Rounding => {
-                ("rounding", format!("the right side is less precise than rounding in {dtype} explains: {values}"))
-            }
-            Failure::Bits | Failure::FiniteBits => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
-            Failure::NotExercised => ("value", "it could not be exercised".to_string()),
-            Failure::Approx => ("class", format!("claims `{claimed}` for {dtype}, but {values}")),
-        };
-        let verdict = if failure == Failure::NoBody { "cannot be judged" } else { "is false" };
-        let title = format!("{} {verdict}", self.rule.name);
-        // A right side of another type can still be written and compared; one without a value
-        // cannot.
-        let test = match untyped_sides(self.rule, &instance) {
-            Ok(s) => test_block(&title, &instance, &s, failure, difference.as_ref()),
-            Err(why) => {
-                let title = format!("{} applies here, but its right side has no value", self.rule.name);
-                left_block(&title, &instance, &format!("fires {}", self.rule.base_name), &why.message(), true)
-            }
-        };
-        Counterexample { message, kind, test }
     }
 }
 

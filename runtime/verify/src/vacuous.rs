@@ -12,12 +12,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::ir::{AExpr, AttrType, AttrValue, Build, BuildArg, OpId, ParamKind, Program, Rule, ScalarBody, VarId};
+use hypatia_dsl::ir::{AttrType, AttrValue, Build, BuildArg, OpId, ParamKind, Program, Rule, ScalarBody, VarId};
 use hypatia_dsl::typing::same_value;
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::{Graph, Node, NodeKind, Value, show_attr};
 
 use super::generate::Instance;
+use super::hints::variables;
 use super::mutate::{Mutant, SWAPPED, Site, mutants};
 use super::noise::{Noise, noisy_graph};
 use super::scatter::evaluate_exactly;
@@ -269,17 +270,5 @@ fn attributes(build: &Build, out: &mut BTreeSet<VarId>) {
             attributes(b, out);
         }
         Build::Var(_) | Build::Absent => {}
-    }
-}
-
-fn variables(e: &AExpr, out: &mut BTreeSet<VarId>) {
-    match e {
-        AExpr::Var(v) => drop(out.insert(*v)),
-        AExpr::Binary(_, a, b) | AExpr::Index(a, b) => [a, b].into_iter().for_each(|e| variables(e, out)),
-        AExpr::Neg(a) | AExpr::Not(a) | AExpr::Spread(a) => variables(a, out),
-        AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|e| variables(e, out)),
-        AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|e| variables(e, out)),
-        AExpr::Comprehension { element, over, .. } => [element, over].into_iter().for_each(|e| variables(e, out)),
-        AExpr::Value(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
     }
 }

@@ -28,7 +28,7 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{TensorType, eval, eval_guard};
 
 use self::open_types::OpenType;
-pub use self::search::{Effort, solved};
+pub use self::search::{Effort, is_rare, solved};
 use crate::constants::Constants;
 use crate::hints::Hints;
 use crate::source::Source;

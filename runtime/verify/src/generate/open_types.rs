@@ -3,12 +3,15 @@
 //! In: the constraints from sibling operands, or from the declaration of the op. Out: element types
 //! and sizes that satisfy them, from a pool of few sizes.
 
+use std::collections::BTreeSet;
+
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, DTypePat, DimPat, RestPat, TypePat, VarId};
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, NoFacts, TensorType, eval, match_type};
 
 use super::{Generator, Reject, Try, ints, reject};
+use crate::hints::variables;
 
 /// A search for guards that hold tries all numbers from 1 to this one.
 const SEARCHED: usize = 24;
@@ -131,12 +134,12 @@ impl Generator<'_, '_> {
                 return Ok(OpenType { dtype: Some(dtype), shape: outer.shape.clone() });
             }
         }
-        let mut scope = self.env.attrs.clone();
-        // Sizes that guards give to the pattern's variables.
         let dims =
             ty.prefix.iter().chain(&ty.suffix).filter_map(|d| if let DimPat::Var(v) = d { Some(*v) } else { None });
         let rest = ty.rest.iter().filter_map(|r| if let RestPat::Var(v) = r { Some(*v) } else { None });
-        for v in dims.chain(rest).collect::<Vec<_>>() {
+        let dims: Vec<VarId> = dims.collect();
+        let mut scope = self.guarded_sizes(&dims);
+        for v in dims.into_iter().chain(rest) {
             if !scope.values.contains_key(&v)
                 && let Some(value) = self.chosen_var(v)
             {
@@ -149,6 +152,55 @@ impl Generator<'_, '_> {
         let want = want?;
         self.env.attrs = scope;
         Ok(want)
+    }
+
+    /// What is bound, and sizes of one type that guards compute from each other: `a == 3 * b` gives
+    /// `a` once `b` is chosen, whichever comes first in the type.
+    fn guarded_sizes(&mut self, dims: &[VarId]) -> Bindings {
+        let given = self.env.attrs.clone();
+        while let Some(first) = self.first_size(dims) {
+            match self.chosen_var(first) {
+                Some(size) => drop(self.env.attrs.values.insert(first, size)),
+                None => {
+                    let mut scope = self.env.attrs.clone();
+                    self.drawn_size(first, &mut scope, true);
+                    self.env.attrs = scope;
+                }
+            }
+        }
+        std::mem::replace(&mut self.env.attrs, given)
+    }
+
+    /// The size to choose next: one that others are computed from, or one that is computed.
+    fn first_size(&self, dims: &[VarId]) -> Option<VarId> {
+        if self.hints.equal_var.is_empty() {
+            return None;
+        }
+        let free = |v: &VarId| !self.env.attrs.values.contains_key(v);
+        let reads = |v: &VarId| -> Vec<VarId> {
+            let mut read = BTreeSet::new();
+            let equations = self.hints.equal_var.iter().filter(|(of, _)| of == v);
+            equations.for_each(|(_, e)| variables(e, &mut read));
+            read.into_iter().filter(|r| r != v && dims.contains(r)).collect()
+        };
+        // Those of equations between the sizes of this type.
+        let is_related = |v: &&VarId| free(v) && (!reads(v).is_empty() || dims.iter().any(|o| reads(o).contains(v)));
+        let open: Vec<VarId> = dims.iter().filter(is_related).copied().collect();
+        let waits = |v: &&VarId| reads(v).iter().any(free);
+        open.iter().find(|v| !waits(v)).or(open.first()).copied()
+    }
+
+    /// A size for a variable, drawn again while guards refute it, and bound.
+    fn drawn_size(&mut self, v: VarId, scope: &mut Bindings, again: bool) -> i64 {
+        let mut d = self.size();
+        scope.values.insert(v, AttrValue::Dim(Dim::from(d)));
+        let mut tries = 0;
+        while again && tries < self.redraws() && self.refuted_by(v, scope) {
+            d = self.any_size(tries);
+            scope.values.insert(v, AttrValue::Dim(Dim::from(d)));
+            tries += 1;
+        }
+        d
     }
 
     /// The constraints that a type pattern expresses; its unbound variables are chosen and bound.
@@ -250,17 +302,7 @@ impl Generator<'_, '_> {
                 DimPat::Any => self.size(),
                 DimPat::Var(v) => match scope.values.get(v) {
                     Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,
-                    _ => {
-                        let mut d = self.size();
-                        scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
-                        let mut tries = 0;
-                        while self.solving && tries < self.redraws() && self.refuted_by(*v, scope) {
-                            d = self.any_size(tries);
-                            scope.values.insert(*v, AttrValue::Dim(Dim::from(d)));
-                            tries += 1;
-                        }
-                        d
-                    }
+                    _ => self.drawn_size(*v, scope, self.solving),
                 },
                 DimPat::Expr(e) => match eval(e, scope, &NoFacts) {
                     Some(AttrValue::Dim(d)) => d.as_const().ok_or_else(|| Reject("a symbolic size".into()))?,

@@ -29,6 +29,14 @@ const TRIES: usize = 100;
 const FIRST: usize = 20_000;
 const FURTHER: usize = 4_000;
 
+/// Where chance needs more attempts than this for an instance, instances are searched for.
+const RARE: usize = 50;
+
+/// True if so many attempts gave so few instances that the next one is searched for.
+pub fn is_rare(attempts: usize, found: usize) -> bool {
+    attempts >= RARE * (found + 1)
+}
+
 /// What the searches for one rule have cost and found.
 #[derive(Default)]
 pub struct Effort {
