@@ -211,7 +211,7 @@ mod tests {
         let largest = |g: &mut Graph, x| g.builtin_scalar(BuiltinScalar::Abs, &[x]).unwrap();
         let root = |g: &mut Graph, x| g.builtin_scalar(BuiltinScalar::Sqrt, &[x]).unwrap();
         let sum =
-            |g: &mut Graph, x| g.call("sum", &[x], &[("axes", AttrValue::List(vec![AttrValue::Int(0)]))]).unwrap()[0];
+            |g: &mut Graph, x| g.call("sum", &[x], &[("axes", AttrValue::List(vec![AttrValue::from(0)]))]).unwrap()[0];
         assert_eq!([noise_of(false, twice), noise_of(false, largest), noise_of(false, sum)], [2, 1, 3]);
         // Integers stay what they are.
         assert_eq!([noise_of(true, twice), noise_of(true, sum), noise_of(true, root)], [0, 0, 1]);

@@ -166,8 +166,8 @@ pub fn is_noise(got: &Tensor, want: &Tensor, moved: &[&Tensor], tolerance: Toler
         let distances = moved.iter().map(|m| m[i] - w).filter(|d| d.is_finite());
         let (sum, n) = distances.fold((0.0, 0.0), |(sum, n), d| (sum + d * d, n + 1.0));
         let scatters = excess / (sum / n).sqrt();
-        // NaN, too: infinities, and elements that do not move.
-        if !(scatters <= MOST_SCATTERS) {
+        // It is NaN for infinities, and infinite for elements that do not move.
+        if scatters.is_nan() || scatters > MOST_SCATTERS {
             return false;
         }
         square += scatters * scatters;
