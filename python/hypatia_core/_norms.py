@@ -192,7 +192,7 @@ def _(b: Importer, n: Node) -> Any:
 
 @row("_native_batch_norm_legit_functional")
 def _(b: Importer, n: Node) -> Any:
-    """Statistics of a batch: first the means, then what lies about them, so that nothing cancels."""
+    """Statistics of a batch: first means, then squares about them, so that nothing cancels."""
     x, weight, bias, mean, variance, _, momentum, eps = n.args
     wide, shape, order = "f64" if b.dtype(x) == "f64" else "f32", b.shape(x), b.lies_channels_last(x)
     value, channel = b.value(x), 1

@@ -440,9 +440,9 @@ impl Matmul {
         Ok(all)
     }
 
-    /// The first algorithm that the library names for usual numbers of rows and that does not divide
-    /// sums: one for all numbers of rows. Empty if it does not run this product, which is an error
-    /// in the end: another algorithm could add up in another order.
+    /// The first algorithm that the library names for usual numbers of rows and that does not
+    /// divide sums: one for all numbers of rows. Empty if it does not run this product, which is
+    /// an error in the end: another algorithm could add up in another order.
     fn pinned(&self, lt: &Lt) -> Result<Vec<Algorithm>> {
         let mut found = None;
         for rows in USUAL_ROWS {

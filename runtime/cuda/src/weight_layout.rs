@@ -96,6 +96,7 @@ mod tests {
             epilogue: Epilogue::Bias,
             bias: DType::BF16,
             workspace: 0,
+            in_order: false,
         }
     }
 

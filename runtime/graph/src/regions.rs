@@ -155,7 +155,8 @@ impl Cluster<'_> {
     }
 
     /// Joins pointwise groups with the only group that reads them, to whose larger shape their
-    /// results broadcast, if computing them for each element costs less than a launch. `apart` says which groups are no pointwise regions.
+    /// results broadcast, if computing them for each element costs less than a launch. `apart` says
+    /// which groups are no pointwise regions.
     pub(super) fn join_small(&mut self, pointwise: &[bool], apart: impl Fn(usize) -> bool) {
         let graph = self.graph;
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];

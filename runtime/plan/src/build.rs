@@ -1,8 +1,8 @@
 //! Builds a plan: prepares the graph, lowers it, removes copies, joins products, and places the
 //! buffers.
 //!
-//! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a [`Plan`]. Invariant:
-//! debug builds validate every plan.
+//! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a
+//! [`Plan`]. Invariant: debug builds validate every plan.
 
 use super::options::Options;
 use super::plan::Plan;

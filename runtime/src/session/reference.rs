@@ -1,8 +1,8 @@
 //! What results of a fused plan are judged by.
 //!
-//! In: the unfused plan's results, and its graph. Out: the same results in a wider type, and results
-//! whose roundings were moved, each made when it is first asked for. Invariant: all are results of
-//! the unfused graph on the same inputs.
+//! In: the unfused plan's results, and its graph. Out: the same results in a wider type, and
+//! results whose roundings were moved, each made when it is first asked for. Invariant: all are
+//! results of the unfused graph on the same inputs.
 
 use hypatia_graph::{Noisy, is_whole};
 use hypatia_tensor::error::Result;

@@ -14,7 +14,8 @@ use super::map_shape::MapShape;
 use super::{Work, fastest_first};
 use crate::address::WORKSPACE;
 
-/// Where sums are added up in one order: keys of a tile, the first number that fits, and of a chunk.
+/// Where sums are added up in one order: keys of a tile (the first number that fits) and of a
+/// chunk.
 const KEYS_IN_ORDER: [usize; 2] = [128, 64];
 const CHUNK_IN_ORDER: usize = 512;
 

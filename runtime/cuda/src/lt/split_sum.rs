@@ -35,8 +35,8 @@ pub(super) struct SplitSum {
     pub b: [Matrix; 2],
 }
 
-/// True if the sums of a product are too long for one accumulator. Where their order must not depend
-/// on the number of rows, the length of the sums decides alone.
+/// True if the sums of a product are too long for one accumulator. Where their order must not
+/// depend on the number of rows, the length of the sums decides alone.
 fn needed(p: &Product) -> bool {
     let f32 = p.dtype == DType::F32 && p.out == DType::F32 && !p.tf32;
     let results = p.batch.saturating_mul(p.m).saturating_mul(p.n);

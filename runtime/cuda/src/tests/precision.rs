@@ -62,6 +62,7 @@ fn whole_numbers(gpu: &Arc<Gpu>, [batch, m, n, k]: [usize; 4], order: [bool; 2],
         epilogue,
         bias: DType::F32,
         workspace: WORKSPACE,
+        in_order: false,
     };
     let stream = gpu.context().new_stream().unwrap();
     let put = |values: &[f32]| {

@@ -160,7 +160,7 @@ impl Generator<'_, '_> {
         let given = self.env.attrs.clone();
         while let Some(first) = self.first_size(dims) {
             match self.chosen_var(first) {
-                Some(size) => drop(self.env.attrs.values.insert(first, size)),
+                Some(size) => self.env.attrs.values.insert(first, size),
                 None => {
                     let mut scope = self.env.attrs.clone();
                     self.drawn_size(first, &mut scope, true);
