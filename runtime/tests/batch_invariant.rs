@@ -8,8 +8,13 @@ use hypatia::session::{Model, Options, Safety};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, Program};
 
-use hypatia_graph::{Graph, GraphBuilder, Var, shape};
+use hypatia_graph::{Graph, GraphBuilder, Symbols, Var, shape};
 use hypatia_library as library;
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
+use hypatia_plan as plan;
+use hypatia_plan::{Action, Step};
+use hypatia_target::device::Device;
 use hypatia_tensor::Tensor;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
@@ -127,6 +132,13 @@ fn models(program: &Arc<Program>, of: Sizes) -> Vec<(&'static str, Graph, Vec<us
         let y = w.linear(g, x, [300, width]);
         y.sum(&[-1], true) * y.mean(&[-1], true) + y.amax(&[-1], true)
     });
+    // What depends on the batch and on constants alone is known once the batch is.
+    rows("places of rows", &|g, w, x| {
+        let iota = [("shape", shape!["batch", 1].into()), ("axis", 0.into()), ("to", DType::F32.into())];
+        let places = g.call("iota", &[], &iota);
+        let far = g.call("exp", &[places * -0.5], &[]);
+        w.linear(g, x, [40, width]) + far
+    });
     // A plan keeps long rows apart from the work around them if there are few of them.
     rows("long rows", &|g, w, x| {
         let y = w.linear(g, x, [2500, width]);
@@ -187,6 +199,52 @@ fn a_row_has_the_same_bits_beside_any_number_of_rows() {
         }
         println!("{name}: {:?}", start.elapsed());
     }
+}
+
+/// What each step of a plan for that batch is, but for copies: its name, its action and its kernel.
+/// `open` plans before the batch is known.
+fn steps(graph: &Graph, device: &Device, batch: i64, open: bool) -> Vec<(String, String, Option<String>)> {
+    let options = optimize::Options { device: device.clone(), batch_invariant: open, ..Default::default() };
+    let (allowed, memory) = (options.allowed(), isize::MAX as usize);
+    let settings = plan::Options { allowed, memory, ..plan::Options::new(device.clone()) };
+    let sizes = Symbols::from([("batch".into(), batch)]);
+    let constants = &mut pipeline::constants();
+    let made = match open {
+        true => {
+            let graph = pipeline::optimize(graph, &options).unwrap().graph;
+            pipeline::plan_specialized(&graph, &sizes, &settings, constants)
+        }
+        false => {
+            let graph = pipeline::optimize(&graph.specialize(&sizes).unwrap(), &options).unwrap().graph;
+            pipeline::plan_with(&graph, &settings, constants)
+        }
+    };
+    let made = made.unwrap();
+    let kernel = |s: &Step| s.kernel.map(|k| made.program.kernels[k.index()].name.clone());
+    // What lies as it is needed for one sequence is copied for several.
+    let steps = made.steps.iter().filter(|s| !matches!(s.action, Action::Copy));
+    steps.map(|s| (s.name.clone(), s.action.name().to_string(), kernel(s))).collect()
+}
+
+#[test]
+fn plans_have_the_same_launches_for_every_batch() {
+    let program = library::load(&[]).unwrap();
+    let mut differ = 0;
+    for device in [Device::cpu(), Device::named("h200").unwrap(), Device::named("a100").unwrap()] {
+        for (name, graph, _) in models(&program, WIDE) {
+            let naming = optimize::Options::default().naming(&program);
+            let named = pipeline::optimize(&graph, &naming).unwrap().graph;
+            for graph in [graph, named.narrowed(DType::BF16).unwrap().graph] {
+                let many = steps(&graph, &device, 4096, true);
+                for batch in [1, 2, 7, 64] {
+                    assert_eq!(steps(&graph, &device, batch, true), many, "{name}, batch {batch}, {}", device.name);
+                }
+                differ += usize::from(steps(&graph, &device, 1, false) != steps(&graph, &device, 4096, false));
+            }
+        }
+    }
+    // Where sizes are known, some plans depend on them: the test above can fail.
+    assert!(differ > 0);
 }
 
 #[cfg(feature = "cuda")]

@@ -269,8 +269,8 @@ impl Graph {
         users
     }
 
-    /// The graph without dead nodes. Inputs stay.
-    pub fn pruned(&self) -> Graph {
+    /// For each node, whether an output depends on it. Inputs count as if one did.
+    pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
         for id in self.outputs.iter().map(|(_, v)| v.node).chain(self.inputs.iter().copied()) {
             live[id.index()] = true;
@@ -280,6 +280,12 @@ impl Graph {
                 node.operands.iter().flatten().for_each(|v| live[v.node.index()] = true);
             }
         }
+        live
+    }
+
+    /// The graph without dead nodes. Inputs stay.
+    pub fn pruned(&self) -> Graph {
+        let live = self.live();
         let mut map = vec![NodeId(0); self.nodes.len()];
         let mut out = Graph::new(self.program.clone());
         for (i, node) in self.nodes.iter().enumerate().filter(|(i, _)| live[*i]) {

@@ -81,8 +81,15 @@ impl Constants {
 
     /// Computes what depends on constants alone and is read by something that does not. With
     /// `cluster`, values are computed as in one launch of pointwise work.
-    pub fn fold(&mut self, mut graph: Graph, cluster: bool) -> Result<Graph> {
-        let constant = constant_nodes(&graph);
+    pub fn fold(&mut self, graph: Graph, cluster: bool) -> Result<Graph> {
+        self.fold_except(graph, cluster, &|_| false)
+    }
+
+    /// [`Constants::fold`], but nodes that are `kept` are computed by the plan. Nodes keep their
+    /// places.
+    pub fn fold_except(&mut self, mut graph: Graph, cluster: bool, kept: &dyn Fn(usize) -> bool) -> Result<Graph> {
+        let mut constant = constant_nodes(&graph);
+        constant.iter_mut().enumerate().for_each(|(i, constant)| *constant &= !kept(i));
         let frontier = frontier(&graph, &constant);
         if frontier.is_empty() {
             return Ok(graph);

@@ -22,7 +22,8 @@ impl Plan {
     /// [`Allowed::batch_invariant`](hypatia_dsl::numerics::Allowed), each row then has the same
     /// bits in all of them.
     pub fn specialized(graph: &Graph, symbols: &Symbols, options: &Options, constants: &mut Constants) -> Result<Plan> {
-        Plan::of(&prepare::prepare(graph, options, constants)?.specialized(symbols)?, options)
+        let open = prepare::prepare(graph, options, constants)?;
+        Plan::of(&open.specialized(symbols, options, constants)?, options)
     }
 
     /// Plans a graph of builtin ops without constant folding. Constant expressions themselves are

@@ -7,7 +7,7 @@
 //! ops without operands, and what has a size that was a symbol. All other such nodes are folded,
 //! with the results that the host would compute from inputs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinOp;
@@ -50,22 +50,38 @@ impl Prepared {
         Ok(Prepared { graph, kernels, regions })
     }
 
-    /// The same for these sizes.
-    pub fn specialized(&self, symbols: &Symbols) -> Result<Prepared> {
+    /// The same for these sizes. What only now depends on constants alone is folded, but for what
+    /// rows compute.
+    pub fn specialized(&self, symbols: &Symbols, options: &Options, known: &mut Constants) -> Result<Prepared> {
         let lookup = |s: &str| symbols.get(s).map(|v| Dim::from(*v));
         let mut kernels = Kernels::default();
         for (id, rows) in &self.kernels.rowwise {
             kernels.rowwise.insert(*id, rows.specialized(&lookup)?);
         }
         for (id, call) in &self.kernels.calls {
-            let (matched, fallback) = (call.matched.specialized(symbols)?, call.fallback.specialized(symbols)?);
-            kernels.calls.insert(*id, Call { matched, fallback });
+            let fallback = call.fallback.specialized(symbols, options, known)?;
+            kernels.calls.insert(*id, Call { matched: call.matched.specialized(symbols)?, fallback });
         }
-        Ok(Prepared {
-            graph: self.graph.specialize(symbols)?,
-            kernels,
-            regions: self.regions.iter().map(|r| r.specialized(symbols)).collect::<Result<_>>()?,
-        })
+        let of_rows = self.regions.iter().filter(|r| r.rows.is_some()).flat_map(|r| r.nodes.iter().copied());
+        let of_rows: HashSet<usize> = of_rows.collect();
+        let together = options.cluster && !options.allowed.is_exact();
+        let graph = self.graph.specialize(symbols)?;
+        let graph = known.fold_except(graph, together, &|node| of_rows.contains(&node))?;
+        let live = graph.live();
+        let is_constant = |node: &usize| matches!(graph.nodes[*node].kind, NodeKind::Const(_));
+        let mut regions = Vec::with_capacity(self.regions.len());
+        for region in &self.regions {
+            let mut region = region.specialized(symbols)?;
+            match &region.rows {
+                Some(_) if region.nodes.iter().any(|n| live[*n]) => {}
+                Some(_) => continue,
+                None => region.nodes.retain(|n| live[*n] && !is_constant(n)),
+            }
+            if !region.nodes.is_empty() {
+                regions.push(region);
+            }
+        }
+        Ok(Prepared { graph, kernels, regions })
     }
 }
 
