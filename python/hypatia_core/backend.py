@@ -143,7 +143,7 @@ def backend(
     def inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if len(inputs) == len(example_inputs) and can_be_recorded(graph, device_of(graph)):
             recordable.append(changed_inputs())
-        static.extend(static_inputs() if how.frozen else ())
+        static.extend(unchanged_inputs() if how.frozen else ())
         changed = changed_results() if len(inputs) == len(example_inputs) else []
         computes = divided(graph, chosen, options=how, static=static, made=parts, lay=True, changed=changed)
         computes = as_plain(example_inputs, computes)
@@ -247,10 +247,15 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
     return rules, how
 
 
-def static_inputs() -> list[int]:
-    """The inputs of the graph at hand that are parameters and buffers."""
+def unchanged_inputs() -> list[int]:
+    """The inputs of the graph at hand that are parameters and buffers, but for those that it changes.
+
+    A cache lies where it lay, but no plan may contain its values.
+    """
     context = TracingContext.try_get()
-    return [] if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices
+    static = [] if context is None or context.fw_metadata is None else context.fw_metadata.static_input_indices
+    changed = changed_inputs()
+    return [i for i in static if i not in changed]
 
 
 def changed_inputs() -> list[int]:

@@ -126,6 +126,29 @@ def test_frozen_weights_are_constants_until_they_change():
     assert plans()[0].launches == operands
 
 
+def test_a_cache_that_calls_change_is_no_frozen_weight():
+    class Cached(Heads):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(4, 16))
+
+        def forward(self, x):
+            made = super().forward(x).transpose(1, 2).reshape(4, 16)
+            self.cache.add_(made)
+            return torch.relu(self.cache * 2 + made)
+
+    model, x = Cached(), torch.randn(4, 16)
+    f, total = compiled(model, frozen=True), torch.zeros(4, 16)
+    for i in range(8):
+        made = Heads.forward(model, x).transpose(1, 2).reshape(4, 16)
+        total += made
+        torch.testing.assert_close(f(x), torch.relu(total * 2 + made), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model.cache, total, rtol=1e-4, atol=1e-4)
+        # No call made another plan: the weights in it did not change.
+        assert not any(part.changes for part in _runtime._parts), i
+    assert any(rule.startswith("merge::") for plan in plans() for rule, _ in plan.fired)
+
+
 def test_frozen_weights_of_several_sizes_and_inference_mode():
     model = Heads()
     f = torch.compile(model, backend=backend, options={"frozen": True}, dynamic=True)

@@ -150,6 +150,8 @@ pub fn pointwise_in_place(
 pub struct PointTarget {
     /// Elements of one result.
     pub elements: u64,
+    /// Elements of a row, where operands make rows differ.
+    pub row: u64,
     /// Threads that the device runs at a time.
     pub threads: u64,
 }

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use hypatia_cuda::generate::{Body, Instance};
 use hypatia_cuda::nvrtc::Nvrtc;
@@ -283,14 +284,17 @@ fn compile_sources(what: &str, sources: &[(String, String, &str)]) {
             return;
         }
     };
-    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, failures, times) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
             scope.spawn(|| {
                 loop {
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     let Some((name, text, arch)) = sources.get(i) else { return };
-                    match nvrtc.compile(text, name, arch) {
+                    let started = Instant::now();
+                    let compiled = nvrtc.compile(text, name, arch);
+                    times.lock().unwrap().push((started.elapsed(), format!("{name}, {arch}")));
+                    match compiled {
                         Ok(c) if c.log.is_empty() => {}
                         // A loop over the other lanes of a single thread is unreachable: NVRTC
                         // reports that and drops it.
@@ -304,6 +308,11 @@ fn compile_sources(what: &str, sources: &[(String, String, &str)]) {
     });
     let failures = failures.into_inner().unwrap();
     println!("CUDA {what}: {count} instances compiled with {nvrtc:?}, {} failed", failures.len());
+    let mut times = times.into_inner().unwrap();
+    times.sort_by(|a, b| b.cmp(a));
+    for (time, name) in times.iter().take(5) {
+        println!("  {:.1} s: {name}", time.as_secs_f64());
+    }
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 

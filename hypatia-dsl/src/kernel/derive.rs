@@ -167,8 +167,12 @@ pub(super) fn finish(
         outputs.push((ty.dtype, space.output_access(axes, shape.of_groups)?, term));
     }
     let of_sums = &space.tensors[body.inputs.len() + results.len()..];
-    if of_sums.iter().any(|axes| !space.order(axes).iter().copied().eq(space.outer..space.sizes.len())) {
-        return Err("a sum over all rows does not lie along a row".into());
+    let kept =
+        of_sums.first().map_or(0, |axes| space.order(axes).len().saturating_sub(space.sizes.len() - space.outer));
+    let along =
+        |axes: &Vec<Vec<usize>>| space.order(axes).into_iter().eq((0..kept).chain(space.outer..space.sizes.len()));
+    if !of_sums.iter().all(along) {
+        return Err("a sum over rows does not lie along a row, or sums are over different rows".into());
     }
     let mut kernel = RowwiseKernel {
         name: name.to_string(),
@@ -183,6 +187,9 @@ pub(super) fn finish(
     };
     if kernel.strided() {
         kernel.axes = [space.outer, space.sizes.len() - space.outer];
+    }
+    if kept > 0 && !kernel.adds_up_elements() {
+        return Err("it adds up groups of rows of what is computed of whole rows".into());
     }
     Ok((kernel, space))
 }

@@ -30,7 +30,8 @@ pub fn interpret_rowwise(
         let per_row = kernel.stored(*access, n);
         outputs.push(vec![f64::NAN; layout.extent(inputs.len() + i).max(if rows == 0 { 0 } else { per_row })]);
     }
-    let mut sums = vec![vec![0.0; n]; kernel.sums.len()];
+    let groups = if kernel.sums.is_empty() { 1 } else { layout.groups_of_sums() };
+    let mut sums = vec![vec![0.0; groups * n]; kernel.sums.len()];
     for row in 0..rows {
         let mut steps: Vec<Value> = Vec::with_capacity(kernel.steps.len());
         let reduced = |steps: &[Value], (reduction, term): &(Reduction, Term), columns: std::ops::Range<usize>| {
@@ -63,7 +64,8 @@ pub fn interpret_rowwise(
             }
         }
         for (sum, (_, term)) in sums.iter_mut().zip(&kernel.sums) {
-            for (column, sum) in sum.iter_mut().enumerate() {
+            let group = row * groups / rows;
+            for (column, sum) in sum[group * n..][..n].iter_mut().enumerate() {
                 *sum += element(program, kernel, inputs, &steps, term, layout, (row, column))?.to_f64();
             }
         }

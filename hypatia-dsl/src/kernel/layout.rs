@@ -32,6 +32,13 @@ pub struct RowLayout {
 }
 
 impl RowSpace {
+    /// How many groups of rows have sums of their own; `None` if a size is unknown. `tensors` ends
+    /// with the kernel's sums.
+    pub fn groups_of_sums(&self) -> Option<usize> {
+        let kept = self.tensors.last()?.iter().flatten().filter(|a| **a < self.outer);
+        kept.map(|a| self.sizes[*a].as_const()).try_fold(1usize, |n, d| n.checked_mul(usize::try_from(d?).ok()?))
+    }
+
     /// The layout for concrete sizes. `strides` has, for each input, then each output, one stride
     /// for each axis of its shape.
     pub fn layout(&self, sizes: &[usize], strides: &[Vec<isize>]) -> RowLayout {
@@ -74,6 +81,13 @@ impl RowLayout {
         };
         let all = kernel.inputs.iter().map(|i| i.1).chain(kernel.outputs.iter().map(|o| o.1));
         RowLayout { sizes: vec![rows, n], outer: 1, strides: all.map(of).collect() }
+    }
+
+    /// How many groups of rows have sums of their own: as many as the axes in front number along
+    /// which sums, the last tensors, vary.
+    pub fn groups_of_sums(&self) -> usize {
+        let varies = |s: &Vec<isize>| (0..self.outer).filter(|a| s[*a] != 0).map(|a| self.sizes[a]).product();
+        self.strides.last().map_or(1, varies)
     }
 
     /// Number of rows.

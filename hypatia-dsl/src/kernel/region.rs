@@ -5,6 +5,8 @@
 //! computed again for each row or for each element that shares it is counted ([`SharedWork`]), and
 //! no reduction is.
 
+use std::ops::Range;
+
 use crate::builtin::{BuiltinOp, BuiltinScalar};
 use crate::dtype::DType;
 use crate::interpret::Host;
@@ -187,15 +189,23 @@ impl<'p> RowRegion<'p> {
         self.scalar(scalar, operands)
     }
 
-    /// The sum of a value over its first `reduced` axes, which number the rows.
-    pub fn column_sum(&mut self, of: RowValue, reduced: usize, ty: &TensorType) -> Result<ColumnSum, String> {
+    /// A value over a count: what a mean adds up.
+    pub fn over(&mut self, of: RowValue, count: i64) -> Result<RowValue, String> {
+        let share = self.number(1.0 / count as f64, self.body.val(of.0).ty.dtype);
+        self.function(BuiltinScalar::Mul, &[of, share])
+    }
+
+    /// The sum of a value over these of its axes. They and the axes before them number the rows.
+    pub fn column_sum(&mut self, of: RowValue, reduced: Range<usize>, ty: &TensorType) -> Result<ColumnSum, String> {
         let value = self.body.val(of.0).clone();
-        let left = value.axes.get(reduced..).filter(|_| value.ty.dtype.is_float());
-        let left = left.ok_or("it adds up integers, or axes that are not there")?.to_vec();
-        self.body.rows_of(&left.concat())?;
-        // With `keepdims`, axes of size 1 stand in front.
-        let mut axes = vec![Vec::new(); ty.shape.len().saturating_sub(left.len())];
-        axes.extend(left);
+        let (kept, row) = (value.axes.get(..reduced.start), value.axes.get(reduced.end..));
+        let (Some(kept), Some(row), true) = (kept, row, value.ty.dtype.is_float()) else {
+            return Err("it adds up integers, or axes that are not there".into());
+        };
+        self.body.rows_of(&row.concat())?;
+        // With `keepdims`, axes of size 1 stand where the others were.
+        let ones = ty.shape.len().saturating_sub(kept.len() + row.len());
+        let axes = [kept, &vec![Vec::new(); ones], row].concat();
         self.sums.push(Summed { value, ty: ty.clone(), axes });
         Ok(ColumnSum(self.sums.len() - 1))
     }

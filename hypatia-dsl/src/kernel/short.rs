@@ -22,7 +22,7 @@ use crate::scalar::{Term, TermBuilder, TermNode};
 
 use self::rewrite::Rewriter;
 use self::subject::Leaves;
-use super::{PointwiseKernel, RowwiseKernel};
+use super::{PointwiseKernel, RowAccess, RowwiseKernel};
 
 pub use self::rule::TermRule;
 
@@ -93,12 +93,14 @@ impl<'p> Shortener<'p> {
         !self.product(&mut terms.finish(vec![exp]), &[], output).is_empty()
     }
 
-    /// Shortens a row-wise kernel. The types of its inputs and outputs determine how many digits
-    /// count.
+    /// Shortens a row-wise kernel. The types of its outputs and of its large inputs determine how
+    /// many digits count: what has one element a row or a column only scales others.
     pub fn rowwise(&self, kernel: &mut RowwiseKernel) -> Vec<RuleId> {
         let made = || kernel.outputs.iter().map(|o| o.0).chain(kernel.sums.iter().map(|s| s.0));
         let all = || kernel.inputs.iter().map(|i| i.0).chain(made());
-        let Some(kept) = all().filter(|d| d.is_float()).map(mantissa_bits).max() else { return Vec::new() };
+        let small = |a: RowAccess| matches!(a, RowAccess::PerColumn | RowAccess::PerRow | RowAccess::Splat);
+        let large = kernel.inputs.iter().filter(|i| !small(i.1)).map(|i| i.0).chain(made());
+        let Some(kept) = large.filter(|d| d.is_float()).map(mantissa_bits).max() else { return Vec::new() };
         let Some(rules) = self.allowed(kept) else { return Vec::new() };
         let number = default_type(all());
         let mut leaves: Vec<DType> = kernel.inputs.iter().map(|i| i.0).collect();

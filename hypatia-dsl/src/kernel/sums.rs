@@ -33,29 +33,33 @@ pub struct SumSplit {
     pub threads: usize,
     /// Threads of a block.
     pub block: usize,
-    /// Blocks with the same columns: each adds up some of the rows.
+    /// Blocks with the same columns: each adds up some of a group's rows.
     pub parts: usize,
     /// Whether a block has a tile of each row, instead of the whole row.
     pub tiled: bool,
 }
 
 impl SumSplit {
-    /// The split of `rows` rows of `n` elements; `None` if rows are too long for it.
-    pub fn of(kernel: &RowwiseKernel, rows: usize, n: usize) -> Option<SumSplit> {
+    /// The split of `rows` rows of `n` elements, of which each of `groups` has sums of its own;
+    /// `None` if rows are too long for it, or groups need whole rows.
+    pub fn of(kernel: &RowwiseKernel, rows: usize, n: usize, groups: usize) -> Option<SumSplit> {
         let (_, threads, block) = TEAMS.into_iter().find(|(longest, ..)| n <= *longest)?;
         if kernel.adds_up_elements() {
-            return Some(SumSplit::of_tiles(rows, n));
+            return Some(SumSplit::of_tiles(rows / groups.max(1), n, groups.max(1)));
+        }
+        if groups > 1 {
+            return None;
         }
         let parts = rows.div_ceil(block / threads).clamp(1, THREADS / block);
         Some(SumSplit { threads, block, parts, tiled: false })
     }
 
-    fn of_tiles(rows: usize, n: usize) -> SumSplit {
+    fn of_tiles(rows: usize, n: usize, groups: usize) -> SumSplit {
         let block = TILE_BLOCK;
         let threads = n.div_ceil(OF_THREAD).next_power_of_two().clamp(4, 32);
         let tiles = n.div_ceil(threads * OF_THREAD).max(1);
         let most = rows.div_ceil(block / threads * ROWS_AHEAD);
-        SumSplit { threads, block, parts: TILE_BLOCKS.div_ceil(tiles).min(most).max(1), tiled: true }
+        SumSplit { threads, block, parts: TILE_BLOCKS.div_ceil(tiles * groups).min(most).max(1), tiled: true }
     }
 
     /// Rows that a block computes at a time.
@@ -71,7 +75,9 @@ pub struct RowSumsKernel {
     pub kernel: RowwiseKernel,
     /// The length of a row.
     pub n: usize,
-    /// How blocks share the rows.
+    /// How many groups of neighbouring rows have sums of their own.
+    pub groups: usize,
+    /// How blocks share the rows of a group.
     pub split: SumSplit,
 }
 
@@ -94,8 +100,10 @@ impl RowwiseKernel {
     pub fn adds_up_elements(&self) -> bool {
         let whole = self.steps.is_empty() && self.groups.is_none() && self.gathers.is_empty();
         let read = self.inputs.iter().all(|i| i.1 != RowAccess::PerGroup);
+        // Rows that lie elsewhere have one axis: the place of an element takes no division.
+        let simple = !self.strided() || self.axes[1] == 1;
         let written = self.outputs.iter().all(|o| o.1 == RowAccess::Full);
-        !self.sums.is_empty() && whole && !self.strided() && read && written
+        !self.sums.is_empty() && whole && simple && read && written
     }
 
     /// The type in which all sums over rows are added up; `None` if there are none.
@@ -135,17 +143,17 @@ mod tests {
     fn blocks_share_rows_of_any_length_up_to_the_longest() {
         for n in [0, 1, 96, 128, 129, 768, 1024, 1025, 4096, 8192, 8193, 16384] {
             for rows in [0, 1, 63, 2048, 1 << 20] {
-                let split = SumSplit::of(&kernel(true), rows, n).unwrap();
+                let split = SumSplit::of(&kernel(true), rows, n, 1).unwrap();
                 assert!(n <= split.threads * 32 && split.block.is_multiple_of(split.threads), "{split:?}");
                 assert!((1..=264).contains(&split.parts) && (split.parts - 1) * split.together() <= rows);
             }
         }
-        assert_eq!(SumSplit::of(&kernel(true), 64, 16385), None);
+        assert_eq!(SumSplit::of(&kernel(true), 64, 16385, 1), None);
     }
 
     #[test]
     fn blocks_that_need_no_whole_rows_fill_a_device() {
-        let of = |rows, n| SumSplit::of(&kernel(false), rows, n).unwrap();
+        let of = |rows, n| SumSplit::of(&kernel(false), rows, n, 1).unwrap();
         // Rows of 64 elements are a tile of 8 threads; those of 2,048 are eight tiles of a warp.
         let few = of(100_352, 64);
         assert_eq!((few.tiled, few.threads, few.together(), few.parts), (true, 8, 32, 528));

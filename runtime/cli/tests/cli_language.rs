@@ -148,6 +148,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("saying.hyp", 13),
         ("sketch.hyp", 2),
         ("softcap.hyp", 2),
+        ("sums.hyp", 7),
         ("tiled.hyp", 4),
         ("written_gradients.hyp", 1),
     ];

@@ -48,8 +48,10 @@ pub struct RowCode {
     /// True if an output is not a sequence of contiguous rows.
     scattered: bool,
     n: usize,
-    /// The types of sums over all rows. What is added up is the last outputs, in f64.
+    /// The types of sums over rows. What is added up is the last outputs, in f64.
     sums: Vec<DType>,
+    /// How many groups of rows have sums of their own.
+    groups: usize,
 }
 
 /// The step with what is added up over all rows as outputs, in f64.
@@ -70,6 +72,7 @@ impl RowCode {
     /// Compiles a step.
     pub fn new(program: &Program, step: &RowwiseStep) -> Result<RowCode> {
         let sums: Vec<DType> = step.kernel.sums.iter().map(|s| s.0).collect();
+        let groups = if sums.is_empty() { 1 } else { step.layout.groups_of_sums() };
         let stored = if sums.is_empty() { None } else { Some(with_summands(step)) };
         let step = stored.as_ref().unwrap_or(step);
         let (kernel, n) = (&step.kernel, step.n);
@@ -100,6 +103,7 @@ impl RowCode {
             scattered: kernel.outputs.iter().any(|o| o.1 == RowAccess::Strided),
             n,
             sums,
+            groups,
         })
     }
 
@@ -121,10 +125,12 @@ impl RowCode {
         all.extend(summands.iter_mut().map(Vec::as_mut_slice));
         self.rows(workers, inputs, &mut all, rows);
         for ((summands, dtype), out) in summands.iter().zip(&self.sums).zip(summed) {
-            let mut sums = vec![0.0; self.n];
+            let mut sums = vec![0.0; self.groups * self.n];
             let numbers = summands.chunks_exact(size_of::<f64>()).filter_map(|b| b.try_into().ok());
-            numbers.map(f64::from_ne_bytes).enumerate().for_each(|(i, x)| sums[i % self.n] += x);
-            let sums = Tensor::from_f64(*dtype, &[self.n], &sums);
+            let of_group = (rows * self.n / self.groups.max(1)).max(1);
+            let place = |i: usize| i / of_group * self.n + i % self.n;
+            numbers.map(f64::from_ne_bytes).enumerate().for_each(|(i, x)| sums[place(i)] += x);
+            let sums = Tensor::from_f64(*dtype, &[sums.len()], &sums);
             let sums = sums.ok_or_else(|| Error::Internal("sums over rows without a type".into()))?;
             out.copy_from_slice(sums.bytes());
         }

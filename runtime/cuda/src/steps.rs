@@ -483,7 +483,7 @@ pub(super) fn elementwise(
     work: &Work,
     threads: u64,
 ) -> Result<CudaSource, cuda::EmitError> {
-    let target = PointTarget { elements: work.rows as u64 * work.n as u64, threads };
+    let target = PointTarget { elements: work.rows as u64 * work.n as u64, row: work.n as u64, threads };
     match body {
         Body::Pointwise(kernel) => cuda::pointwise_for(program, kernel, &[], target),
         Body::InPlace(kernel, shared) => cuda::pointwise_for(program, kernel, shared, target),

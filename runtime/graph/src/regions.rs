@@ -185,7 +185,8 @@ impl Cluster<'_> {
             // What is converted costs a reader less than the bytes that it need not read.
             let converts = nodes.iter().all(|n| builtin(graph, &graph.nodes[*n]) == Some(BuiltinOp::Cast));
             if fits && (converts || again.is_some_and(|n| n <= MAX_AGAIN)) {
-                self.join(reader, group);
+                // The node that named a group may have moved to another one.
+                self.join(last, own);
             }
         }
     }

@@ -12,6 +12,7 @@
 mod sink;
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -47,6 +48,8 @@ const ALONE: [i64; 2] = [1 << 14, 1 << 13];
 const ROWS: [i64; 2] = [8, 64];
 /// Instructions that a GPU does again for each element of a row, however many rows there are.
 const LIGHT_AGAIN: usize = 4;
+/// Elements that a GPU reads in the time of a launch, wherever they lie.
+const FEW_APART: i64 = 1 << 18;
 /// The fewest rows that are added up by a kernel of rows, and the fewest columns: fewer are added
 /// up in one launch, by a thread or a block for each column.
 const FEWEST_ADDED: i64 = 128;
@@ -308,7 +311,7 @@ impl Grower<'_, '_> {
         if n.is_some_and(|n| n > LONGEST[gpu]) {
             return false;
         }
-        if !kernel.sums.is_empty() && !sums_are_worth_it(kernel, rows, n) {
+        if !kernel.sums.is_empty() && !sums_are_worth_it(kernel, rows, n, space.groups_of_sums()) {
             return false;
         }
         if let (Some(rows), Some(n)) = (rows, n) {
@@ -317,8 +320,8 @@ impl Grower<'_, '_> {
                 return false;
             }
         }
-        // Results lie row after row, and so do operands, as far as rows go. What has one element a
-        // group varies along the first axes of a row.
+        // Results lie row after row, and so do operands, as far as rows go, but for few elements.
+        // What has one element a group varies along the first axes of a row.
         let along = |axes: &Vec<Vec<usize>>| {
             let of_row: Vec<usize> = axes.iter().flatten().copied().skip_while(|a| *a < space.outer).collect();
             of_row.iter().copied().eq(space.outer..space.outer + of_row.len())
@@ -326,16 +329,17 @@ impl Grower<'_, '_> {
         let wide = |access: RowAccess| matches!(access, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
         let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
         let stored = kernel.outputs.iter().all(|o| o.1 != RowAccess::Strided);
-        stored && bytes <= ROW_BYTES && space.tensors.iter().all(along)
+        let few = gpu == 1 && rows.zip(n).and_then(|(rows, n)| rows.checked_mul(n)).is_some_and(|n| n <= FEW_APART);
+        stored && bytes <= ROW_BYTES && (few || space.tensors.iter().all(along))
     }
 }
 
 /// Whether a kernel that adds up this many rows is faster than sums of their own.
-fn sums_are_worth_it(kernel: &RowwiseKernel, rows: Option<i64>, n: Option<i64>) -> bool {
-    let (Some(rows), Some(n)) = (rows, n) else { return false };
-    let split =
-        usize::try_from(rows).ok().zip(usize::try_from(n).ok()).and_then(|(rows, n)| SumSplit::of(kernel, rows, n));
-    split.is_some() && rows >= FEWEST_ADDED && n >= NARROWEST_ADDED && kernel.gathers.is_empty()
+fn sums_are_worth_it(kernel: &RowwiseKernel, rows: Option<i64>, n: Option<i64>, groups: Option<usize>) -> bool {
+    let (Some(rows), Some(n), Some(groups)) = (rows, n, groups) else { return false };
+    let sizes = usize::try_from(rows).ok().zip(usize::try_from(n).ok());
+    let split = sizes.and_then(|(rows, n)| SumSplit::of(kernel, rows, n, groups));
+    split.is_some() && n >= NARROWEST_ADDED && kernel.gathers.is_empty()
 }
 
 /// What would become one region.
@@ -372,11 +376,14 @@ fn gathers(graph: &Graph, node: usize) -> bool {
     builtin(graph, node) == Some(BuiltinOp::Gather) && along_rows && wide
 }
 
-/// How many axes, the first ones, a node adds up, if the others make up a row: a sum over all rows.
-fn reduced_rows(graph: &Graph, node: usize) -> Option<usize> {
+/// The neighbouring axes that a node adds up, if axes behind them make up a row: a sum over all
+/// rows, or over those of each group that axes in front number. A sum over fewer rows than
+/// [`FEWEST_ADDED`] reduces them as any other axis. A mean is such a sum too.
+fn reduced_rows(graph: &Graph, node: usize) -> Option<Range<usize>> {
     let node = &graph.nodes[node];
     let NodeKind::Op { attrs, .. } = &node.kind else { return None };
-    let (Some(BuiltinOp::Sum), Some(AttrValue::List(axes))) = (builtin(graph, node), attrs.first()) else {
+    let (Some(BuiltinOp::Sum | BuiltinOp::Mean), Some(AttrValue::List(axes))) = (builtin(graph, node), attrs.first())
+    else {
         return None;
     };
     let of = graph.ty(node.operands.first().copied().flatten()?);
@@ -386,9 +393,13 @@ fn reduced_rows(graph: &Graph, node: usize) -> Option<usize> {
     });
     let mut axes = axes.collect::<Option<Vec<usize>>>()?;
     axes.sort_unstable();
-    let first = axes.iter().copied().eq(0..axes.len()) && !axes.is_empty();
-    let left = of.shape.get(axes.len()..)?.iter().any(|d| d.as_const() != Some(1));
-    (first && left && of.dtype.is_float()).then_some(axes.len())
+    let first = *axes.first()?;
+    let side_by_side = axes.iter().copied().eq(first..first + axes.len());
+    let reduced = first..first + axes.len();
+    let left = of.shape.get(reduced.end..)?.iter().any(|d| d.as_const() != Some(1));
+    let rows = of.shape[reduced.clone()].iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
+    let many = rows.is_some_and(|n| n >= FEWEST_ADDED);
+    (side_by_side && left && many && of.dtype.is_float()).then_some(reduced)
 }
 
 /// A value of a region.
@@ -476,7 +487,14 @@ impl<'g> Reading<'g> {
         if self.on_host {
             return Some(None);
         }
-        Some(self.argument(index, of).and_then(|of| self.region.column_sum(of, reduced, ty).ok()))
+        let is_mean = builtin(self.graph, node) == Some(BuiltinOp::Mean);
+        let count = self.graph.ty(of).shape[reduced.clone()].iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
+        let summand = self.argument(index, of).and_then(|of| match (is_mean, count) {
+            (false, _) => Some(of),
+            (true, Some(count)) => self.region.over(of, count).ok(),
+            (true, None) => None,
+        });
+        Some(summand.and_then(|of| self.region.column_sum(of, reduced, ty).ok()))
     }
 
     /// Rows of a table.

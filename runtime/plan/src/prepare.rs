@@ -19,7 +19,7 @@ use super::Options;
 use super::rows::Rows;
 use hypatia_graph::{
     Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Region, Replacement, Strategy, Symbols, builtin,
-    cluster_rows, constant_nodes, is_pointwise, with_own_wide_values,
+    cluster_rows, constant_nodes, is_pointwise, with_own_wide_values, with_reductions_in_turn,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
@@ -125,7 +125,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     let graph = known.fold(inlined(&parts, device)?, together)?.pruned();
     let mut graph = inlined(&graph, device)?;
     if together && !device.is_host() {
-        graph = with_own_wide_values(&graph)?;
+        graph = with_own_wide_values(&with_reductions_in_turn(&graph)?)?;
     }
     let mut kernels = Kernels::default();
     for (i, node) in graph.nodes.iter().enumerate() {

@@ -470,6 +470,64 @@ pub fn sum_cases(dtype: DType) -> Vec<RowCase> {
     out.push(of_norm("short rows", &[200], 48));
     out.push(of_norm("several axes", &[4, 50], 136));
     out.push(of_norm("longer rows", &[140], 1500));
+    out.extend(sums_of_images(dtype));
+    out
+}
+
+/// Sums over rows of each image, operands that differ from image to image, and sums over axes that
+/// lie apart.
+fn sums_of_images(dtype: DType) -> Vec<RowCase> {
+    let of_each = |[images, rows, n]: [usize; 3]| {
+        let mut r = Rows::new(dtype);
+        let (x, y) = (r.x(&[images, rows, n]), r.x(&[images, rows, n]));
+        let p = r.f(Mul, &[x, y]);
+        let s = r.op(BuiltinOp::Sum, &[p], vec![list(&[1]), true.into()]);
+        r.case(&format!("a product and its sums over {rows} of {n} in each of {images} images"), &[p, s], 1)
+    };
+    let means = {
+        let mut r = Rows::new(dtype);
+        let (x, gate) = (r.x(&[5, 12, 13, 24]), r.x(&[5, 1, 1, 24]));
+        let t = r.f(Mul, &[x, gate]);
+        let m = r.op(BuiltinOp::Mean, &[t], vec![list(&[1, 2]), false.into()]);
+        r.case("means of gated images", &[m], 1)
+    };
+    let gated = {
+        let mut r = Rows::new(dtype);
+        let (x, g) = (r.x(&[4, 50, 24]), r.x(&[4, 50, 24]));
+        let (gate, of_image) = (r.x(&[4, 1, 24]), r.x(&[4, 1, 1]));
+        let d = r.f(Mul, &[g, gate]);
+        let d = r.f(Mul, &[d, of_image]);
+        let t = r.f(Tanh, &[x]);
+        let p = r.f(Mul, &[d, t]);
+        let s = r.op(BuiltinOp::Sum, &[d], vec![list(&[0, 1]), false.into()]);
+        let q = r.op(BuiltinOp::Sum, &[p], vec![list(&[0, 1]), false.into()]);
+        r.case("sums over all rows, gated by image", &[d, s, q], 1)
+    };
+    let channels_first = {
+        let mut r = Rows::new(dtype);
+        let (x, g, c) = (r.x(&[6, 10, 14, 14]), r.x(&[6, 10, 14, 14]), r.x(&[10, 1, 1]));
+        let d = r.f(Mul, &[g, c]);
+        let centred = r.f(Sub, &[x, c]);
+        let p = r.f(Mul, &[g, centred]);
+        let s = r.op(BuiltinOp::Sum, &[g], vec![list(&[0, 2, 3]), false.into()]);
+        let q = r.op(BuiltinOp::Sum, &[p], vec![list(&[0, 2, 3]), true.into()]);
+        // The sums over images are launches of their own.
+        r.case("sums over axes that lie apart", &[d, s, q], 3)
+    };
+    let mut out = vec![means, gated, channels_first];
+    if dtype.size() == 2 {
+        // What is converted for each of two readers is one region, until a region of rows takes a
+        // part of it.
+        let mut r = Rows::new(dtype);
+        let (x, m) = (r.x(&[2, 150, 48]), r.x(&[48]));
+        let (wide, small) = (r.cast(x, DType::F32), r.cast(m, DType::F32));
+        let d = r.f(Sub, &[wide, small]);
+        let y = r.cast(d, dtype);
+        let t = r.f(Tanh, &[y]);
+        let s = r.op(BuiltinOp::Mean, &[t], vec![list(&[1]), true.into()]);
+        out.push(r.case("an operand that is converted for two readers", &[y, s], 2));
+    }
+    out.extend([[3, 150, 40], [7, 131, 17], [2, 700, 96], [40, 200, 64]].map(of_each));
     out
 }
 

@@ -23,17 +23,21 @@ pub(super) fn emit(program: &Program, sums: &RowSumsKernel) -> Result<CudaSource
         let what = "sums by tiles of columns need elements that depend on nothing else of their rows";
         return Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
     };
-    let values = Values::of(program, kernel)?;
+    let mut values = Values::of(program, kernel)?;
+    if kernel.strided() {
+        values.functions.need("quotient");
+        values.functions.need("axes");
+    }
     let used = values.used();
     let vector = pack(kernel, &used, sums.n);
-    let full = |i: &&usize| kernel.inputs[**i].1 == RowAccess::Full;
+    let full = |i: &&usize| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided);
     let of_row: usize = used.iter().filter(full).map(|i| kernel.inputs[*i].0.size() * vector).sum();
     let ahead = (MOST_AHEAD / of_row.max(1)).clamp(1, ROWS_AHEAD);
     let tiles = sums.n.div_ceil(split.threads * vector).max(1);
     let mut args = arguments(kernel);
     args.retain(|a| a.name != "n");
     let name = identifier("hypatia_", &kernel.name);
-    let geometry = Geometry::Parts { block: split.block as u32, parts: (tiles * split.parts) as u32 };
+    let geometry = Geometry::Parts { block: split.block as u32, parts: (tiles * split.parts * sums.groups) as u32 };
     let entries = vec![Entry { name: name.clone(), geometry }];
     let formula = describe(program, kernel);
     let header = Header {
@@ -54,14 +58,17 @@ pub(super) fn emit(program: &Program, sums: &RowSumsKernel) -> Result<CudaSource
         lanes => split.threads,
         tiles => tiles,
         parts => split.parts,
+        groups => sums.groups,
         ahead => ahead,
         fixed => sums.n,
         sum_type => compute_name(sum_type),
         packed => [vec!["true".to_string()], alignment(kernel, &used)].concat().join(" && "),
-        elements => of_access(kernel, &used, RowAccess::Full),
-        per_column => of_access(kernel, &used, RowAccess::PerColumn),
-        per_row => of_access(kernel, &used, RowAccess::PerRow),
-        splats => of_access(kernel, &used, RowAccess::Splat),
+        strided => of_access(kernel, &used, &[RowAccess::Strided]),
+        by_row => of_access(kernel, &used, &[RowAccess::Full, RowAccess::Strided]),
+        outer => kernel.axes[0],
+        per_column => of_access(kernel, &used, &[RowAccess::PerColumn]),
+        per_row => of_access(kernel, &used, &[RowAccess::PerRow]),
+        splats => of_access(kernel, &used, &[RowAccess::Splat]),
         outputs => values.results(&[RowAccess::Full]),
         sums => values.summands(),
         ..common(header, &values.functions, dtypes(kernel), &values.bodies)?
@@ -72,7 +79,7 @@ pub(super) fn emit(program: &Program, sums: &RowSumsKernel) -> Result<CudaSource
 
 /// Elements that are read at once: each row begins where a pack does.
 fn pack(kernel: &RowwiseKernel, used: &[usize], n: usize) -> usize {
-    let along = |a: RowAccess| matches!(a, RowAccess::Full | RowAccess::PerColumn);
+    let along = |a: RowAccess| matches!(a, RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided);
     let read = used.iter().map(|i| &kernel.inputs[*i]).filter(|i| along(i.1)).map(|i| i.0);
     let all: Vec<_> = read.chain(kernel.outputs.iter().map(|o| o.0)).collect();
     let mut vector = vector_width(all.into_iter());
@@ -82,8 +89,12 @@ fn pack(kernel: &RowwiseKernel, used: &[usize], n: usize) -> usize {
     vector
 }
 
-/// The operands that are read in that way.
-fn of_access(kernel: &RowwiseKernel, used: &[usize], access: RowAccess) -> Value {
-    let those = used.iter().filter(|i| kernel.inputs[**i].1 == access);
-    those.map(|i| context! { name => format!("in{i}"), type => storage(kernel.inputs[*i].0) }).collect()
+/// The operands that are read in one of these ways.
+fn of_access(kernel: &RowwiseKernel, used: &[usize], how: &[RowAccess]) -> Value {
+    let those = used.iter().filter(|i| how.contains(&kernel.inputs[**i].1));
+    let shown = those.map(|i| {
+        let (dtype, access) = kernel.inputs[*i];
+        context! { name => format!("in{i}"), type => storage(dtype), apart => access == RowAccess::Strided }
+    });
+    shown.collect()
 }

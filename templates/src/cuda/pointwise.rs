@@ -142,7 +142,7 @@ struct Share {
 const FEW_OPERANDS: usize = 4;
 
 impl Share {
-    /// For packs of `widest` elements and this many operands and results. If there are few
+    /// For packs of at most `widest` elements and this many operands and results. If there are few
     /// elements, they are spread over more threads, down to two per thread, until the threads are a
     /// quarter of those that the device runs at a time. If there are more packs than threads that
     /// run at a time, each thread loads two packs before it works on the first.
@@ -152,7 +152,11 @@ impl Share {
     /// over 2 million of f32 it takes 3.4 and 3.9.
     fn of(widest: usize, operands: usize, flat: bool, target: Option<PointTarget>) -> Share {
         let mut share = Share { block: POINTWISE_BLOCK, vector: widest as u32, packs: 1 };
-        let Some(PointTarget { elements, threads }) = target else { return share };
+        let Some(PointTarget { elements, row, threads }) = target else { return share };
+        // Rows are read in packs only if they are whole packs.
+        while !flat && share.vector > 1 && !row.is_multiple_of(u64::from(share.vector)) {
+            share.vector /= 2;
+        }
         while share.vector > 2 && elements / u64::from(share.vector) < threads / 4 {
             share.vector /= 2;
         }

@@ -392,17 +392,22 @@ fn much_work_is_taken_two_packs_at_a_time_and_little_is_spread() {
     let x = b.input(0);
     let e = b.call(BuiltinScalar::Exp, &[x]);
     let term = b.done(&[e]);
-    let launch = |access: Access, elements: u64| {
+    let of_rows = |access: Access, elements: u64, row: u64| {
         let k = kernel("k", term.clone(), &[(DType::BF16, access)], &[DType::BF16]);
-        let source = pointwise_for(&p, &k, &[], PointTarget { elements, threads: 1 << 18 }).unwrap();
+        let source = pointwise_for(&p, &k, &[], PointTarget { elements, row, threads: 1 << 18 }).unwrap();
         (source.entries[0].geometry, source.text.contains("U = 2;"))
     };
+    let launch = |access: Access, elements: u64| of_rows(access, elements, 1 << 10);
     assert_eq!(launch(Access::Full, 1 << 10), (Geometry::Flat { block: 256, vector: 2 }, false));
     assert_eq!(launch(Access::Full, 1 << 18), (Geometry::Flat { block: 256, vector: 4 }, false));
     assert_eq!(launch(Access::Full, 1 << 20), (Geometry::Flat { block: 256, vector: 8 }, false));
     assert_eq!(launch(Access::Full, 1 << 22), (Geometry::Flat { block: 128, vector: 16 }, true));
     assert_eq!(launch(Access::Col, 1 << 10), (Geometry::Grid { block: 256, vector: 2 }, false));
     assert_eq!(launch(Access::Col, 1 << 22), (Geometry::Grid { block: 256, vector: 8 }, false));
+    // Rows of whole packs of fewer elements are read in these.
+    assert_eq!(of_rows(Access::Col, 1 << 22, 196), (Geometry::Grid { block: 256, vector: 4 }, false));
+    assert_eq!(of_rows(Access::Col, 1 << 22, 49), (Geometry::Grid { block: 256, vector: 1 }, false));
+    assert_eq!(of_rows(Access::Full, 1 << 22, 49), (Geometry::Flat { block: 128, vector: 16 }, true));
 }
 
 #[test]

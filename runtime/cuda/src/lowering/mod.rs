@@ -188,16 +188,20 @@ fn rowwise(r: &RowwiseStep) -> (Body, Work) {
 fn row_sums(step: &Step, r: &RowwiseStep) -> Option<Vec<(Body, Work)>> {
     let (Body::Rowwise(kernel), work) = rowwise(r) else { return None };
     let [sums] = step.workspace() else { return None };
-    let split = SumSplit::of(&kernel, r.rows, r.n)?;
+    let groups = r.layout.groups_of_sums();
+    let split = SumSplit::of(&kernel, r.rows, r.n, groups)?;
     let outputs: Vec<DType> = kernel.sums.iter().map(|s| s.0).collect();
-    let tiles = (outputs.len() * r.n).div_ceil(JOIN_COLUMNS);
-    let mut joined =
-        Work::new(tiles, r.n).size(SizeName::Parts, split.parts).size(SizeName::Columns, r.n).view(ArgRole::Sums, sums);
+    let columns = groups * r.n;
+    let tiles = (outputs.len() * columns).div_ceil(JOIN_COLUMNS);
+    let mut joined = Work::new(tiles, columns)
+        .size(SizeName::Parts, split.parts)
+        .size(SizeName::Columns, columns)
+        .view(ArgRole::Sums, sums);
     for (i, result) in step.writes.iter().skip(kernel.outputs.len()).take(outputs.len()).enumerate() {
         joined = joined.view(ArgRole::Written(i), result);
     }
     let join = JoinSumsKernel { name: "join_sums".into(), doc: String::new(), sums: sums.dtype, outputs };
-    let rows = RowSumsKernel { kernel, n: r.n, split };
+    let rows = RowSumsKernel { kernel, n: r.n, groups, split };
     Some(vec![(Body::RowSums(rows), work.view(ArgRole::Sums, sums)), (Body::JoinSums(join), joined)])
 }
 

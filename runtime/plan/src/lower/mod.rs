@@ -159,7 +159,8 @@ impl<'a> Lower<'a> {
             match (group.nodes.as_slice(), &group.rows) {
                 (_, Some(rows)) => self.rows(rows),
                 ([node], _) if !is_pointwise(graph, &graph.nodes[*node]) => self.node(*node),
-                (nodes, _) => self.region(nodes),
+                (nodes, _) if nodes.iter().all(|n| is_pointwise(graph, &graph.nodes[*n])) => self.region(nodes),
+                _ => Err(Error::Internal("a region of rows without a kernel".into())),
             }
             .map_err(|e| at_node(e, graph, &group.nodes))?;
         }

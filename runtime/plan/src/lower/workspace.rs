@@ -78,8 +78,9 @@ impl Lower<'_> {
                 needed.extend(vec![(DType::I64, vec![count]); places]);
             }
             Action::Rowwise(r) => {
-                if let Some((dtype, split)) = r.kernel.sum_type().zip(SumSplit::of(&r.kernel, r.rows, r.n)) {
-                    needed.push((dtype, vec![split.parts, r.kernel.sums.len() * r.n]));
+                let groups = r.layout.groups_of_sums();
+                if let Some((dtype, split)) = r.kernel.sum_type().zip(SumSplit::of(&r.kernel, r.rows, r.n, groups)) {
+                    needed.push((dtype, vec![split.parts, r.kernel.sums.len() * groups * r.n]));
                 }
             }
             _ => {}
