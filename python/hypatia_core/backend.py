@@ -248,7 +248,7 @@ def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
 
 
 def unchanged_inputs() -> list[int]:
-    """The inputs of the graph at hand that are parameters and buffers, but for those that it changes.
+    """The inputs of the graph at hand that are parameters and buffers which it does not change.
 
     A cache lies where it lay, but no plan may contain its values.
     """
