@@ -94,7 +94,7 @@ impl<'p> Shortener<'p> {
     }
 
     /// Shortens a row-wise kernel. The types of its outputs and of its large inputs determine how
-    /// many digits count: what has one element a row or a column only scales others.
+    /// many digits count: what has one element a row or a column only scales or shifts others.
     pub fn rowwise(&self, kernel: &mut RowwiseKernel) -> Vec<RuleId> {
         let made = || kernel.outputs.iter().map(|o| o.0).chain(kernel.sums.iter().map(|s| s.0));
         let all = || kernel.inputs.iter().map(|i| i.0).chain(made());
