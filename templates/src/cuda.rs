@@ -28,6 +28,7 @@ mod moves;
 mod names;
 mod pointwise;
 pub(crate) mod problem;
+mod prologue;
 mod row_values;
 mod rowwise;
 mod size_name;

@@ -23,6 +23,7 @@ pub use checker::Checker;
 /// Name and text of each template.
 pub const TEMPLATES: &[(&str, &str)] = &[
     ("prelude.cu.j2", include_str!("../prelude.cu.j2")),
+    ("prologue.cu.j2", include_str!("../prologue.cu.j2")),
     ("flat.cu.j2", include_str!("../flat.cu.j2")),
     ("grid.cu.j2", include_str!("../grid.cu.j2")),
     ("pointwise.cu.j2", include_str!("../pointwise.cu.j2")),

@@ -14,6 +14,7 @@ use crate::scalar::Term;
 
 use super::Operand;
 use super::gemm_sm80::{Factor, is_half};
+use super::prologue::Prologue;
 use super::tune::{self, StoredTiling, Table};
 
 /// Rows that a kernel has at most.
@@ -98,8 +99,11 @@ pub struct GemvKernel {
     pub name: String,
     /// A description.
     pub doc: String,
-    /// Both factors, of one 16-bit type. k is the dense axis of the left one.
+    /// Both factors, of one 16-bit type. k is the dense axis of the left one. Those that are
+    /// computed where they are read lie as what has their size does.
     pub factors: [Factor; 2],
+    /// How each factor is computed, if it does not lie in memory.
+    pub prologues: [Option<Prologue>; 2],
     /// True if there is a second right factor, which is read as the first one is; its accumulator
     /// is the term's second.
     pub pair: bool,
@@ -124,6 +128,7 @@ impl GemvKernel {
     pub fn refusal(&self) -> Option<&'static str> {
         let [a, b] = self.factors;
         let other_half = |d: DType| is_half(d) && d != a.dtype;
+        let prologues = || self.prologues.iter().flatten().find_map(|p| p.refusal(a.dtype));
         match () {
             () if !is_half(a.dtype) || a.dtype != b.dtype => Some("its factors are not both f16 or both bf16"),
             () if self.rows > MOST_ROWS => Some("it has too many rows"),
@@ -136,7 +141,7 @@ impl GemvKernel {
             () if self.inputs.iter().any(|o| other_half(o.dtype)) || other_half(self.output) => {
                 Some("it reads or stores both f16 and bf16")
             }
-            () => None,
+            () => prologues(),
         }
     }
 
@@ -159,8 +164,36 @@ impl GemvKernel {
         // Neighbours in a row of k, of which a thread reads two or more in one access.
         let access = each * b.dtype.size();
         let by_columns = each >= 2 && access <= WIDEST && b.unit >= access && self.columns.is_multiple_of(each);
-        let words = t.words_ahead(self.padded_rows(), self.rights());
-        self.shared() <= SHARED && words <= WORDS && (b.dense_k || by_columns)
+        let walked = [true, b.dense_k].into_iter().zip(self.lines());
+        let mut fit = walked.zip(&self.prologues).filter_map(|((by_k, lines), p)| Some(p.as_ref()?.fits(by_k, lines)));
+        self.shared() <= SHARED && self.words() <= WORDS && (b.dense_k || by_columns) && fit.all(|fits| fits)
+    }
+
+    /// Words that a thread reads at a time, and what stays for all steps.
+    fn words(&self) -> usize {
+        let (lines, unroll) = (self.lines(), self.tiling.unroll);
+        let of = |factor: usize, by_k: bool| match &self.prologues[factor] {
+            Some(p) => p.words(by_k, lines[factor]),
+            None => [lines[factor] * WIDEST / 4, 0],
+        };
+        let ([left, kept], [right, beside]) = (of(0, true), of(1, self.factors[1].dense_k));
+        unroll * (left + right * self.rights()) + kept + beside * self.rights()
+    }
+
+    /// Lines of the left and of the right factor that a thread reads: rows and columns.
+    pub fn lines(&self) -> [usize; 2] {
+        [self.padded_rows() / NARROWEST, self.tiling.columns / NARROWEST]
+    }
+
+    /// Bytes in memory of an element of the right factor.
+    pub fn right_bytes(&self) -> usize {
+        self.prologues[1].as_ref().map_or(self.half().size(), Prologue::bytes)
+    }
+
+    /// Operands of its factors, with those of the second right one.
+    pub fn reads(&self) -> usize {
+        let [left, right] = [0, 1].map(|i| self.prologues[i].as_ref().map_or(1, |p| p.inputs.len()));
+        left + right * self.rights()
     }
 
     /// Right factors.
@@ -189,6 +222,7 @@ mod tests {
             name: "k".into(),
             doc: String::new(),
             factors: [factor(true), factor(dense_k)],
+            prologues: [None, None],
             pair: false,
             rows,
             columns: 512,
@@ -236,6 +270,7 @@ mod tests {
     #[test]
     fn what_is_not_read_in_whole_accesses_is_refused() {
         let mut k = kernel(1, true, &[]);
+        assert_eq!(k.words(), k.tiling.words_ahead(8, 1));
         k.depth = 252;
         assert!(k.refusal().is_some());
         k.depth = 256;

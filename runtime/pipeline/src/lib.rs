@@ -186,14 +186,22 @@ pub fn list_choices(optimized: &mut Optimized, options: &optimize::Options) {
     optimized.report.choices.extend(plan.iter().flat_map(|p| p.steps.iter().filter_map(|s| in_turn(p, s))));
 }
 
-/// The two ways to compute products in turn.
+/// The two ways to compute products in turn, and a product with the work on its factors.
 fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
-    let Action::Call(CallStep { called: Called::Chain(layers), fallback, .. }) = &step.action else { return None };
+    let Action::Call(CallStep { called, fallback, .. }) = &step.action else { return None };
+    let (whole, parts) = match called {
+        Called::Chain(layers) => {
+            (format!("{} products in turn, in one launch", layers.len()), "one product after the other")
+        }
+        Called::Prologue(_) => {
+            ("a product with the work on its factors, in one launch".to_string(), "one after the other")
+        }
+        _ => return None,
+    };
     let us = |steps: &[Step]| Some(steps.iter().map(|s| s.predicted(&plan.device)).sum::<f64>() * 1e6);
     let way = |kernel: String, steps, fate| Considered { kernel, predicted_us: us(steps), fate };
-    let whole = format!("{} products in turn, in one launch", layers.len());
     let one = way(whole, std::slice::from_ref(step), Fate::Raced);
-    let each = way("one product after the other".into(), fallback, Fate::Fallback);
+    let each = way(parts.into(), fallback, Fate::Fallback);
     Some(Choice { nodes: vec![step.title()], candidates: vec![one, each] })
 }
 

@@ -1,12 +1,13 @@
-//! Builds a plan: prepares the graph, lowers it, removes copies, joins products, and places the
-//! buffers.
+//! Builds a plan: prepares the graph, lowers it, removes copies, joins products with each other and
+//! with the work on their factors, and places the buffers.
 //!
 //! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a
 //! [`Plan`]. Invariant: debug builds validate every plan.
 
 use super::options::Options;
 use super::plan::Plan;
-use super::{arena, chain, concat, copies, lower, prepare, short};
+use super::prepare::Weights;
+use super::{arena, chain, concat, copies, lower, narrow_weights, prepare, prologue, short};
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
 
@@ -14,7 +15,12 @@ impl Plan {
     /// Plans a graph whose sizes are all numbers. Reuses the constants that earlier plans of the
     /// model have computed.
     pub fn build(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
-        Plan::of(&prepare::prepare(graph, options, constants)?, options)
+        let plan = Plan::of(&prepare::prepare(graph, options, constants, Weights::Narrow)?, options)?;
+        // Some work on a weight was not joined with its product.
+        if narrow_weights::computes_constants(&plan) {
+            return Plan::of(&prepare::prepare(graph, options, constants, Weights::Folded)?, options);
+        }
+        Ok(plan)
     }
 
     /// Plans a graph for these values of its symbols. What becomes one launch, and by which kernel,
@@ -22,7 +28,7 @@ impl Plan {
     /// [`Allowed::batch_invariant`](hypatia_dsl::numerics::Allowed), each row then has the same
     /// bits in all of them.
     pub fn specialized(graph: &Graph, symbols: &Symbols, options: &Options, constants: &mut Constants) -> Result<Plan> {
-        let open = prepare::prepare(graph, options, constants)?;
+        let open = prepare::prepare(graph, options, constants, Weights::Folded)?;
         Plan::of(&open.specialized(symbols, options, constants)?, options)
     }
 
@@ -40,6 +46,7 @@ impl Plan {
             copies::join(&mut plan);
             if options.cluster {
                 chain::cluster(&mut plan);
+                prologue::cluster(&mut plan);
             }
             short::shorten(&mut plan);
         }

@@ -20,11 +20,13 @@ mod checked;
 mod concat;
 mod copies;
 mod lower;
+mod narrow_weights;
 mod options;
 mod outside;
 mod plan;
 mod prepare;
 mod print;
+mod prologue;
 mod rows;
 mod short;
 mod step;
@@ -43,8 +45,8 @@ pub use options::{Checks, Options};
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
-    Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, GemmStep, PointwiseStep,
-    RowwiseStep, Step, TemplateStep,
+    Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, FactorTerm, GemmStep,
+    PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use work::StepWork;

@@ -4,8 +4,9 @@
 //! ops for which a row-wise kernel or a library call was taken from their list; and the nodes that
 //! become one launch. Sizes may be symbols, which [`Prepared::specialized`] replaces: what was
 //! decided stays. Invariant: the only nodes that depend on constants alone are views, constants,
-//! ops without operands, and what has a size that was a symbol. All other such nodes are folded,
-//! with the results that the host would compute from inputs.
+//! ops without operands, what has a size that was a symbol, and work on weights that products of
+//! few rows are to compute ([`narrow_weights`](super::narrow_weights)). All other such nodes are
+//! folded, with the results that the host would compute from inputs.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,8 +16,8 @@ use hypatia_dsl::ir::OpBody;
 use hypatia_dsl::kernel::reduction;
 use hypatia_dsl::shape::Dim;
 
-use super::Options;
 use super::rows::Rows;
+use super::{Options, narrow_weights};
 use hypatia_graph::{
     Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Region, Replacement, Strategy, Symbols, builtin,
     cluster_rows, constant_nodes, is_pointwise, with_own_wide_values, with_reductions_in_turn,
@@ -111,7 +112,16 @@ pub(super) struct Call {
     pub fallback: Prepared,
 }
 
-pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -> Result<Prepared> {
+/// What becomes of work on weights that are constants.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Weights {
+    /// A product of few rows may compute it.
+    Narrow,
+    /// It is folded.
+    Folded,
+}
+
+pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants, weights: Weights) -> Result<Prepared> {
     let device = &options.device;
     // First replace composed ops by their parts, so that ops without a kernel inside the parts are
     // inlined with the rest.
@@ -122,7 +132,13 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
     })?;
     // Where results must be the bits of the plan without rules, constants round as they do there.
     let together = options.cluster && !options.allowed.is_exact();
-    let graph = known.fold(inlined(&parts, device)?, together)?.pruned();
+    let parts = inlined(&parts, device)?;
+    let kept = match weights {
+        Weights::Narrow => narrow_weights::kept(&parts, options),
+        Weights::Folded => Vec::new(),
+    };
+    let kept = |node: usize| kept.get(node).copied().unwrap_or_default();
+    let graph = known.fold_except(parts, together, &kept)?.pruned();
     let mut graph = inlined(&graph, device)?;
     if together && !device.is_host() {
         graph = with_own_wide_values(&with_reductions_in_turn(&graph)?)?;
@@ -138,8 +154,10 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants) -
             }
             Some(Candidate { strategy: Strategy::Call, matched: Some(matched) }) => {
                 let fallback = match running.get(1..) {
-                    Some([Candidate { strategy: Strategy::Composed(parts), .. }]) => prepare(parts, options, known)?,
-                    Some(behind @ [_, ..]) => prepare(&with(&graph, node, behind)?, options, known)?,
+                    Some([Candidate { strategy: Strategy::Composed(parts), .. }]) => {
+                        prepare(parts, options, known, weights)?
+                    }
+                    Some(behind @ [_, ..]) => prepare(&with(&graph, node, behind)?, options, known, weights)?,
                     _ => return Err(Error::Internal("a call without a fallback".into())),
                 };
                 kernels.calls.insert(id, Call { matched: matched.clone(), fallback });

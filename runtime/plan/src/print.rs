@@ -8,7 +8,7 @@ use std::fmt;
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Called, ChainLayer, Plan, Step, Storage, View};
+use super::{Action, Called, ChainLayer, Plan, PrologueStep, Step, Storage, View};
 use hypatia_graph::show_term;
 
 impl Plan {
@@ -44,6 +44,22 @@ impl Plan {
         format!("{} products in turn: {}", layers.len(), terms.join("; "))
     }
 
+    /// A product with what computes its factors; `reads` are those of the launch.
+    fn prologue(&self, p: &PrologueStep, reads: &[View]) -> String {
+        let mut rest = reads;
+        let mut factors = Vec::new();
+        for (factor, count) in p.factors.iter().zip(p.reads()) {
+            let (own, others) = rest.split_at(count.min(rest.len()));
+            factors.push(match factor {
+                Some(f) => self.term(&f.term, own),
+                None => own.first().map_or_else(String::new, |v| format!("b{}", v.buffer.0)),
+            });
+            rest = others;
+        }
+        let what = if p.is_pair() { "two products" } else { "gemm" };
+        format!("{what} of {}, {}", factors.join(" and "), self.term(&p.product.term, rest))
+    }
+
     fn action(&self, step: &Step) -> String {
         let reads = step.reads.as_slice();
         match &step.action {
@@ -61,6 +77,7 @@ impl Plan {
                         format!("gradients of attention, weight {}", self.term(&a.weight, read(4)))
                     }
                     Called::Chain(layers) => self.chain(layers, reads),
+                    Called::Prologue(p) => self.prologue(p, reads.get(..e.reads).unwrap_or_default()),
                     Called::Pair(g) => format!("two products, {}", self.term(&g.term, read(3))),
                     Called::Template(_) => {
                         let kernel = step.kernel.map(|k| self.program.kernels[k.index()].name.as_str());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Shortener;
 
-use super::{Action, Called, ChainLayer, Plan, Shortened, Step, View};
+use super::{Action, Called, ChainLayer, Plan, PrologueStep, Shortened, Step, View};
 
 /// Applies the rules to generated kernels.
 pub(super) fn shorten(plan: &mut Plan) {
@@ -36,6 +36,9 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
             if let Called::Chain(layers) = &mut e.called {
                 shorten_chain(shortener, layers, &step.reads, to);
             }
+            if let Called::Prologue(p) = &mut e.called {
+                shorten_prologue(shortener, p, &step.reads[..e.reads], to);
+            }
             let of = match &mut e.called {
                 Called::Product(g) if !g.is_plain() => Some((g, 2)),
                 Called::Pair(g) => Some((g, 3)),
@@ -50,6 +53,22 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
         _ => return,
     };
     fired.extend(rules.into_iter().map(|rule| Shortened { step: step.title(), rule }));
+}
+
+/// The terms of a product's factors and of its epilogue. `reads` are those of the launch, whose
+/// result has type `to`.
+fn shorten_prologue(shortener: &Shortener<'_>, p: &mut PrologueStep, reads: &[View], to: DType) {
+    let mut rest = reads;
+    for factor in &mut p.factors {
+        let (own, others) = rest.split_at(factor.as_ref().map_or(1, |f| f.reads).min(rest.len()));
+        if let Some(f) = factor {
+            let inputs: Vec<DType> = own.iter().map(|v| v.dtype).collect();
+            shortener.product(&mut f.term, &inputs, f.dtype);
+        }
+        rest = others;
+    }
+    let inputs: Vec<DType> = rest.iter().map(|v| v.dtype).collect();
+    shortener.product(&mut p.product.term, &inputs, to);
 }
 
 /// The terms of a chain's products. `reads` are those of the step, whose results all have type

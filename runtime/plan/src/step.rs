@@ -177,6 +177,41 @@ pub struct ChainLayer {
     pub reads: usize,
 }
 
+/// How a factor of a product is computed, an element from those of its reads at the same place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FactorTerm {
+    /// The element.
+    pub term: Term,
+    /// The type to which it is rounded.
+    pub dtype: DType,
+    /// Elements of k in a group; a read may have one element for all of them.
+    pub group: usize,
+    /// Number of its reads: of the left factor `[rows, groups, elements of a group]`, of a right
+    /// one `[groups, elements of a group, columns]`.
+    pub reads: usize,
+}
+
+/// A product, or two of one left operand, with factors that are computed where they are read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PrologueStep {
+    /// The product, or both.
+    pub product: GemmStep,
+    /// For the left factor and each right one, how it is computed; `None` if it is an operand.
+    pub factors: Vec<Option<FactorTerm>>,
+}
+
+impl PrologueStep {
+    /// Number of reads of each factor.
+    pub fn reads(&self) -> impl Iterator<Item = usize> + '_ {
+        self.factors.iter().map(|f| f.as_ref().map_or(1, |f| f.reads))
+    }
+
+    /// True if it is two products of one left operand.
+    pub fn is_pair(&self) -> bool {
+        self.factors.len() > 2
+    }
+}
+
 /// What a call computes in one launch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Called {
@@ -190,6 +225,9 @@ pub enum Called {
     /// Products whose left operand is the result of the one before, rounded as if it were stored,
     /// by a tiled kernel: `reads` are the first left operand, then those of each product.
     Chain(Vec<ChainLayer>),
+    /// A product or a pair with factors that are computed where they are read, by a tiled kernel:
+    /// `reads` are those of each factor, then what the epilogue reads, broadcast to the result.
+    Prologue(PrologueStep),
     /// Attention, by a tiled kernel.
     Attention(AttentionStep),
     /// The gradients of attention, by a tiled kernel.
@@ -222,7 +260,8 @@ impl CallStep {
         match &self.called {
             Called::Product(g) => Some(g),
             Called::Template(t) => t.product.as_ref(),
-            Called::Pair(_) | Called::Chain(_) | Called::Attention(_) | Called::AttentionGrad(_) => None,
+            Called::Pair(_) | Called::Chain(_) | Called::Prologue(_) => None,
+            Called::Attention(_) | Called::AttentionGrad(_) => None,
         }
     }
 }

@@ -13,7 +13,7 @@
 use super::arena::last_uses;
 use super::{
     ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, GemmStep, Plan,
-    PointwiseStep, RowwiseStep, Step, Storage, View,
+    PointwiseStep, PrologueStep, RowwiseStep, Step, Storage, View,
 };
 use hypatia_tensor::error::{Error, Result};
 
@@ -252,6 +252,7 @@ impl Plan {
                     Called::Product(g) => own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]),
                     Called::Pair(g) => pair(g, own, stored),
                     Called::Chain(layers) => chain(layers, own, stored),
+                    Called::Prologue(p) => prologue(p, own, stored),
                     Called::Attention(a) => attention(a, own, stored),
                     Called::AttentionGrad(a) => attention_grad(a, own, stored),
                     Called::Template(t) => {
@@ -285,6 +286,30 @@ fn pair(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {
     let ([a, b, c, beside @ ..], [out]) = (reads, writes) else { return false };
     let both = [b, c].into_iter().all(|right| factors(g, &[a.clone(), right.clone()], out));
     both && beside.iter().all(|view| view.shape == out.shape)
+}
+
+/// The operands of a product with factors that are computed, and its result.
+fn prologue(p: &PrologueStep, reads: &[View], writes: &[View]) -> bool {
+    let (g, [out]) = (&p.product, writes) else { return false };
+    let rows = g.batch.iter().product::<usize>() * g.m;
+    let shaped = |v: &View, rows: usize, columns: usize| v.shape == [&g.batch[..], &[rows, columns]].concat();
+    let mut rest = reads;
+    for (i, (factor, count)) in p.factors.iter().zip(p.reads()).enumerate() {
+        let Some((own, others)) = rest.split_at_checked(count) else { return false };
+        let fits = |v: &View| match factor {
+            Some(f) => {
+                let of_k = [g.k / f.group.max(1), f.group];
+                v.shape == if i == 0 { [&[rows], &of_k[..]].concat() } else { [&of_k[..], &[g.n]].concat() }
+            }
+            None if i == 0 => shaped(v, g.m, g.k),
+            None => shaped(v, g.k, g.n),
+        };
+        if !own.iter().all(fits) {
+            return false;
+        }
+        rest = others;
+    }
+    p.factors.len() > 1 && shaped(out, g.m, g.n) && rest.iter().all(|v| v.shape == out.shape)
 }
 
 /// The operands of products in turn, each the left operand of the next, and the last result.

@@ -46,6 +46,14 @@ impl Step {
                 let of = |g: &GemmStep| rows * g.n as f64 * (2.0 * g.k as f64 + calls(&g.term));
                 layers.iter().map(|l| of(&l.product)).sum()
             }
+            Action::Call(CallStep { called: Called::Prologue(p), .. }) => {
+                let (g, rights) = (&p.product, (p.factors.len() - 1) as f64);
+                let of_factors = p.factors.iter().enumerate().map(|(i, f)| {
+                    let size = if i == 0 { len / g.n.max(1) as f64 } else { g.n as f64 } * g.k as f64;
+                    f.as_ref().map_or(0.0, |f| size * calls(&f.term))
+                });
+                len * (2.0 * rights * g.k as f64 + calls(&g.term)) + of_factors.sum::<f64>()
+            }
             Action::Call(CallStep { called: Called::Attention(a), .. }) => {
                 let scores = len / (a.value.max(1) as f64) * a.keys as f64;
                 // Besides the score: the maximum, the exponential, the sum.

@@ -113,22 +113,31 @@ fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
 
 /// The arguments of a product of warps: its operands with their strides, and its sizes.
 pub(super) fn product_arguments(factors: &[Factor], output: DType, inputs: &[Operand]) -> Vec<Arg> {
-    let strides = |of: ArgRole, count: usize| {
-        let axes = ["outer products", "inner products", "rows", "columns"][..count].join(", ");
-        Arg::strides(of, count, format!("elements of {} between {axes}", of.tensor_name()))
-    };
-    let mut out = Vec::new();
+    let mut out: Vec<Arg> = factors.iter().enumerate().flat_map(|(i, f)| factor_arguments(i, i, f)).collect();
+    out.extend(other_arguments(factors.len(), output, inputs));
+    out
+}
+
+/// The arguments of a factor, which is operand `at` of the kernel; the first factor is the left
+/// one.
+pub(super) fn factor_arguments(at: usize, factor: usize, Factor { dtype, dense_k, .. }: &Factor) -> [Arg; 2] {
     let by_k = ["products x rows x depth", "products x columns x depth"];
     let by_other = ["products x depth x rows", "products x depth x columns"];
-    for (i, Factor { dtype, dense_k, .. }) in factors.iter().enumerate() {
-        let side = i.min(1);
-        out.push(Arg::read(i, *dtype, if *dense_k { by_k[side] } else { by_other[side] }));
-        out.push(strides(ArgRole::Read(i), STRIDES - 1));
-    }
-    out.push(Arg::written(0, output, "products x rows x columns"));
-    out.push(strides(ArgRole::Written(0), STRIDES - 1));
+    let side = factor.min(1);
+    let about = if *dense_k { by_k[side] } else { by_other[side] };
+    [Arg::read(at, *dtype, about), strides(ArgRole::Read(at), STRIDES - 1)]
+}
+
+fn strides(of: ArgRole, count: usize) -> Arg {
+    let axes = ["outer products", "inner products", "rows", "columns"][..count].join(", ");
+    Arg::strides(of, count, format!("elements of {} between {axes}", of.tensor_name()))
+}
+
+/// The arguments behind those of the factors. The first operand of the epilogue is operand `first`.
+pub(super) fn other_arguments(first: usize, output: DType, inputs: &[Operand]) -> Vec<Arg> {
+    let mut out = vec![Arg::written(0, output, "products x rows x columns"), strides(ArgRole::Written(0), STRIDES - 1)];
     for (i, o) in inputs.iter().enumerate() {
-        let at = i + factors.len();
+        let at = i + first;
         out.push(Arg::read(at, o.dtype, about(&o.access, "products x rows x columns")));
         if !matches!(o.access, Access::Row | Access::Splat) {
             out.push(strides(ArgRole::Read(at), STRIDES));

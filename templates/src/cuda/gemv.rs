@@ -7,10 +7,11 @@
 use minijinja::{Value, context};
 
 use super::gemm::EPILOGUE;
-use super::gemm_sm80::{STRIDES, product_arguments};
+use super::gemm_sm80::{STRIDES, factor_arguments, other_arguments};
+use super::prologue::{self, Walk};
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, loaded, plain_storage};
-use super::{CudaSource, EmitError, Geometry};
+use super::{Arg, CudaSource, EmitError, Geometry};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, GEMV_STEP, GemvKernel, Operand};
@@ -26,15 +27,18 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
     let t = &kernel.tiling;
     let rows = kernel.padded_rows();
     let mut functions = Functions::new(program);
-    // The second right factor is read as the first one is.
-    let [a, b] = kernel.factors;
-    let factors = [a, b, b];
-    let factors = &factors[..1 + kernel.rights()];
-    let first = factors.len();
+    let first = kernel.reads();
     let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: first };
     let parts = (rows * t.columns).div_ceil(t.threads());
-    let body = term.function(&mut functions, EPILOGUE, kernel.output, parts as u64)?;
+    let mut bodies = vec![term.function(&mut functions, EPILOGUE, kernel.output, parts as u64)?];
+    let [left, right] = walks(kernel);
+    // Each thread computes what it reads at a time, then what it reads behind the loop's beginning.
+    for walk in [&left, &right].into_iter().flatten() {
+        bodies.push(walk.function(&mut functions, 8 * walk.lines * t.unroll)?);
+    }
     functions.need("axes");
+    let at = rights(kernel);
+    let factors = factors(&functions, kernel, [left, right]);
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
@@ -43,12 +47,8 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
         } else {
             "a matrix product of few rows with its epilogue"
         },
-        formula: format!(
-            "out0 = {}, where acc = in0 in1{}",
-            term.formula(program),
-            if kernel.pair { format!(" and {SECOND} = in0 in2") } else { String::new() }
-        ),
-        args: product_arguments(factors, kernel.output, &kernel.inputs),
+        formula: format!("out0 = {}, where {factors}", term.formula(program)),
+        args: arguments(kernel),
         geometry: Geometry::Tiles {
             block: t.threads() as u32,
             cluster: 1,
@@ -56,7 +56,7 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
             columns: t.columns as u32,
             shared: kernel.shared() as u32,
         },
-        bodies: vec![body],
+        bodies,
         template: "gemv.cu.j2",
     };
     let own = context! {
@@ -69,12 +69,71 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
         unroll => t.unroll,
         step => GEMV_STEP,
         pair => kernel.pair,
-        b_by_k => b.dense_k,
+        b_by_k => kernel.factors[1].dense_k,
+        left => left.map(|w| w.context()),
+        right => right.map(|w| w.context()),
+        rights => at.iter().map(|at| format!("in{at}")).collect::<Value>(),
         out_type => plain_storage(kernel.output),
         out_size => kernel.output.size(),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + first, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
+}
+
+/// How a thread walks the factors that are computed where they are read.
+fn walks(kernel: &GemvKernel) -> [Option<Walk<'_>>; 2] {
+    let first = [0, kernel.prologues[0].as_ref().map_or(1, |p| p.inputs.len())];
+    let walk = |factor: usize| {
+        let prologue = kernel.prologues[factor].as_ref()?;
+        Some(Walk {
+            name: ["left", "right"][factor],
+            prologue,
+            first: first[factor],
+            by_k: kernel.factors[factor].dense_k,
+            lines: kernel.lines()[factor],
+            half: kernel.half(),
+        })
+    };
+    [walk(0), walk(1)]
+}
+
+/// The number of the first operand of each right factor.
+fn rights(kernel: &GemvKernel) -> Vec<usize> {
+    let [left, right] = [0, 1].map(|i| kernel.prologues[i].as_ref().map_or(1, |p| p.inputs.len()));
+    (0..kernel.rights()).map(|i| left + i * right).collect()
+}
+
+/// What the accumulators are, in words.
+fn factors(functions: &Functions<'_>, kernel: &GemvKernel, [left, right]: [Option<Walk<'_>>; 2]) -> String {
+    let program = functions.program();
+    let text = |walk: Option<Walk<'_>>, at: usize| match walk {
+        Some(walk) => format!("({})", Walk { first: at, ..walk }.formula(program)),
+        None => format!("in{at}"),
+    };
+    let left = text(left, 0);
+    let acc = |name: &str, at: usize| format!("{name} = {left} {}", text(right, at));
+    let all = rights(kernel).into_iter().zip(["acc", SECOND]).map(|(at, name)| acc(name, at));
+    all.collect::<Vec<_>>().join(" and ")
+}
+
+fn arguments(kernel: &GemvKernel) -> Vec<Arg> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    for factor in 0..1 + kernel.rights() {
+        let side = factor.min(1);
+        match &kernel.prologues[side] {
+            Some(p) => {
+                out.extend(prologue::arguments(p, at, ["rows", "columns"][side]));
+                at += p.inputs.len();
+            }
+            None => {
+                out.extend(factor_arguments(at, factor, &kernel.factors[side]));
+                at += 1;
+            }
+        }
+    }
+    out.extend(other_arguments(at, kernel.output, &kernel.inputs));
+    out
 }
 
 /// An operand of the epilogue as the template sees it: how an element is read, and its value.

@@ -86,6 +86,11 @@ impl<'p> Functions<'p> {
         Functions { program, done: IndexMap::new(), names: HashMap::new(), needs: Needs::default() }
     }
 
+    /// The Program whose scalars these are.
+    pub fn program(&self) -> &'p Program {
+        self.program
+    }
+
     /// The text of each function.
     pub fn texts(&self) -> Vec<String> {
         self.done.values().map(|f| f.text.clone()).collect()

@@ -5,7 +5,7 @@
 //! [`Work`]; none if it has too many rows, or rows that are not whole accesses. Invariant: its
 //! arguments are those of the template of warps.
 
-use hypatia_dsl::kernel::{GEMV_STEP, GemvKernel, GemvTiling};
+use hypatia_dsl::kernel::{GEMV_STEP, GemvKernel, GemvTiling, Prologue};
 use hypatia_plan::{GemmStep, View};
 use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
@@ -29,6 +29,7 @@ impl GemvProduct {
             name: of.name.clone(),
             doc: String::new(),
             factors: of.factors,
+            prologues: [None, None],
             pair: false,
             rows,
             columns,
@@ -63,6 +64,18 @@ impl GemvProduct {
         of.kernel.refusal().is_none().then_some(of)
     }
 
+    /// A product, or two of one left operand, whose factors are computed so. The arguments are
+    /// those of the kernel; `None` if the template does not compute it.
+    pub(super) fn with_prologues(
+        product: &WarpProduct,
+        pair: bool,
+        prologues: [Option<Prologue>; 2],
+    ) -> Option<GemvProduct> {
+        let mut of = GemvProduct::of(product)?;
+        (of.kernel.pair, of.kernel.prologues) = (pair, prologues);
+        of.kernel.refusal().is_none().then_some(of)
+    }
+
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
     pub fn tiled(&self, tiling: GemvTiling) -> Option<(Body, Work)> {
         let kernel = GemvKernel { tiling, ..self.kernel.clone() };
@@ -93,6 +106,7 @@ impl GemvProduct {
         const SUMS: f64 = 8.0;
         const THREADS: usize = 2048;
         const REGISTERS: usize = 65_536;
+        const ISSUED: f64 = 100.0;
         let [outer, inner, _, n, k] = self.product.sizes;
         let rights = self.kernel.rights();
         let rows = self.kernel.padded_rows();
@@ -103,12 +117,19 @@ impl GemvProduct {
         let registers = 48 + t.unroll * (of_right + of_left) + rights * rows * t.columns / 32;
         let beside = (THREADS.min(REGISTERS / registers) / t.threads()).clamp(1, share);
         let steps = k.div_ceil(GEMV_STEP).div_ceil(t.warps);
-        let at_once = (beside * t.warps * t.unroll.min(steps) * rights * t.columns * GEMV_STEP * 2) as f64;
-        let bytes = (share * rights * t.columns * k * 2) as f64;
+        let size = self.kernel.right_bytes();
+        let at_once = (beside * t.warps * t.unroll.min(steps) * rights * t.columns * GEMV_STEP * size) as f64;
+        let bytes = (share * rights * t.columns * k * size) as f64;
         // A block waits for its first elements, for each group of steps, and for its sums.
         let waits = (share.div_ceil(beside) * (steps.div_ceil(t.unroll) + 1)) as f64 * LATENCY;
         let sums = (share * t.warps * rights * rows * t.columns) as f64 / SUMS;
-        (bytes / BYTES.min(at_once / LATENCY)).max(waits) + sums + 1500.0
+        // What computes factors: elements of all threads, instructions that are issued a cycle.
+        let of_terms = |factor: usize, elements: usize| {
+            let term = self.kernel.prologues[factor].as_ref().map(|p| p.term.nodes.len() + 2);
+            (elements * term.unwrap_or(0)) as f64 / ISSUED
+        };
+        let computed = of_terms(0, share * rows * k) + of_terms(1, share * rights * t.columns * k);
+        (bytes / BYTES.min(at_once / LATENCY)).max(waits).max(computed) + sums + 1500.0
     }
 }
 

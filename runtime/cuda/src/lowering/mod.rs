@@ -18,6 +18,7 @@ mod intervals;
 mod irregular;
 pub mod map_shape;
 pub mod product;
+mod prologue;
 pub mod template;
 pub mod tiled;
 pub mod tiled_attention;

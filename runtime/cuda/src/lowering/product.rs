@@ -13,9 +13,10 @@ use hypatia_templates::instances::Body;
 use super::Work;
 use super::checksum::{Checksum, Seen};
 use super::gemv::GemvProduct;
+use super::prologue;
 use super::tiled::TiledProduct;
 use super::warp_tiled::WarpProduct;
-use hypatia_plan::{GemmStep, Plan, View};
+use hypatia_plan::{Checks, GemmStep, Plan, PrologueStep, View};
 
 /// The compute capability of Hopper, whose instructions its templates use. Later GPUs lack them.
 pub(super) const HOPPER: u32 = 90;
@@ -68,6 +69,15 @@ impl GeneratedProduct {
         let product =
             GeneratedProduct { hopper, warps: None, few_rows, checksum, in_order: plan.allowed.batch_invariant };
         Some(product.settled()).filter(|p| p.hopper.is_some() || p.few_rows.is_some())
+    }
+
+    /// A product, or two of one left operand, with factors that are computed where they are read.
+    /// `None` if an operand would have to be copied, or where sums are checked.
+    pub fn of_prologue(plan: &Plan, step: &PrologueStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
+        let in_order = plan.allowed.batch_invariant;
+        let wanted = plan.checks == Checks::Off && !in_order;
+        let few_rows = prologue::product(step, reads, out).filter(|_| wanted)?;
+        Some(GeneratedProduct { hopper: None, warps: None, few_rows: Some(few_rows), checksum: None, in_order })
     }
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.

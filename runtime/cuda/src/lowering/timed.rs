@@ -39,6 +39,9 @@ impl Timed {
         let (reads, writes) = (&step.reads[..call.reads], &step.writes[..call.writes]);
         match &call.called {
             Called::Product(g) | Called::Pair(g) if g.k == 0 => None,
+            Called::Prologue(p) => {
+                GeneratedProduct::of_prologue(plan, p, reads, out).map(|p| Timed::Product(Box::new(p)))
+            }
             Called::Pair(g) => GeneratedProduct::of_pair(plan, g, reads, out).map(|p| Timed::Product(Box::new(p))),
             Called::Product(g) => GeneratedProduct::of(plan, g, reads, out).map(|p| Timed::Product(Box::new(p))),
             // A chain keeps its accumulators to itself.

@@ -18,6 +18,7 @@ mod joint;
 mod launcher;
 mod pair;
 mod precision;
+mod prologue;
 mod rows;
 mod scalars;
 mod templates;

@@ -1,0 +1,223 @@
+//! Prologues: factors of a product that are computed where they are read.
+//!
+//! In: pointwise work whose result only a product reads, with the layout of its operands. Out: a
+//! [`Prologue`], which the description of that product holds. Invariant: an element of the factor
+//! is one term over elements of the operands, rounded once to the type that is multiplied, as if it
+//! had been stored.
+
+use crate::dtype::DType;
+use crate::scalar::{Term, TermId, TermNode, prune};
+
+/// Elements of k that a thread reads side by side.
+pub const NEIGHBOURS: usize = 8;
+/// The widest access, in bytes.
+const WIDEST: usize = 16;
+/// Bytes of a word.
+const WORD: usize = 4;
+
+/// How an operand lies along k and along the lines of a factor: the rows of the left one, the
+/// columns of the right one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FactorAccess {
+    /// An element for each place.
+    Each,
+    /// An element for each place along k, the same for all lines.
+    Along,
+    /// An element for each group of places along k and each line.
+    Group,
+    /// An element for each line.
+    Line,
+    /// One element.
+    Splat,
+}
+
+/// An operand of a prologue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FactorInput {
+    /// Element type in memory.
+    pub dtype: DType,
+    /// How it lies.
+    pub access: FactorAccess,
+    /// Bytes at which each of its runs of neighbours begins: a power of two, at most 16.
+    pub unit: usize,
+}
+
+/// How a factor is computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prologue {
+    /// What the term's `In` leaves read.
+    pub inputs: Vec<FactorInput>,
+    /// Elements of k in a group; those of all of k if nothing is read by groups.
+    pub group: usize,
+    /// An element of the factor.
+    pub term: Term,
+}
+
+/// The accesses with which a thread reads an operand: how many, and the elements of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accesses {
+    /// Accesses.
+    pub count: usize,
+    /// Elements of an access, side by side.
+    pub elements: usize,
+}
+
+impl FactorInput {
+    /// What a thread reads for a step, where it has that many lines and `by_k` says that k is the
+    /// dense axis. What is the same in each step is counted as well.
+    pub fn accesses(&self, by_k: bool, lines: usize) -> Accesses {
+        let (count, elements) = match (self.access, by_k) {
+            (FactorAccess::Each, true) => (lines, NEIGHBOURS),
+            (FactorAccess::Each, false) => (NEIGHBOURS, lines),
+            (FactorAccess::Along, true) => (1, NEIGHBOURS),
+            (FactorAccess::Along, false) => (NEIGHBOURS, 1),
+            (FactorAccess::Group | FactorAccess::Line, true) => (lines, 1),
+            (FactorAccess::Group | FactorAccess::Line, false) => (1, lines),
+            (FactorAccess::Splat, _) => (1, 1),
+        };
+        Accesses { count, elements }
+    }
+
+    /// True if it is read once for all steps.
+    pub fn is_kept(&self) -> bool {
+        matches!(self.access, FactorAccess::Line | FactorAccess::Splat)
+    }
+
+    /// Words of an access of so many elements.
+    pub fn words(&self, elements: usize) -> usize {
+        (elements * self.dtype.size()).div_ceil(WORD)
+    }
+}
+
+impl Prologue {
+    /// Words that a thread holds for a step, and those that stay.
+    pub fn words(&self, by_k: bool, lines: usize) -> [usize; 2] {
+        let mut words = [0; 2];
+        for input in &self.inputs {
+            let Accesses { count, elements } = input.accesses(by_k, lines);
+            words[usize::from(input.is_kept())] += count * input.words(elements);
+        }
+        words
+    }
+
+    /// Bytes that are read for each element of the factor.
+    pub fn bytes(&self) -> usize {
+        self.inputs.iter().filter(|i| i.access == FactorAccess::Each).map(|i| i.dtype.size()).sum()
+    }
+
+    /// Why it cannot be computed for factors of type `half`, if it cannot.
+    pub fn refusal(&self, half: DType) -> Option<&'static str> {
+        let known = |d: DType| d == half || matches!(d, DType::F32 | DType::I8 | DType::U8);
+        let by_groups = self.inputs.iter().any(|i| i.access == FactorAccess::Group);
+        match () {
+            () if !self.inputs.iter().all(|i| known(i.dtype)) => {
+                Some("its factor is computed from other types than that of the factors, f32 and 8-bit integers")
+            }
+            () if by_groups && !self.group.is_multiple_of(NEIGHBOURS) => {
+                Some("the groups of its factor are not whole accesses")
+            }
+            () if !self.inputs.iter().any(|i| i.access == FactorAccess::Each) => {
+                Some("no operand of its factor has its size")
+            }
+            () => None,
+        }
+    }
+
+    /// Whether each access begins where one of its width may.
+    pub fn fits(&self, by_k: bool, lines: usize) -> bool {
+        self.inputs.iter().all(|i| {
+            let bytes = i.accesses(by_k, lines).elements * i.dtype.size();
+            i.unit >= bytes.min(WIDEST) && bytes.is_power_of_two()
+        })
+    }
+
+    /// The term, in which 8-bit integers that are only converted to floating-point numbers are such
+    /// numbers, and for each operand whether it is one. `half`, to which the result is rounded,
+    /// holds all of these exactly, as every type does to which they may be converted.
+    pub fn as_numbers(&self, half: DType) -> (Term, Vec<bool>) {
+        let term = &self.term;
+        let narrow =
+            |i: u32| self.inputs.get(i as usize).is_some_and(|input| matches!(input.dtype, DType::I8 | DType::U8));
+        let mut number: Vec<bool> = (0..self.inputs.len()).map(|i| narrow(i as u32)).collect();
+        let input = |id: &TermId| match term.node(*id) {
+            TermNode::In { input, .. } if narrow(*input) => Some(*input as usize),
+            _ => None,
+        };
+        let converts = |node: &TermNode| matches!(node, TermNode::Cast { to, .. } if to.is_float());
+        for node in term.nodes.iter().filter(|n| !converts(n)) {
+            node.args().iter().filter_map(&input).for_each(|i| number[i] = false);
+        }
+        term.roots.iter().filter_map(&input).for_each(|i| number[i] = false);
+        // A conversion of such an operand is the operand; one of the result, to its own type, is
+        // the rounding that follows anyhow.
+        let mut out = Term::empty();
+        let mut places: Vec<TermId> = Vec::with_capacity(term.nodes.len());
+        for (at, node) in term.nodes.iter().enumerate() {
+            let is_root = term.roots.contains(&TermId(at as u32));
+            let place = match node {
+                TermNode::Cast { to, arg } if to.is_float() && input(arg).is_some_and(|i| number[i]) => {
+                    places[arg.0 as usize]
+                }
+                TermNode::Cast { to, arg } if *to == half && is_root => places[arg.0 as usize],
+                node => out.add(node.map_args(|id| places[id.0 as usize])),
+            };
+            places.push(place);
+        }
+        out.roots = term.roots.iter().map(|r| places[r.0 as usize]).collect();
+        (prune(&out), number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::ir::InView;
+
+    fn reading(term: &mut Term, input: u32) -> TermId {
+        term.add(TermNode::In { input, view: InView::Broadcast })
+    }
+
+    fn input(dtype: DType, access: FactorAccess) -> FactorInput {
+        FactorInput { dtype, access, unit: 16 }
+    }
+
+    #[test]
+    fn bytes_that_are_only_converted_are_numbers() {
+        let mut term = Term::empty();
+        let (q, s) = (reading(&mut term, 0), reading(&mut term, 1));
+        let q = term.add(TermNode::Cast { to: DType::BF16, arg: q });
+        let both = term.add(TermNode::Call { scalar: crate::ir::ScalarId(0), args: vec![q, s] });
+        let both = term.add(TermNode::Cast { to: DType::BF16, arg: both });
+        term.roots.push(both);
+        let inputs = vec![input(DType::I8, FactorAccess::Each), input(DType::I8, FactorAccess::Line)];
+        let prologue = Prologue { inputs, group: 64, term };
+        let (term, numbers) = prologue.as_numbers(DType::BF16);
+        // The second operand is used as the integer that it is.
+        assert_eq!(numbers, [true, false]);
+        assert!(!term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. })), "{term:?}");
+        // Rounding to another type than that of the factors stays.
+        let (term, _) = prologue.as_numbers(DType::F16);
+        assert_eq!(term.nodes.iter().filter(|n| matches!(n, TermNode::Cast { .. })).count(), 1);
+    }
+
+    #[test]
+    fn accesses_follow_from_the_dense_axis() {
+        let each = input(DType::I8, FactorAccess::Each);
+        assert_eq!(each.accesses(true, 4), Accesses { count: 4, elements: 8 });
+        assert_eq!(each.accesses(false, 4), Accesses { count: 8, elements: 4 });
+        let mut term = Term::empty();
+        let q = reading(&mut term, 0);
+        term.roots.push(q);
+        let scale = input(DType::F32, FactorAccess::Group);
+        let mut p = Prologue { inputs: vec![each, scale], group: 12, term };
+        assert_eq!((p.words(true, 4), p.words(false, 4)), ([8 + 4, 0], [8 + 4, 0]));
+        assert!(p.refusal(DType::F16).is_some());
+        p.group = 64;
+        assert!(p.refusal(DType::F16).is_none() && p.fits(true, 4));
+        p.inputs[0].unit = 4;
+        assert!(!p.fits(true, 4) && p.fits(false, 4));
+        p.inputs[0].dtype = DType::BF16;
+        assert!(p.refusal(DType::F16).is_some());
+    }
+}

@@ -1,0 +1,191 @@
+//! Joins products with the pointwise work that computes their factors.
+//!
+//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which a product of
+//! few rows and the pointwise steps whose results only it reads, as its factors, are one step with
+//! these steps as its fallback. Invariant: a factor is rounded as it would be stored; nothing is
+//! joined whose result is a result of the plan, or is read by another step.
+//!
+//! Weights of 8 bits or with scales, casts of weights, activations in front: like pointwise regions
+//! and chains, these are clustered after extraction, since rules would need one for each term.
+
+use std::collections::HashMap;
+
+use hypatia_dsl::ir::Backend;
+use hypatia_dsl::kernel::MOST_ROWS;
+
+use super::{Action, BufferId, Called, FactorTerm, GemmStep, Plan, PointwiseStep, PrologueStep, Step, View};
+
+/// Joins products of a plan with what computes their factors.
+pub(super) fn cluster(plan: &mut Plan) {
+    if plan.allowed.is_exact() || plan.allowed.batch_invariant {
+        return;
+    }
+    let makers = makers(plan);
+    let mut gone = vec![false; plan.steps.len()];
+    for at in 0..plan.steps.len() {
+        if let Some((step, of_factors)) = joined(plan, &makers, at) {
+            of_factors.iter().for_each(|i| gone[*i] = true);
+            plan.steps[at] = step;
+        }
+    }
+    let mut gone = gone.into_iter();
+    plan.steps.retain(|_| gone.next() != Some(true));
+}
+
+/// The pointwise step that makes each buffer which one step alone reads.
+fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
+    let mut readers: HashMap<BufferId, usize> = HashMap::new();
+    for step in &plan.steps {
+        let mut own: Vec<BufferId> = step.reads.iter().map(|v| v.buffer).collect();
+        own.sort_unstable_by_key(|b| b.0);
+        own.dedup();
+        own.into_iter().for_each(|b| *readers.entry(b).or_default() += 1);
+    }
+    plan.outputs.iter().for_each(|(_, v)| *readers.entry(v.buffer).or_default() += 1);
+    let made = plan.steps.iter().enumerate().filter_map(|(i, step)| match (&step.action, step.writes.as_slice()) {
+        (Action::Pointwise(p), [out]) if p.kernel.acc.is_none() => Some((out.buffer, i)),
+        _ => None,
+    });
+    made.filter(|(buffer, _)| readers.get(buffer) == Some(&1)).collect()
+}
+
+/// The product of a step that a generated kernel computes, and its number of factors.
+fn product<'p>(plan: &'p Plan, step: &'p Step) -> Option<(&'p GemmStep, &'p [View], usize)> {
+    let Action::Call(call) = &step.action else { return None };
+    let own = matches!(plan.program.kernels[step.kernel?.index()].backend, Backend::Tiled);
+    let reads = &step.reads[..call.reads];
+    match &call.called {
+        Called::Product(g) if own => Some((g, reads, 2)),
+        Called::Pair(g) if own => Some((g, reads, 3)),
+        _ => None,
+    }
+}
+
+/// The step at that place with the steps that compute its factors, and the places of these.
+fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, at: usize) -> Option<(Step, Vec<usize>)> {
+    let step = &plan.steps[at];
+    let (g, own, factors) = product(plan, step)?;
+    let rows = g.batch.iter().product::<usize>() * g.m;
+    if !(1..=MOST_ROWS).contains(&rows) || g.k * g.n == 0 {
+        return None;
+    }
+    let beside = &own[factors..];
+    let mut found: Vec<Option<(usize, FactorTerm, Vec<View>)>> = Vec::new();
+    for (i, view) in own[..factors].iter().enumerate() {
+        // What the epilogue or the other factor reads too is computed once, and stored.
+        let alone = own.iter().filter(|v| v.buffer == view.buffer).count() == 1;
+        let maker = makers.get(&view.buffer).filter(|_| alone && !beside.iter().any(|v| v.buffer == view.buffer));
+        let computed = maker.and_then(|maker| {
+            let Action::Pointwise(p) = &plan.steps[*maker].action else { return None };
+            let (term, reads) = factor(p, &plan.steps[*maker], view, if i == 0 { Side::Left } else { Side::Right }, g)?;
+            Some((*maker, term, reads))
+        });
+        found.push(computed);
+    }
+    // Both right factors are computed alike, or neither is.
+    if let [_, b, c] = found.as_mut_slice()
+        && !alike(b.as_ref(), c.as_ref())
+    {
+        (*b, *c) = (None, None);
+    }
+    let mut of_factors: Vec<usize> = found.iter().flatten().map(|(maker, ..)| *maker).collect();
+    if of_factors.is_empty() {
+        return None;
+    }
+    let mut reads = Vec::new();
+    let mut terms = Vec::new();
+    for (view, found) in own.iter().zip(found) {
+        match found {
+            Some((_, term, own)) => {
+                reads.extend(own);
+                terms.push(Some(term));
+            }
+            None => {
+                reads.push(view.clone());
+                terms.push(None);
+            }
+        }
+    }
+    reads.extend(beside.iter().cloned());
+    of_factors.sort_unstable();
+    let parts: Vec<Step> = of_factors.iter().chain([&at]).map(|i| plan.steps[*i].clone()).collect();
+    let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
+    names.dedup();
+    let name = names.join(" + ");
+    let called = Called::Prologue(PrologueStep { product: g.clone(), factors: terms });
+    let Action::Call(call) = &step.action else { return None };
+    let joined = Step::call(&name, called, reads, step.writes[..call.writes].to_vec(), parts);
+    Some((Step { kernel: step.kernel, ..joined }, of_factors))
+}
+
+/// Whether both right factors are computed by one term, from operands that lie alike.
+fn alike(b: Option<&(usize, FactorTerm, Vec<View>)>, c: Option<&(usize, FactorTerm, Vec<View>)>) -> bool {
+    let (Some((_, b, of_b)), Some((_, c, of_c))) = (b, c) else { return false };
+    let same = |v: &View, w: &View| v.dtype == w.dtype && v.shape == w.shape && v.strides == w.strides;
+    b == c && of_b.iter().zip(of_c).all(|(v, w)| same(v, w))
+}
+
+/// Which factor of a product.
+#[derive(Clone, Copy, PartialEq)]
+enum Side {
+    Left,
+    Right,
+}
+
+/// The term of a factor that a pointwise step computes, and what it reads: of the left one `[rows,
+/// groups of k, elements of a group]`, of a right one `[groups of k, elements of a group,
+/// columns]`. `None` if the product does not read the whole result, or the operands cannot be seen
+/// so.
+fn factor(p: &PointwiseStep, maker: &Step, view: &View, side: Side, g: &GemmStep) -> Option<(FactorTerm, Vec<View>)> {
+    let [out] = maker.writes.as_slice() else { return None };
+    let (lead, [of_rows, of_columns]) = view.strides.split_last_chunk::<2>()?;
+    let rows = g.batch.iter().product::<usize>() * g.m;
+    // How the result lies: the sizes of its axes, outermost first, and which one is k.
+    let shared = lead.iter().zip(&g.batch).all(|(s, n)| *s == 0 || *n == 1);
+    let (k, n) = (g.k as isize, g.n as isize);
+    let dense = |stride: isize, size: usize| stride == 1 || size == 1;
+    let (lines, k_is_inner) = match side {
+        Side::Left if view.is_contiguous() => (rows, true),
+        Side::Right if shared && dense(*of_columns, g.n) && (*of_rows == n || g.k == 1) => (g.n, false),
+        Side::Right if shared && dense(*of_rows, g.k) && (*of_columns == k || g.n == 1) => (g.n, true),
+        _ => return None,
+    };
+    if view.offset != 0 || out.len() != lines * g.k || view.dtype != out.dtype {
+        return None;
+    }
+    let reads: Vec<View> = maker.reads.iter().zip(&p.strides).map(|(v, s)| seen(v, &p.shape, s)).collect();
+    let groups = groups(&p.shape, g.k, if k_is_inner { 1 } else { lines });
+    let (group, reads) = groups.into_iter().find_map(|group| {
+        let of_k = [g.k / group, group];
+        let shape = if k_is_inner { [&[lines], &of_k[..]].concat() } else { [&of_k[..], &[lines]].concat() };
+        let reads: Option<Vec<View>> = reads.iter().map(|v| v.reshaped(&shape)).collect();
+        Some((group, reads?))
+    })?;
+    let order: &[usize] = match (side, k_is_inner) {
+        (Side::Right, true) => &[1, 2, 0],
+        _ => &[0, 1, 2],
+    };
+    let reads: Vec<View> = reads.iter().map(|v| v.transposed(order)).collect();
+    let term = FactorTerm { term: p.kernel.term.clone(), dtype: out.dtype, group, reads: reads.len() };
+    Some((term, reads))
+}
+
+/// An operand of a pointwise step over its collapsed index space.
+fn seen(view: &View, shape: &[usize], strides: &[isize]) -> View {
+    View { shape: shape.to_vec(), strides: strides.to_vec(), ..view.clone() }
+}
+
+/// The sizes that groups of k may have, if `inner` elements lie between neighbours along k: all of
+/// k, or where an axis of the index space ends within it.
+fn groups(shape: &[usize], k: usize, inner: usize) -> Vec<usize> {
+    let mut out = vec![k];
+    let mut size = 1;
+    for axis in shape.iter().rev() {
+        size *= axis;
+        let group = size / inner.max(1);
+        if size.is_multiple_of(inner.max(1)) && group > 1 && group < k && k.is_multiple_of(group) {
+            out.push(group);
+        }
+    }
+    out
+}
