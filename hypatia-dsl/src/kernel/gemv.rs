@@ -14,13 +14,16 @@ use crate::scalar::Term;
 
 use super::Operand;
 use super::gemm_sm80::{Factor, is_half};
-use super::prologue::Prologue;
+use super::prologue::{Prologue, Walked};
 use super::tune::{self, StoredTiling, Table};
 
 /// Rows that a kernel has at most.
 pub const MOST_ROWS: usize = 32;
-/// Elements of k that a warp multiplies at a time.
-pub const GEMV_STEP: usize = 32;
+/// Neighbours along k that a thread reads at a time, and those of bytes.
+const NEIGHBOURS: usize = 8;
+const NEIGHBOURS_OF_BYTES: usize = 16;
+/// Threads of a warp that share the elements of k of a line.
+const PARTS: usize = 4;
 /// Shared memory of a block in bytes, at most: what a kernel may have without asking for more.
 const SHARED: usize = 49_152;
 /// Columns of a multiplication of a warp.
@@ -164,25 +167,41 @@ impl GemvKernel {
         // Neighbours in a row of k, of which a thread reads two or more in one access.
         let access = each * b.dtype.size();
         let by_columns = each >= 2 && access <= WIDEST && b.unit >= access && self.columns.is_multiple_of(each);
-        let walked = [true, b.dense_k].into_iter().zip(self.lines());
-        let mut fit = walked.zip(&self.prologues).filter_map(|((by_k, lines), p)| Some(p.as_ref()?.fits(by_k, lines)));
+        let walks = [0, 1].map(|factor| self.walked(factor));
+        let mut fit = walks.into_iter().zip(&self.prologues).filter_map(|(walked, p)| Some(p.as_ref()?.fits(walked)));
         self.shared() <= SHARED && self.words() <= WORDS && (b.dense_k || by_columns) && fit.all(|fits| fits)
     }
 
     /// Words that a thread reads at a time, and what stays for all steps.
-    fn words(&self) -> usize {
-        let (lines, unroll) = (self.lines(), self.tiling.unroll);
-        let of = |factor: usize, by_k: bool| match &self.prologues[factor] {
-            Some(p) => p.words(by_k, lines[factor]),
-            None => [lines[factor] * WIDEST / 4, 0],
+    pub fn words(&self) -> usize {
+        let of = |factor: usize| match &self.prologues[factor] {
+            Some(p) => p.words(self.walked(factor)),
+            None => [self.walked(factor).lines * self.neighbours() / 2, 0],
         };
-        let ([left, kept], [right, beside]) = (of(0, true), of(1, self.factors[1].dense_k));
+        let ([left, kept], [right, beside], unroll) = (of(0), of(1), self.tiling.unroll);
         unroll * (left + right * self.rights()) + kept + beside * self.rights()
     }
 
-    /// Lines of the left and of the right factor that a thread reads: rows and columns.
-    pub fn lines(&self) -> [usize; 2] {
-        [self.padded_rows() / NARROWEST, self.tiling.columns / NARROWEST]
+    /// How a thread walks the left or the right factor.
+    pub fn walked(&self, factor: usize) -> Walked {
+        let lines = [self.padded_rows(), self.tiling.columns][factor] / NARROWEST;
+        Walked { by_k: self.factors[factor].dense_k, lines, neighbours: self.neighbours() }
+    }
+
+    /// Neighbours along k that a thread reads at a time: whole accesses of 16 bytes, where the
+    /// right factor has bytes too.
+    fn neighbours(&self) -> usize {
+        let whole = |p: &Prologue| p.has_whole_groups(NEIGHBOURS_OF_BYTES);
+        let wide = self.factors[1].dense_k
+            && self.prologues[1].as_ref().is_some_and(Prologue::has_bytes)
+            && self.prologues.iter().flatten().all(whole)
+            && self.depth.is_multiple_of(NEIGHBOURS_OF_BYTES);
+        if wide { NEIGHBOURS_OF_BYTES } else { NEIGHBOURS }
+    }
+
+    /// Elements of k that a warp multiplies at a time.
+    pub fn step(&self) -> usize {
+        PARTS * self.neighbours()
     }
 
     /// Bytes in memory of an element of the right factor.

@@ -39,12 +39,12 @@ pub use checksum::{
 pub use derive::{derive_pointwise, derive_rowwise, derive_rowwise_over};
 pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};
 pub use gemm_sm80::{Factor, WARP_TUNE, WarpGemm, WarpTiling};
-pub use gemv::{GEMV_STEP, GEMV_TUNE, GemvKernel, GemvTiling, MOST_ROWS};
+pub use gemv::{GEMV_TUNE, GemvKernel, GemvTiling, MOST_ROWS};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
-pub use prologue::{Accesses, FactorAccess, FactorInput, NEIGHBOURS, Prologue};
+pub use prologue::{Accesses, FactorAccess, FactorInput, Prologue, Walked};
 pub use region::{ColumnSum, RowOperand, RowRegion, RowValue, SharedWork};
 pub use sums::{JoinSumsKernel, MAX_SUMS, ROWS_AHEAD, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};

@@ -5,11 +5,11 @@
 //! is one term over elements of the operands, rounded once to the type that is multiplied, as if it
 //! had been stored.
 
+use crate::builtin::BuiltinScalar;
 use crate::dtype::DType;
+use crate::ir::{Program, ScalarBody};
 use crate::scalar::{Term, TermId, TermNode, prune};
 
-/// Elements of k that a thread reads side by side.
-pub const NEIGHBOURS: usize = 8;
 /// The widest access, in bytes.
 const WIDEST: usize = 16;
 /// Bytes of a word.
@@ -49,8 +49,21 @@ pub struct Prologue {
     pub inputs: Vec<FactorInput>,
     /// Elements of k in a group; those of all of k if nothing is read by groups.
     pub group: usize,
-    /// An element of the factor.
+    /// An element of the factor, without `line`.
     pub term: Term,
+    /// By what the sums of a line are multiplied: the part of an element that is the same along k.
+    pub line: Option<Term>,
+}
+
+/// How a thread walks a factor in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Walked {
+    /// True if k is the factor's dense axis.
+    pub by_k: bool,
+    /// Lines that the thread has.
+    pub lines: usize,
+    /// Elements of k side by side.
+    pub neighbours: usize,
 }
 
 /// The accesses with which a thread reads an operand: how many, and the elements of each.
@@ -63,14 +76,13 @@ pub struct Accesses {
 }
 
 impl FactorInput {
-    /// What a thread reads for a step, where it has that many lines and `by_k` says that k is the
-    /// dense axis. What is the same in each step is counted as well.
-    pub fn accesses(&self, by_k: bool, lines: usize) -> Accesses {
+    /// What a thread reads for a step. What is the same in each step is counted as well.
+    pub fn accesses(&self, Walked { by_k, lines, neighbours }: Walked) -> Accesses {
         let (count, elements) = match (self.access, by_k) {
-            (FactorAccess::Each, true) => (lines, NEIGHBOURS),
-            (FactorAccess::Each, false) => (NEIGHBOURS, lines),
-            (FactorAccess::Along, true) => (1, NEIGHBOURS),
-            (FactorAccess::Along, false) => (NEIGHBOURS, 1),
+            (FactorAccess::Each, true) => (lines, neighbours),
+            (FactorAccess::Each, false) => (neighbours, lines),
+            (FactorAccess::Along, true) => (1, neighbours),
+            (FactorAccess::Along, false) => (neighbours, 1),
             (FactorAccess::Group | FactorAccess::Line, true) => (lines, 1),
             (FactorAccess::Group | FactorAccess::Line, false) => (1, lines),
             (FactorAccess::Splat, _) => (1, 1),
@@ -91,10 +103,10 @@ impl FactorInput {
 
 impl Prologue {
     /// Words that a thread holds for a step, and those that stay.
-    pub fn words(&self, by_k: bool, lines: usize) -> [usize; 2] {
+    pub fn words(&self, walked: Walked) -> [usize; 2] {
         let mut words = [0; 2];
         for input in &self.inputs {
-            let Accesses { count, elements } = input.accesses(by_k, lines);
+            let Accesses { count, elements } = input.accesses(walked);
             words[usize::from(input.is_kept())] += count * input.words(elements);
         }
         words
@@ -108,13 +120,9 @@ impl Prologue {
     /// Why it cannot be computed for factors of type `half`, if it cannot.
     pub fn refusal(&self, half: DType) -> Option<&'static str> {
         let known = |d: DType| d == half || matches!(d, DType::F32 | DType::I8 | DType::U8);
-        let by_groups = self.inputs.iter().any(|i| i.access == FactorAccess::Group);
         match () {
             () if !self.inputs.iter().all(|i| known(i.dtype)) => {
                 Some("its factor is computed from other types than that of the factors, f32 and 8-bit integers")
-            }
-            () if by_groups && !self.group.is_multiple_of(NEIGHBOURS) => {
-                Some("the groups of its factor are not whole accesses")
             }
             () if !self.inputs.iter().any(|i| i.access == FactorAccess::Each) => {
                 Some("no operand of its factor has its size")
@@ -123,19 +131,65 @@ impl Prologue {
         }
     }
 
-    /// Whether each access begins where one of its width may.
-    pub fn fits(&self, by_k: bool, lines: usize) -> bool {
-        self.inputs.iter().all(|i| {
-            let bytes = i.accesses(by_k, lines).elements * i.dtype.size();
-            i.unit >= bytes.min(WIDEST) && bytes.is_power_of_two()
-        })
+    /// Whether groups are whole accesses.
+    pub fn has_whole_groups(&self, neighbours: usize) -> bool {
+        let by_groups = self.inputs.iter().any(|i| i.access == FactorAccess::Group);
+        !by_groups || self.group.is_multiple_of(neighbours)
     }
 
-    /// The term, in which 8-bit integers that are only converted to floating-point numbers are such
-    /// numbers, and for each operand whether it is one. `half`, to which the result is rounded,
-    /// holds all of these exactly, as every type does to which they may be converted.
-    pub fn as_numbers(&self, half: DType) -> (Term, Vec<bool>) {
+    /// Whether each access begins where one of its width may.
+    pub fn fits(&self, walked: Walked) -> bool {
+        let wide = |i: &FactorInput| {
+            let bytes = i.accesses(walked).elements * i.dtype.size();
+            i.unit >= bytes.min(WIDEST) && bytes.is_power_of_two()
+        };
+        self.has_whole_groups(walked.neighbours) && self.inputs.iter().all(wide)
+    }
+
+    /// True if what has the factor's size consists of bytes that can be read 16 at a time along k.
+    pub fn has_bytes(&self) -> bool {
+        let bytes = |i: &FactorInput| i.access != FactorAccess::Each || (i.dtype.size() == 1 && i.unit >= WIDEST);
+        self.inputs.iter().all(bytes)
+    }
+
+    /// The prologue with the part of its term that is the same along k taken out of it: a factor of
+    /// the whole. The sums are multiplied by it instead of each element, and it is not rounded.
+    pub fn with_line(mut self, program: &Program, half: DType) -> Prologue {
         let term = &self.term;
+        let root = match term.node(term.root()) {
+            TermNode::Cast { to, arg } if *to == half => *arg,
+            _ => term.root(),
+        };
+        let TermNode::Call { scalar, args } = term.node(root) else { return self };
+        let multiplies = matches!(program.scalar(*scalar).body, ScalarBody::Builtin(BuiltinScalar::Mul));
+        let along = |id: TermId| {
+            let kept = |node: &TermNode| match node {
+                TermNode::In { input, .. } => self.inputs.get(*input as usize).is_some_and(FactorInput::is_kept),
+                _ => true,
+            };
+            let alone = prune(&Term { nodes: term.nodes.clone(), roots: vec![id] });
+            !alone.nodes.iter().all(kept)
+        };
+        let (of_element, of_line) = match args.as_slice() {
+            [a, b] if multiplies && along(*a) && !along(*b) => (*a, *b),
+            [a, b] if multiplies && along(*b) && !along(*a) => (*b, *a),
+            _ => return self,
+        };
+        let part = |root: TermId| prune(&Term { nodes: term.nodes.clone(), roots: vec![root] });
+        (self.line, self.term) = (Some(part(of_line)), part(of_element));
+        self
+    }
+
+    /// The operands that a term reads.
+    pub fn read_by<'p>(&'p self, term: &'p Term) -> impl Iterator<Item = usize> + 'p {
+        let reads = |i: u32| term.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input == i));
+        (0..self.inputs.len()).filter(move |i| reads(*i as u32))
+    }
+
+    /// One of the terms, in which 8-bit integers that are only converted to floating-point numbers
+    /// are such numbers, and for each operand whether it is one. `half`, to which the result is
+    /// rounded, holds all of these exactly, as every type does to which they may be converted.
+    pub fn as_numbers(&self, term: &Term, half: DType) -> (Term, Vec<bool>) {
         let narrow =
             |i: u32| self.inputs.get(i as usize).is_some_and(|input| matches!(input.dtype, DType::I8 | DType::U8));
         let mut number: Vec<bool> = (0..self.inputs.len()).map(|i| narrow(i as u32)).collect();
@@ -191,32 +245,53 @@ mod tests {
         let both = term.add(TermNode::Cast { to: DType::BF16, arg: both });
         term.roots.push(both);
         let inputs = vec![input(DType::I8, FactorAccess::Each), input(DType::I8, FactorAccess::Line)];
-        let prologue = Prologue { inputs, group: 64, term };
-        let (term, numbers) = prologue.as_numbers(DType::BF16);
+        let prologue = Prologue { inputs, group: 64, term, line: None };
+        let (term, numbers) = prologue.as_numbers(&prologue.term, DType::BF16);
         // The second operand is used as the integer that it is.
         assert_eq!(numbers, [true, false]);
         assert!(!term.nodes.iter().any(|n| matches!(n, TermNode::Cast { .. })), "{term:?}");
         // Rounding to another type than that of the factors stays.
-        let (term, _) = prologue.as_numbers(DType::F16);
+        let (term, _) = prologue.as_numbers(&prologue.term, DType::F16);
         assert_eq!(term.nodes.iter().filter(|n| matches!(n, TermNode::Cast { .. })).count(), 1);
+    }
+
+    #[test]
+    fn what_is_the_same_along_k_multiplies_the_sums() {
+        let program = crate::scalar::testing::library();
+        let mul = program.builtin_scalar(BuiltinScalar::Mul).unwrap();
+        let of = |second: FactorAccess| {
+            let mut term = Term::empty();
+            let (q, s) = (reading(&mut term, 0), reading(&mut term, 1));
+            let q = term.add(TermNode::Cast { to: DType::F16, arg: q });
+            let both = term.add(TermNode::Call { scalar: mul, args: vec![s, q] });
+            let both = term.add(TermNode::Cast { to: DType::F16, arg: both });
+            term.roots.push(both);
+            let inputs = vec![input(DType::I8, FactorAccess::Each), input(DType::F16, second)];
+            Prologue { inputs, group: 64, term, line: None }.with_line(&program, DType::F16)
+        };
+        let scaled = of(FactorAccess::Line);
+        assert_eq!(scaled.read_by(&scaled.term).collect::<Vec<_>>(), [0]);
+        assert_eq!(scaled.read_by(scaled.line.as_ref().unwrap()).collect::<Vec<_>>(), [1]);
+        assert!(of(FactorAccess::Splat).line.is_some() && of(FactorAccess::Group).line.is_none());
     }
 
     #[test]
     fn accesses_follow_from_the_dense_axis() {
         let each = input(DType::I8, FactorAccess::Each);
-        assert_eq!(each.accesses(true, 4), Accesses { count: 4, elements: 8 });
-        assert_eq!(each.accesses(false, 4), Accesses { count: 8, elements: 4 });
+        let walked = |by_k: bool, neighbours: usize| Walked { by_k, lines: 4, neighbours };
+        assert_eq!(each.accesses(walked(true, 16)), Accesses { count: 4, elements: 16 });
+        assert_eq!(each.accesses(walked(false, 8)), Accesses { count: 8, elements: 4 });
         let mut term = Term::empty();
         let q = reading(&mut term, 0);
         term.roots.push(q);
         let scale = input(DType::F32, FactorAccess::Group);
-        let mut p = Prologue { inputs: vec![each, scale], group: 12, term };
-        assert_eq!((p.words(true, 4), p.words(false, 4)), ([8 + 4, 0], [8 + 4, 0]));
-        assert!(p.refusal(DType::F16).is_some());
-        p.group = 64;
-        assert!(p.refusal(DType::F16).is_none() && p.fits(true, 4));
+        let mut p = Prologue { inputs: vec![each, scale], group: 12, term, line: None };
+        assert_eq!((p.words(walked(true, 8)), p.words(walked(false, 8))), ([8 + 4, 0], [8 + 4, 0]));
+        assert!(!p.fits(walked(true, 8)) && p.refusal(DType::F16).is_none());
+        p.group = 8;
+        assert!(p.fits(walked(true, 8)) && !p.fits(walked(true, 16)));
         p.inputs[0].unit = 4;
-        assert!(!p.fits(true, 4) && p.fits(false, 4));
+        assert!(!p.fits(walked(true, 8)) && p.fits(walked(false, 8)) && !p.has_bytes());
         p.inputs[0].dtype = DType::BF16;
         assert!(p.refusal(DType::F16).is_some());
     }

@@ -1,8 +1,8 @@
 //! Weights that stay in the narrow form from which a product of few rows computes its factor.
 //!
 //! In: a graph of builtin ops, before its constants are folded. Out: the nodes that are not folded.
-//! Invariant: what stays is pointwise work on constants whose result, in 16 bits, has far more bytes
-//! than they have, and only products of few rows read it, as their right factor.
+//! Invariant: what stays is pointwise work on constants whose result, in 16 bits, has far more
+//! bytes than they have, and only products of few rows read it, as their right factor.
 //!
 //! Such a product takes as long as its weight's way from memory. Whether the plan then joins the
 //! work with the product is known only at the end: a plan that would compute constants in a step of
@@ -13,7 +13,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::MOST_ROWS;
 
 use super::{Action, Options, Plan, Storage, View};
-use hypatia_graph::{Graph, Node, NodeId, Value, builtin, constant_nodes, is_pointwise, is_view};
+use hypatia_graph::{Graph, Node, NodeId, Value, builtin, constant_nodes, is_pointwise};
 
 /// Elements of a weight from which on its way from memory counts: it takes a microsecond.
 const LARGE: usize = 1 << 21;
@@ -54,13 +54,14 @@ fn len(graph: &Graph, v: Value) -> Option<usize> {
     graph.ty(v).shape.iter().map(|d| d.as_const().and_then(|d| usize::try_from(d).ok())).product()
 }
 
-/// True if views and products of few rows alone read a value, the products as their right factor.
+/// True if transposes and products of few rows alone read a value, the products as their right
+/// factor.
 fn is_factor(graph: &Graph, users: &[Vec<NodeId>], v: Value) -> bool {
     let readers = &users[v.node.index()];
     let outside = graph.outputs.iter().any(|(_, w)| w.node == v.node);
     let reads = |id: &NodeId| {
         let node = graph.node(*id);
-        if is_view(graph, node) {
+        if builtin(graph, node) == Some(BuiltinOp::Transpose) {
             return is_factor(graph, users, Value { node: *id, output: 0 });
         }
         multiplies_few_rows(graph, node)
@@ -85,8 +86,8 @@ fn multiplies_few_rows(graph: &Graph, node: &Node) -> bool {
     product && rows.is_some_and(|rows| (1..=MOST_ROWS).contains(&rows))
 }
 
-/// The pointwise work and views of that node's size from which it is computed, and the bytes of
-/// what these read.
+/// The pointwise work and transposes of that node's size from which it is computed, and the bytes
+/// of what these read.
 fn narrow(graph: &Graph, constant: &[bool], node: usize) -> (Vec<usize>, usize) {
     let size = len(graph, Value { node: NodeId(node as u32), output: 0 });
     let (mut nodes, mut bytes) = (vec![node], 0);
@@ -95,7 +96,8 @@ fn narrow(graph: &Graph, constant: &[bool], node: usize) -> (Vec<usize>, usize) 
         at += 1;
         for v in graph.nodes[i].operands.iter().flatten() {
             let (from, source) = (v.node.index(), graph.node(v.node));
-            let moves = is_pointwise(graph, source) || is_view(graph, source);
+            // Groups along k (a reshape) gain nothing: their scales are one more access each.
+            let moves = is_pointwise(graph, source) || builtin(graph, source) == Some(BuiltinOp::Transpose);
             if moves && constant[from] && len(graph, *v) == size && !source.operands.is_empty() {
                 if !nodes.contains(&from) {
                     nodes.push(from);

@@ -14,7 +14,7 @@ use super::tiles::{OnTiles, Tiles, loaded, plain_storage};
 use super::{Arg, CudaSource, EmitError, Geometry};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, GEMV_STEP, GemvKernel, Operand};
+use hypatia_dsl::kernel::{Access, GemvKernel, Operand};
 
 pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("product of few rows {}: {what}", kernel.name));
@@ -32,9 +32,9 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
     let parts = (rows * t.columns).div_ceil(t.threads());
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, kernel.output, parts as u64)?];
     let [left, right] = walks(kernel);
-    // Each thread computes what it reads at a time, then what it reads behind the loop's beginning.
     for walk in [&left, &right].into_iter().flatten() {
-        bodies.push(walk.function(&mut functions, 8 * walk.lines * t.unroll)?);
+        let of_step = walk.walked.neighbours * walk.walked.lines;
+        bodies.extend(walk.functions(&mut functions, of_step * t.unroll)?);
     }
     functions.need("axes");
     let at = rights(kernel);
@@ -67,7 +67,8 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
         columns => t.columns,
         warps => t.warps,
         unroll => t.unroll,
-        step => GEMV_STEP,
+        step => kernel.step(),
+        near => kernel.step() / 4,
         pair => kernel.pair,
         b_by_k => kernel.factors[1].dense_k,
         left => left.map(|w| w.context()),
@@ -89,8 +90,7 @@ fn walks(kernel: &GemvKernel) -> [Option<Walk<'_>>; 2] {
             name: ["left", "right"][factor],
             prologue,
             first: first[factor],
-            by_k: kernel.factors[factor].dense_k,
-            lines: kernel.lines()[factor],
+            walked: kernel.walked(factor),
             half: kernel.half(),
         })
     };

@@ -5,7 +5,7 @@
 //! [`Work`]; none if it has too many rows, or rows that are not whole accesses. Invariant: its
 //! arguments are those of the template of warps.
 
-use hypatia_dsl::kernel::{GEMV_STEP, GemvKernel, GemvTiling, Prologue};
+use hypatia_dsl::kernel::{GemvKernel, GemvTiling, Prologue};
 use hypatia_plan::{GemmStep, View};
 use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
@@ -100,25 +100,27 @@ impl GemvProduct {
     /// that rank the tilings of seven shapes best, as measured on an H200 (docs/gpu-tests.md).
     fn cycles(&self, t: &GemvTiling, multiprocessors: usize) -> f64 {
         /// Bytes per cycle from memory at best, cycles from a request to its arrival while many are
-        /// on their way, sums per cycle, threads and registers of a multiprocessor.
+        /// on their way, sums per cycle, threads and registers of a multiprocessor, instructions
+        /// that it issues a cycle for terms, bytes per cycle from the L2 cache.
         const BYTES: f64 = 24.0;
         const LATENCY: f64 = 1500.0;
         const SUMS: f64 = 8.0;
         const THREADS: usize = 2048;
         const REGISTERS: usize = 65_536;
         const ISSUED: f64 = 100.0;
-        let [outer, inner, _, n, k] = self.product.sizes;
+        const OF_L2: f64 = 40.0;
+        let [outer, inner, m, n, k] = self.product.sizes;
         let rights = self.kernel.rights();
         let rows = self.kernel.padded_rows();
         let tiles = outer * inner * n.div_ceil(t.columns);
         let share = tiles.div_ceil(multiprocessors);
-        // What a thread has on its way: words of the right factor, and of the left one.
-        let (of_right, of_left) = (rights * t.columns / 2, rows / 2);
-        let registers = 48 + t.unroll * (of_right + of_left) + rights * rows * t.columns / 32;
+        // What a thread has on its way, and its sums.
+        let words = GemvKernel { tiling: *t, ..self.kernel.clone() }.words();
+        let registers = 48 + words + rights * rows * t.columns / 32;
         let beside = (THREADS.min(REGISTERS / registers) / t.threads()).clamp(1, share);
-        let steps = k.div_ceil(GEMV_STEP).div_ceil(t.warps);
-        let size = self.kernel.right_bytes();
-        let at_once = (beside * t.warps * t.unroll.min(steps) * rights * t.columns * GEMV_STEP * size) as f64;
+        let (step, size) = (self.kernel.step(), self.kernel.right_bytes());
+        let steps = k.div_ceil(step).div_ceil(t.warps);
+        let at_once = (beside * t.warps * t.unroll.min(steps) * rights * t.columns * step * size) as f64;
         let bytes = (share * rights * t.columns * k * size) as f64;
         // A block waits for its first elements, for each group of steps, and for its sums.
         let waits = (share.div_ceil(beside) * (steps.div_ceil(t.unroll) + 1)) as f64 * LATENCY;
@@ -129,7 +131,10 @@ impl GemvProduct {
             (elements * term.unwrap_or(0)) as f64 / ISSUED
         };
         let computed = of_terms(0, share * rows * k) + of_terms(1, share * rights * t.columns * k);
-        (bytes / BYTES.min(at_once / LATENCY)).max(waits).max(computed) + sums + 1500.0
+        // Each block reads all of the left factor, from the L2 cache.
+        let of_all = bytes + (share * m * k * 2) as f64;
+        let moved = (bytes / BYTES.min(at_once / LATENCY)).max(of_all / OF_L2);
+        moved.max(waits).max(computed) + sums + 1500.0
     }
 }
 

@@ -76,7 +76,7 @@ impl GeneratedProduct {
     pub fn of_prologue(plan: &Plan, step: &PrologueStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
         let in_order = plan.allowed.batch_invariant;
         let wanted = plan.checks == Checks::Off && !in_order;
-        let few_rows = prologue::product(step, reads, out).filter(|_| wanted)?;
+        let few_rows = prologue::product(&plan.program, step, reads, out).filter(|_| wanted)?;
         Some(GeneratedProduct { hopper: None, warps: None, few_rows: Some(few_rows), checksum: None, in_order })
     }
 

@@ -4,6 +4,7 @@
 //! the template of few rows takes it; none if an operand would have to be copied. Invariant: a
 //! factor lies as what has its size does, and all of that lies alike.
 
+use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{FactorAccess, FactorInput, Prologue};
 use hypatia_plan::{BufferId, FactorTerm, GemmStep, PrologueStep, View, row_major};
 use hypatia_templates::cuda::ArgRole;
@@ -96,7 +97,7 @@ fn described(factor: &FactorTerm, reads: &[View], left: bool) -> Option<Describe
         inputs.push(FactorInput { dtype: view.dtype, access, unit: unit(view, &steps) });
         strides.push(own);
     }
-    Some((Prologue { inputs, group: factor.group, term: factor.term.clone() }, by_k, strides))
+    Some((Prologue { inputs, group: factor.group, term: factor.term.clone(), line: None }, by_k, strides))
 }
 
 /// A factor that has the size and the order of one that is computed.
@@ -113,7 +114,7 @@ fn stand_in(g: &GemmStep, factor: &FactorTerm, left: bool, by_k: bool) -> View {
 }
 
 /// The product of a step by the template of few rows, if that computes it.
-pub(super) fn product(p: &PrologueStep, reads: &[View], out: &View) -> Option<GemvProduct> {
+pub(super) fn product(program: &Program, p: &PrologueStep, reads: &[View], out: &View) -> Option<GemvProduct> {
     let g = &p.product;
     let mut rest = reads;
     // The factors as views, and how each is computed.
@@ -165,7 +166,9 @@ pub(super) fn product(p: &PrologueStep, reads: &[View], out: &View) -> Option<Ge
     });
     strides.extend(others);
     let mut computed = computed.into_iter().map(|c| c.map(|(prologue, ..)| prologue));
-    let prologues = [computed.next()?, computed.next()?];
+    let right_type = factors[1].dtype;
+    let [left, right] = [computed.next()?, computed.next()?];
+    let prologues = [left, right.map(|right| right.with_line(program, right_type))];
     GemvProduct::with_prologues(&WarpProduct { strides, ..product }, p.is_pair(), prologues)
 }
 

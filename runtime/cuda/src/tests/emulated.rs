@@ -40,7 +40,7 @@ pub struct Case {
 pub type Ran = (Plan, Vec<Tensor>);
 
 /// What stands on a host for instructions of warps, by the beginning of the instruction.
-const OF_WARPS: [(&str, &str); 14] = [
+const OF_WARPS: [(&str, &str); 16] = [
     ("ld.global.L1::no_allocate", "std::memcpy(r, p, sizeof r);"),
     ("prefetch.global.L2", "emu_fetch(p);"),
     ("cp.async.cg.", "emu_copy(to, from, BYTES, exist);"),
@@ -54,6 +54,8 @@ const OF_WARPS: [(&str, &str); 14] = [
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16", "emu_multiply(d, a, b0, b1, false);"),
     ("cvt.rn.bf16x2", "r = emu_pair(a, b, true);"),
     ("cvt.rn.f16x2", "r = emu_pair(a, b, false);"),
+    ("fma.rn.bf16x2", "r = emu_sums(a, b, true);"),
+    ("add.rn.f16x2", "r = emu_sums(a, b, false);"),
     ("cvt.f32.f16", "r = __half2float({x});"),
 ];
 

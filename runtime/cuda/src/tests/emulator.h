@@ -343,6 +343,10 @@ static uint32_t emu_pair(const float a, const float b, const bool bf16) {
   const uint16_t y = bf16 ? __float2bfloat16_rn(b).bits : __float2half_rn(b).bits;
   return x | (uint32_t)y << 16;
 }
+static uint32_t emu_sums(const uint32_t a, const uint32_t b, const bool bf16) {
+  const auto sum = [&](const int at) { return emu_half(a, at, bf16) + emu_half(b, at, bf16); };
+  return emu_pair(sum(0), sum(1), bf16);
+}
 static __half __ushort_as_half(const unsigned short bits) { return {bits}; }
 static __nv_bfloat16 __ushort_as_bfloat16(const unsigned short bits) { return {bits}; }
 static float rsqrtf(const float x) { return 1 / std::sqrt(x); }

@@ -1,6 +1,8 @@
 //! Products of few rows with an epilogue, against the reference: every tiling that the library
 //! declares, rows from 1 to 32, ragged sizes, both orders of the right factor, batches, all kinds
 //! of operands.
+use std::sync::Arc;
+
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{GemvTiling, StoredTiling};
 
@@ -10,7 +12,7 @@ use super::tiled::{Inputs, agrees_by, case, source, tiled_step};
 use super::{cases, gpu, planned};
 use crate::lowering::product::GeneratedProduct;
 use crate::lowering::timed::Timed;
-use crate::tiled;
+use crate::{Gpu, tiled};
 use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::Graph;
 use hypatia_pipeline as pipeline;
@@ -239,36 +241,35 @@ fn few_rows_are_timed_on_a_gpu() {
             true => pair::case(DType::BF16, shape, [false, true], "swiglu").0,
             false => case(DType::BF16, shape, [false, true], "residual").0,
         };
-        let mut plan = Plan::clone(&planned(&gpu.profile(), &graph));
-        // A model that the L2 cache cannot hold.
-        let mut filler = plan.inputs[0].clone();
-        filler.shape = vec![32 << 20];
-        plan.inputs.push(filler);
-        let (step, e) = tiled_step(&plan).unwrap();
-        let timed = Timed::of(&plan, (step, e, tiled::kernel(&plan, step).unwrap())).unwrap();
-        let at = step.kernel.unwrap().index();
-        let all = timed.plausible(&plan.program.kernels[at], gpu.multiprocessors());
-        println!("{shape:?} pair {pair}: {} KiB, {:.2} us at 4.4 TB/s", bytes >> 10, bytes as f64 / 4.4e6);
-        for (place, words) in all.into_iter().enumerate() {
-            let Some(tiling) = GemvTiling::of_words(&words) else { continue };
-            // The others are slower at all of these shapes.
-            if tiling.columns > 32 || tiling.unroll > 4 {
-                continue;
-            }
-            let mut plan = Plan::clone(&plan);
-            let program = std::sync::Arc::make_mut(&mut plan.program);
-            let one = |name: &str, value: usize| (name.to_string(), vec![value as i64]);
-            program.kernels[at].tune =
-                vec![one("tile_n", tiling.columns), one("warps", tiling.warps), one("unroll", tiling.unroll)];
-            let mut tuner = crate::tuner::Tuner::without_cache(std::time::Duration::from_secs(60));
-            crate::exec::Executor::new(plan.into(), gpu.clone(), &mut tuner).unwrap();
-            for c in tuner.choices() {
-                let (us, first) = (c.us.unwrap_or(f64::NAN), c.first_us.unwrap_or(f64::NAN));
-                println!(
-                    "  {place} {tiling:?} {us:.2} us, {:.2} TB/s; the parts {first:.2} us",
-                    bytes as f64 / us / 1e6
-                );
-            }
+        time_tilings(&gpu, &graph, bytes, &format!("{shape:?} pair {pair}"));
+    }
+}
+
+/// Prints the times of a product's tilings in the order of their predictions, where the L2 cache
+/// does not hold its operands.
+pub(super) fn time_tilings(gpu: &Arc<Gpu>, graph: &Graph, bytes: usize, what: &str) {
+    let mut plan = Plan::clone(&planned(&gpu.profile(), graph));
+    // A model that the L2 cache cannot hold.
+    let mut filler = plan.inputs[0].clone();
+    filler.shape = vec![32 << 20];
+    plan.inputs.push(filler);
+    let (step, e) = tiled_step(&plan).unwrap();
+    let timed = Timed::of(&plan, (step, e, tiled::kernel(&plan, step).unwrap())).unwrap();
+    let at = step.kernel.unwrap().index();
+    let all = timed.plausible(&plan.program.kernels[at], gpu.multiprocessors());
+    println!("{what}: {} KiB, {:.2} us at 4.4 TB/s", bytes >> 10, bytes as f64 / 4.4e6);
+    for (place, words) in all.into_iter().enumerate() {
+        let Some(tiling) = GemvTiling::of_words(&words) else { continue };
+        let mut plan = Plan::clone(&plan);
+        let program = Arc::make_mut(&mut plan.program);
+        let one = |name: &str, value: usize| (name.to_string(), vec![value as i64]);
+        program.kernels[at].tune =
+            vec![one("tile_n", tiling.columns), one("warps", tiling.warps), one("unroll", tiling.unroll)];
+        let mut tuner = crate::tuner::Tuner::without_cache(std::time::Duration::from_secs(60));
+        crate::exec::Executor::new(plan.into(), gpu.clone(), &mut tuner).unwrap();
+        for c in tuner.choices() {
+            let (us, first) = (c.us.unwrap_or(f64::NAN), c.first_us.unwrap_or(f64::NAN));
+            println!("  {place} {tiling:?} {us:.2} us, {:.2} TB/s; the parts {first:.2} us", bytes as f64 / us / 1e6);
         }
     }
 }

@@ -9,9 +9,9 @@ use hypatia_dsl::kernel::GemvTiling;
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
 
-use super::emulated;
 use super::tiled::{Inputs, agrees_by, source, tiled_step};
 use super::{cases, gpu, planned};
+use super::{emulated, gemv};
 use crate::lowering::timed::Timed;
 use crate::nvrtc::{Nvrtc, NvrtcError};
 use crate::tiled;
@@ -367,4 +367,15 @@ fn factors_that_are_computed_agree_with_the_reference_on_a_gpu() {
     }
     println!("{ran} products with work on their factors agree");
     assert!(ran > 0);
+}
+
+/// Times of tilings, in the order of their predictions: a measurement, not a test.
+#[test]
+#[ignore = "a measurement"]
+fn factors_that_are_computed_are_timed_on_a_gpu() {
+    let Some(gpu) = gpu(1) else { return };
+    for (work, [m, n, k]) in [("scaled", [16, 4096, 4096]), ("scaled", [1, 4096, 4096]), ("groups", [1, 4096, 4096])] {
+        let (graph, _) = case(DType::BF16, [m, n, k], true, work, false);
+        gemv::time_tilings(&gpu, &graph, n * k, &format!("{work} {m}x{n}x{k}"));
+    }
 }
