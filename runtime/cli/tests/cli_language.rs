@@ -141,6 +141,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("numbers.hyp", 2),
         ("order.hyp", 1),
         ("overflow.hyp", 2),
+        ("prologues.hyp", 5),
         ("regrouping.hyp", 0),
         ("residual_norm.hyp", 4),
         ("rules.hyp", 9),

@@ -61,6 +61,9 @@ fn product<'p>(plan: &'p Plan, step: &'p Step) -> Option<(&'p GemmStep, &'p [Vie
     }
 }
 
+/// A factor that a pointwise step computes: that step's place, its term, and what it reads.
+type Computed = (usize, FactorTerm, Vec<View>);
+
 /// The step at that place with the steps that compute its factors, and the places of these.
 fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, at: usize) -> Option<(Step, Vec<usize>)> {
     let step = &plan.steps[at];
@@ -69,45 +72,19 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, at: usize) -> Option<(
     if !(1..=MOST_ROWS).contains(&rows) || g.k * g.n == 0 {
         return None;
     }
-    let beside = &own[factors..];
-    let mut found: Vec<Option<(usize, FactorTerm, Vec<View>)>> = Vec::new();
-    for (i, view) in own[..factors].iter().enumerate() {
-        // What the epilogue or the other factor reads too is computed once, and stored.
-        let alone = own.iter().filter(|v| v.buffer == view.buffer).count() == 1;
-        let maker = makers.get(&view.buffer).filter(|_| alone && !beside.iter().any(|v| v.buffer == view.buffer));
-        let computed = maker.and_then(|maker| {
-            let Action::Pointwise(p) = &plan.steps[*maker].action else { return None };
-            let (term, reads) = factor(p, &plan.steps[*maker], view, if i == 0 { Side::Left } else { Side::Right }, g)?;
-            Some((*maker, term, reads))
-        });
-        found.push(computed);
-    }
-    // Both right factors are computed alike, or neither is.
-    if let [_, b, c] = found.as_mut_slice()
-        && !alike(b.as_ref(), c.as_ref())
-    {
-        (*b, *c) = (None, None);
-    }
+    let found = computed(plan, makers, g, own, factors);
     let mut of_factors: Vec<usize> = found.iter().flatten().map(|(maker, ..)| *maker).collect();
     if of_factors.is_empty() {
         return None;
     }
-    let mut reads = Vec::new();
-    let mut terms = Vec::new();
-    for (view, found) in own.iter().zip(found) {
-        match found {
-            Some((_, term, own)) => {
-                reads.extend(own);
-                terms.push(Some(term));
-            }
-            None => {
-                reads.push(view.clone());
-                terms.push(None);
-            }
-        }
-    }
-    reads.extend(beside.iter().cloned());
     of_factors.sort_unstable();
+    let (mut reads, mut terms) = (Vec::new(), Vec::new());
+    for (view, found) in own.iter().zip(found) {
+        let (term, own) = found.map_or((None, vec![view.clone()]), |(_, term, own)| (Some(term), own));
+        reads.extend(own);
+        terms.push(term);
+    }
+    reads.extend(own[factors..].iter().cloned());
     let parts: Vec<Step> = of_factors.iter().chain([&at]).map(|i| plan.steps[*i].clone()).collect();
     let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
     names.dedup();
@@ -118,8 +95,36 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, at: usize) -> Option<(
     Some((Step { kernel: step.kernel, ..joined }, of_factors))
 }
 
+/// How each factor of a product is computed, if a pointwise step does that for it alone. `own` are
+/// the operands of its launch, of which the first ones are the factors.
+fn computed(
+    plan: &Plan,
+    makers: &HashMap<BufferId, usize>,
+    g: &GemmStep,
+    own: &[View],
+    factors: usize,
+) -> Vec<Option<Computed>> {
+    let of_factor = |(i, view): (usize, &View)| {
+        // What the epilogue or the other factor reads too is computed once, and stored.
+        let alone = own.iter().filter(|v| v.buffer == view.buffer).count() == 1;
+        let maker = *makers.get(&view.buffer).filter(|_| alone)?;
+        let Action::Pointwise(p) = &plan.steps[maker].action else { return None };
+        let side = if i == 0 { Side::Left } else { Side::Right };
+        let (term, reads) = factor(p, &plan.steps[maker], view, side, g)?;
+        Some((maker, term, reads))
+    };
+    let mut found: Vec<Option<Computed>> = own[..factors].iter().enumerate().map(of_factor).collect();
+    // Both right factors are computed alike, or neither is.
+    if let [_, b, c] = found.as_mut_slice()
+        && !alike(b.as_ref(), c.as_ref())
+    {
+        (*b, *c) = (None, None);
+    }
+    found
+}
+
 /// Whether both right factors are computed by one term, from operands that lie alike.
-fn alike(b: Option<&(usize, FactorTerm, Vec<View>)>, c: Option<&(usize, FactorTerm, Vec<View>)>) -> bool {
+fn alike(b: Option<&Computed>, c: Option<&Computed>) -> bool {
     let (Some((_, b, of_b)), Some((_, c, of_c))) = (b, c) else { return false };
     let same = |v: &View, w: &View| v.dtype == w.dtype && v.shape == w.shape && v.strides == w.strides;
     b == c && of_b.iter().zip(of_c).all(|(v, w)| same(v, w))

@@ -31,14 +31,13 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
     let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: first };
     let parts = (rows * t.columns).div_ceil(t.threads());
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, kernel.output, parts as u64)?];
-    let [left, right] = walks(kernel);
-    for walk in [&left, &right].into_iter().flatten() {
+    let walks = walks(kernel);
+    for walk in walks.iter().flatten() {
         let of_step = walk.walked.neighbours * walk.walked.lines;
         bodies.extend(walk.functions(&mut functions, of_step * t.unroll)?);
     }
     functions.need("axes");
-    let at = rights(kernel);
-    let factors = factors(&functions, kernel, [left, right]);
+    let factors = factors(&functions, kernel, walks);
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
@@ -59,11 +58,18 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
         bodies,
         template: "gemv.cu.j2",
     };
-    let own = context! {
+    tiles.render(&functions, own(kernel))
+}
+
+/// What the template alone wants to know.
+fn own(kernel: &GemvKernel) -> Value {
+    let (t, first) = (&kernel.tiling, kernel.reads());
+    let [left, right] = walks(kernel).map(|walk| walk.map(|w| w.context()));
+    context! {
         half => kernel.half().name(),
         unit => kernel.half().name(),
         size => kernel.half().size(),
-        rows => rows,
+        rows => kernel.padded_rows(),
         columns => t.columns,
         warps => t.warps,
         unroll => t.unroll,
@@ -71,14 +77,13 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
         near => kernel.step() / 4,
         pair => kernel.pair,
         b_by_k => kernel.factors[1].dense_k,
-        left => left.map(|w| w.context()),
-        right => right.map(|w| w.context()),
-        rights => at.iter().map(|at| format!("in{at}")).collect::<Value>(),
+        left => left,
+        right => right,
+        rights => rights(kernel).iter().map(|at| format!("in{at}")).collect::<Value>(),
         out_type => plain_storage(kernel.output),
         out_size => kernel.output.size(),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + first, o)).collect::<Value>(),
-    };
-    tiles.render(&functions, own)
+    }
 }
 
 /// How a thread walks the factors that are computed where they are read.

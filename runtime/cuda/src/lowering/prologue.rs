@@ -113,60 +113,81 @@ fn stand_in(g: &GemmStep, factor: &FactorTerm, left: bool, by_k: bool) -> View {
     View { buffer: BufferId(0), dtype: factor.dtype, offset: 0, shape, strides }
 }
 
-/// The product of a step by the template of few rows, if that computes it.
-pub(super) fn product(program: &Program, p: &PrologueStep, reads: &[View], out: &View) -> Option<GemvProduct> {
-    let g = &p.product;
-    let mut rest = reads;
-    // The factors as views, and how each is computed.
-    let (mut factors, mut computed) = (Vec::new(), Vec::new());
-    for (i, (factor, count)) in p.factors.iter().zip(p.reads()).enumerate() {
-        let (own, others) = rest.split_at_checked(count)?;
-        rest = others;
-        match factor {
-            Some(f) => {
-                let described = described(f, own, i == 0)?;
-                factors.push(stand_in(g, f, i == 0, described.1));
-                computed.push(Some(described));
-            }
-            None => {
-                factors.push(own.first()?.clone());
-                computed.push(None);
+/// The factors of a product.
+struct Factors<'v> {
+    /// As they lie in memory, or as if they did.
+    views: Vec<View>,
+    /// How each is computed, if it is.
+    computed: Vec<Option<Described>>,
+    /// What the epilogue reads.
+    beside: &'v [View],
+}
+
+impl Factors<'_> {
+    fn of<'v>(p: &PrologueStep, reads: &'v [View]) -> Option<Factors<'v>> {
+        let (mut views, mut computed, mut beside) = (Vec::new(), Vec::new(), reads);
+        for (i, (factor, count)) in p.factors.iter().zip(p.reads()).enumerate() {
+            let (own, others) = beside.split_at_checked(count)?;
+            beside = others;
+            let described = match factor {
+                Some(f) => Some(described(f, own, i == 0)?),
+                None => None,
+            };
+            views.push(match (factor, &described) {
+                (Some(f), Some((_, by_k, _))) => stand_in(&p.product, f, i == 0, *by_k),
+                _ => own.first()?.clone(),
+            });
+            computed.push(described);
+        }
+        Some(Factors { views, computed, beside })
+    }
+
+    /// The product of the left factor and that right one.
+    fn product(&self, g: &GemmStep, right: usize, out: &View) -> Option<WarpProduct> {
+        let views = [&[self.views[0].clone(), self.views.get(right)?.clone()], self.beside].concat();
+        WarpProduct::of(g, &views, out)
+    }
+
+    /// The strides that the kernel is given: of the operands of all factors, then of the others,
+    /// which a product with these factors as operands has. `second` is the product of the second
+    /// right factor.
+    fn strides(&self, product: &WarpProduct, second: Option<&WarpProduct>) -> Option<Vec<(ArgRole, Vec<i64>)>> {
+        let of_factor = |product: &WarpProduct, i: usize| {
+            product.strides.iter().find(|(role, _)| *role == ArgRole::Read(i)).map(|(_, values)| values.clone())
+        };
+        let mut of_factors: Vec<Vec<i64>> = Vec::new();
+        for (i, computed) in self.computed.iter().enumerate() {
+            match computed {
+                Some((.., own)) => of_factors.extend(own.iter().map(|s| s.map(|s| s as i64).to_vec())),
+                None if i == 2 => of_factors.push(of_factor(second?, 1)?),
+                None => of_factors.push(of_factor(product, i)?),
             }
         }
+        let count = of_factors.len();
+        let others = product.strides.iter().filter_map(|(role, values)| match role {
+            ArgRole::Read(0 | 1) => None,
+            ArgRole::Read(i) => Some((ArgRole::Read(i - 2 + count), values.clone())),
+            role => Some((*role, values.clone())),
+        });
+        let of_factors = of_factors.into_iter().enumerate().map(|(at, values)| (ArgRole::Read(at), values));
+        Some(of_factors.chain(others).collect())
     }
-    let views = |right: usize| [&[factors[0].clone(), factors[right].clone()], rest].concat();
-    let product = WarpProduct::of(g, &views(1), out)?;
-    let [outer, inner, ..] = product.sizes;
-    let of_second = if p.is_pair() { Some(WarpProduct::of(g, &views(2), out)?) } else { None };
+}
+
+/// The product of a step by the template of few rows, if that computes it.
+pub(super) fn product(program: &Program, p: &PrologueStep, reads: &[View], out: &View) -> Option<GemvProduct> {
+    let factors = Factors::of(p, reads)?;
+    let product = factors.product(&p.product, 1, out)?;
+    let second = if p.is_pair() { Some(factors.product(&p.product, 2, out)?) } else { None };
     // Both right factors lie alike.
-    let alike = of_second.as_ref().is_none_or(|s| s.kernel.factors == product.kernel.factors);
+    let alike = second.as_ref().is_none_or(|s| s.kernel.factors == product.kernel.factors);
+    let [outer, inner, ..] = product.sizes;
     if (outer, inner) != (1, 1) || !alike {
         return None;
     }
-    let of_factor = |product: &WarpProduct, i: usize| {
-        product.strides.iter().find(|(role, _)| *role == ArgRole::Read(i)).map(|(_, values)| values.clone())
-    };
-    let mut strides = Vec::new();
-    let mut at = 0;
-    for (i, computed) in computed.iter().enumerate() {
-        let own = match computed {
-            Some((.., own)) => own.iter().map(|s| s.map(|s| s as i64).to_vec()).collect(),
-            None if i == 2 => vec![of_factor(of_second.as_ref()?, 1)?],
-            None => vec![of_factor(&product, i)?],
-        };
-        for values in own {
-            strides.push((ArgRole::Read(at), values));
-            at += 1;
-        }
-    }
-    let others = product.strides.iter().filter_map(|(role, values)| match role {
-        ArgRole::Read(0 | 1) => None,
-        ArgRole::Read(i) => Some((ArgRole::Read(i - 2 + at), values.clone())),
-        role => Some((*role, values.clone())),
-    });
-    strides.extend(others);
-    let mut computed = computed.into_iter().map(|c| c.map(|(prologue, ..)| prologue));
-    let right_type = factors[1].dtype;
+    let strides = factors.strides(&product, second.as_ref())?;
+    let right_type = factors.views[1].dtype;
+    let mut computed = factors.computed.into_iter().map(|c| c.map(|(prologue, ..)| prologue));
     let [left, right] = [computed.next()?, computed.next()?];
     let prologues = [left, right.map(|right| right.with_line(program, right_type))];
     GemvProduct::with_prologues(&WarpProduct { strides, ..product }, p.is_pair(), prologues)

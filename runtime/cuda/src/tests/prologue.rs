@@ -172,7 +172,7 @@ fn case(half: DType, [m, n, k]: [usize; 3], by_k: bool, work: &str, pair: bool) 
 
 fn numbered(at: usize, pair: bool) -> (String, (Graph, Inputs)) {
     let half = if at.is_multiple_of(3) { DType::F16 } else { DType::BF16 };
-    let (shape, work, by_k) = (SHAPES[at % SHAPES.len()], WORK[at % WORK.len()], at / 2 % 2 == 0);
+    let (shape, work, by_k) = (SHAPES[at % SHAPES.len()], WORK[at % WORK.len()], (at / 2).is_multiple_of(2));
     let order = if by_k { "by k" } else { "by columns" };
     (format!("{half} {shape:?} {work} {order} pair {pair}"), case(half, shape, by_k, work, pair))
 }
