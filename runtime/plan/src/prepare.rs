@@ -5,8 +5,8 @@
 //! become one launch. Sizes may be symbols, which [`Prepared::specialized`] replaces: what was
 //! decided stays. Invariant: the only nodes that depend on constants alone are views, constants,
 //! ops without operands, what has a size that was a symbol, and work on weights that products of
-//! few rows are to compute ([`narrow_weights`](super::narrow_weights)). All other such nodes are
-//! folded, with the results that the host would compute from inputs.
+//! few rows are to compute ([`narrow_weights`]). All other such nodes are folded, with the results
+//! that the host would compute from inputs.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
