@@ -153,7 +153,9 @@ impl Prologue {
     }
 
     /// The prologue with the part of its term that is the same along k taken out of it: a factor of
-    /// the whole. The sums are multiplied by it instead of each element, and it is not rounded.
+    /// the whole. The sums are multiplied by it instead of each element, and it is not rounded. The
+    /// rest must be bytes: another number may leave the range of `half` where its product with the
+    /// factor does not.
     pub fn with_line(mut self, program: &Program, half: DType) -> Prologue {
         let term = &self.term;
         let root = match term.node(term.root()) {
@@ -176,8 +178,24 @@ impl Prologue {
             _ => return self,
         };
         let part = |root: TermId| prune(&Term { nodes: term.nodes.clone(), roots: vec![root] });
-        (self.line, self.term) = (Some(part(of_line)), part(of_element));
+        let (element, line) = (part(of_element), part(of_line));
+        if self.is_bytes(program, &element, half) {
+            (self.line, self.term) = (Some(line), element);
+        }
         self
+    }
+
+    /// True for a byte, and for the sum or the difference of two.
+    fn is_bytes(&self, program: &Program, term: &Term, half: DType) -> bool {
+        let (term, numbers) = self.as_numbers(term, half);
+        let adds = |s| matches!(s, ScalarBody::Builtin(BuiltinScalar::Add | BuiltinScalar::Sub));
+        let known = |node: &TermNode| match node {
+            TermNode::In { input, .. } => numbers.get(*input as usize).copied().unwrap_or_default(),
+            TermNode::Call { scalar, .. } => adds(program.scalar(*scalar).body.clone()),
+            _ => false,
+        };
+        let calls = term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
+        calls <= 1 && term.nodes.iter().all(known)
     }
 
     /// The operands that a term reads.
@@ -259,20 +277,23 @@ mod tests {
     fn what_is_the_same_along_k_multiplies_the_sums() {
         let program = crate::scalar::testing::library();
         let mul = program.builtin_scalar(BuiltinScalar::Mul).unwrap();
-        let of = |second: FactorAccess| {
+        let of = |first: DType, second: FactorAccess| {
             let mut term = Term::empty();
             let (q, s) = (reading(&mut term, 0), reading(&mut term, 1));
             let q = term.add(TermNode::Cast { to: DType::F16, arg: q });
             let both = term.add(TermNode::Call { scalar: mul, args: vec![s, q] });
             let both = term.add(TermNode::Cast { to: DType::F16, arg: both });
             term.roots.push(both);
-            let inputs = vec![input(DType::I8, FactorAccess::Each), input(DType::F16, second)];
+            let inputs = vec![input(first, FactorAccess::Each), input(DType::F16, second)];
             Prologue { inputs, group: 64, term, line: None }.with_line(&program, DType::F16)
         };
-        let scaled = of(FactorAccess::Line);
+        let scaled = of(DType::I8, FactorAccess::Line);
         assert_eq!(scaled.read_by(&scaled.term).collect::<Vec<_>>(), [0]);
         assert_eq!(scaled.read_by(scaled.line.as_ref().unwrap()).collect::<Vec<_>>(), [1]);
-        assert!(of(FactorAccess::Splat).line.is_some() && of(FactorAccess::Group).line.is_none());
+        assert!(of(DType::I8, FactorAccess::Splat).line.is_some());
+        assert!(of(DType::I8, FactorAccess::Group).line.is_none());
+        // 1e6 is beyond the range of f16, and 1e6 times 1e-3 is not.
+        assert!(of(DType::F32, FactorAccess::Line).line.is_none());
     }
 
     #[test]
