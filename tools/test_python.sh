@@ -45,6 +45,11 @@ if ! "$into/bin/python" -c "import transformers, timm, torchvision" 2>/dev/null;
     pip install --no-cache-dir --no-deps timm==1.0.31 torchvision==0.26.0 pillow==13.0.0; } ||
     echo "transformers, timm or torchvision could not be installed: whole models are skipped" >&2
 fi
+if ! "$into/bin/python" -c "import onnxscript, onnxruntime" 2>/dev/null; then
+  pip install --no-cache-dir --no-deps onnx==1.23.2 onnx_ir==1.1.0 onnxscript==0.7.2 onnxruntime==1.32.0 \
+    protobuf==7.36.2 flatbuffers==25.12.19 ||
+    echo "onnxscript or onnxruntime could not be installed: \`hypatia bench --suite models\` is not run" >&2
+fi
 export PYTHONPATH=$samples
 # HYPATIA_NATIVE names a library that was built already.
 [ -n "${HYPATIA_NATIVE:-}" ] || cargo build --quiet -p hypatia-python

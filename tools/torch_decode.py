@@ -14,8 +14,8 @@ import time
 
 import hypatia_core as hyp
 import torch
-from gpu_models import LLAMA
 from hypatia_core.backend import backend
+from torch_gpu import LLAMA
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 KEYS, ROUNDS, CALLS, SETTLING = 2048, 7, 30, 30

@@ -24,6 +24,15 @@ from torch_host import print_breakdown
 
 #: Calls until plans are made and measured, and the whole graph beside its parts.
 CALLS = 60
+LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5504,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 4096,
+}
 MODES = ["default", "reduce-overhead", "max-autotune"]
 
 
@@ -54,7 +63,6 @@ def vit():
 
 
 def llama():
-    from gpu_models import LLAMA
     from transformers import LlamaConfig, LlamaModel
 
     return LlamaModel(LlamaConfig(**LLAMA, use_cache=False)).eval(), (torch.randint(32000, (4, 512)),)

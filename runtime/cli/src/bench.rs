@@ -28,6 +28,7 @@ use suite::Suite;
 pub(crate) use suite::noise;
 
 mod ablation;
+mod models;
 mod plot;
 mod roofline;
 mod suite;
@@ -57,7 +58,19 @@ pub struct Bench {
     /// A built-in set of cases.
     #[arg(long, value_enum)]
     suite: Option<Suite>,
-    /// Only the cases or tests whose names contain this text; can be given several times.
+    /// The Python with PyTorch that the suite `models` takes; by default python3.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+    /// What the suite `models` times beside Hypatia: eager, eager in a CUDA graph (`graph`),
+    /// torch.compile with max-autotune (`compile`: a minute a model), onnxruntime; by default all.
+    #[arg(long, value_name = "PEER", value_delimiter = ',',
+        value_parser = clap::builder::PossibleValuesParser::new(models::PEERS))]
+    peers: Vec<String>,
+    /// Keep the result of each of the suite's models in this folder, and measure only those that
+    /// are not there.
+    #[arg(long, value_name = "FOLDER")]
+    results: Option<PathBuf>,
+    /// Only the cases, models or tests whose names contain this text; can be given several times.
     #[arg(long, value_name = "TEXT")]
     rows: Vec<String>,
     #[command(flatten)]
@@ -229,6 +242,7 @@ impl Bench {
         let is_model = |path: &&PathBuf| path.extension().is_none_or(|e| e != "hyp");
         match self.model.as_ref().filter(is_model) {
             Some(path) => {
+                refuse(&self.of_models(), "belongs to --suite models")?;
                 refuse(&[("--rows", !self.rows.is_empty())], "selects cases, but a model is one case")?;
                 refuse(&[("--plot", self.plot.is_some())], "plots a set of cases, but a model is one case")?;
                 if self.ablation { self.ablate(path, global) } else { self.run_model(path, global) }
@@ -244,9 +258,24 @@ impl Bench {
                     ("--must and --never", !self.contract.is_empty()),
                 ];
                 refuse(&of_a_model, "is for a model, MODEL.onnx, but a set of cases was given")?;
+                if self.suite == Some(Suite::Models) {
+                    let of_cases = [("--errors", self.errors), ("--plot", self.plot.is_some())];
+                    refuse(&of_cases, "is for small cases, but the suite `models` was given")?;
+                    return models::run(self, global);
+                }
+                refuse(&self.of_models(), "belongs to --suite models")?;
                 suite::run(self, self.model.as_deref(), global)
             }
         }
+    }
+
+    /// The options that only the suite `models` has.
+    fn of_models(&self) -> [(&'static str, bool); 3] {
+        [
+            ("--python", self.python.is_some()),
+            ("--peers", !self.peers.is_empty()),
+            ("--results", self.results.is_some()),
+        ]
     }
 
     /// Fails if what is to be written cannot be, or would overwrite what is read.

@@ -35,6 +35,9 @@ pub enum Suite {
     /// Linear layers with epilogues at four sizes, eleven multi-layer perceptrons, a gate, softmax
     /// and norms over long rows.
     Classic,
+    /// Whole models with random weights, beside PyTorch and onnxruntime; needs a Python with
+    /// PyTorch.
+    Models,
 }
 
 const CLASSIC: &str = include_str!("classic.hyp");

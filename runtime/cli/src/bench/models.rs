@@ -1,0 +1,335 @@
+//! `hypatia bench --suite models`: whole models beside PyTorch and onnxruntime.
+//!
+//! In: a Python with PyTorch, which makes each model, exports it and times its peers (peers.py).
+//! Out: for each model the time with and without rules and that of each peer, losses first, as a
+//! table or JSON. Invariant: a model that fails is reported and the others continue; with --results
+//! a finished model is kept at once, and is not measured again by the same build on the same
+//! device.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anstream::eprintln;
+use hypatia::session::{Model, Options};
+use hypatia_dsl::ir::Program;
+use hypatia_tensor::Tensor;
+use hypatia_tensor::error::{Error, Result};
+use hypatia_tensor::{file, npz};
+use serde_json::{Value, json};
+
+use super::super::output::write_stdout;
+use super::super::{Exit, Global, measured};
+use super::{Bench, ms, paired_ratio};
+
+/// Makes, exports and times the models in Python.
+const SCRIPT: &str = include_str!("peers.py");
+/// The peers, in the order of the table's columns.
+pub(super) const PEERS: [&str; 4] = ["eager", "graph", "compile", "onnxruntime"];
+/// The default duration of each model, in seconds.
+const SECONDS: f64 = 0.5;
+/// The most launches of a GPU in a microsecond: their times are at least this (NVIDIA H200).
+const FLOOR_US: f64 = 1.0;
+/// What the Python of the peers needs.
+const NEEDED: &str = "torch, transformers, torchvision, onnx and onnxscript";
+
+/// A Python that has the peers, and the folder where its files lie.
+struct Python<'a> {
+    command: &'a Path,
+    script: PathBuf,
+    folder: PathBuf,
+}
+
+impl Drop for Python<'_> {
+    fn drop(&mut self) {
+        // What is left in the system's folder for temporary files does no harm.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl<'a> Python<'a> {
+    fn new(command: &'a Path) -> Result<Python<'a>> {
+        let folder = std::env::temp_dir().join(format!("hypatia-models-{}", std::process::id()));
+        let io = |source| Error::Io { path: folder.clone(), source };
+        std::fs::create_dir_all(&folder).map_err(io)?;
+        let script = folder.join("peers.py");
+        std::fs::write(&script, SCRIPT).map_err(io)?;
+        Ok(Python { command, script, folder })
+    }
+
+    /// What the script prints; its last words where it fails.
+    fn run(&self, arguments: &[&str]) -> Result<String, String> {
+        let done = Command::new(self.command).arg(&self.script).args(arguments).output();
+        let done = done.map_err(|e| format!("{} cannot be started: {e}", self.command.display()))?;
+        if done.status.success() {
+            return Ok(String::from_utf8_lossy(&done.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&done.stderr);
+        let last = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("without a word").trim();
+        Err(format!("it ended with {}: {last}", done.status))
+    }
+
+    /// The names of all models.
+    fn models(&self) -> Result<Vec<String>> {
+        let listed = self.run(&["--list"]).map_err(|why| {
+            let python = self.command.display();
+            Error::Input(format!(
+                "the suite `models` needs a Python with {NEEDED}, and `{python}` is none ({why}); \
+                 install them (`pip install`), or name another Python with --python"
+            ))
+        })?;
+        Ok(listed.lines().map(str::to_string).collect())
+    }
+}
+
+/// The rows that are kept between starts.
+struct Kept<'a> {
+    folder: Option<&'a Path>,
+    about: &'a Value,
+}
+
+impl Kept<'_> {
+    fn path(&self, model: &str) -> Option<PathBuf> {
+        let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' };
+        self.folder.map(|folder| folder.join(model.chars().map(plain).collect::<String>() + ".json"))
+    }
+
+    /// The row of this model, if this build measured it on this device.
+    fn read(&self, model: &str) -> Option<Value> {
+        let text = std::fs::read_to_string(self.path(model)?).ok()?;
+        let kept: Value = serde_json::from_str(&text).ok()?;
+        let alike = ["device", "commit", "source"].iter().all(|key| kept["about"][key] == self.about[key]);
+        (alike && kept["row"]["model"] == model && kept["row"]["error"].is_null()).then(|| kept["row"].clone())
+    }
+
+    fn write(&self, model: &str, row: &Value) -> Result<()> {
+        let Some(path) = self.path(model) else { return Ok(()) };
+        let text = format!("{:#}\n", json!({"about": self.about, "row": row}));
+        file::write(&path, |out| std::io::Write::write_all(out, text.as_bytes()))
+    }
+}
+
+/// Times all models.
+pub(super) fn run(bench: &Bench, global: &Global) -> Result<Exit> {
+    let program = bench.domains.program(&bench.rules)?;
+    let (options, notes) = bench.options(&program)?;
+    let tell = |text: &str| {
+        if !global.quiet {
+            eprintln!("{text}");
+        }
+    };
+    notes.iter().for_each(|note| tell(note));
+    let python = Python::new(bench.python.as_deref().unwrap_or(Path::new("python3")))?;
+    let wanted = |name: &String| bench.rows.is_empty() || bench.rows.iter().any(|r| name.contains(r.as_str()));
+    let all = python.models()?;
+    let models: Vec<String> = all.iter().filter(|name| wanted(name)).cloned().collect();
+    if models.is_empty() {
+        return Err(Error::Input(format!("no model contains the text of --rows; there are: {}", all.join("; "))));
+    }
+    let device = options.gpu.as_ref().map_or_else(|| "CPU".to_string(), |on| on.gpu.describe());
+    let about = measured::about(Some(&device), options.gpu.is_some());
+    let kept = Kept { folder: bench.results.as_deref(), about: &about };
+    if let Some(folder) = kept.folder {
+        std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_path_buf(), source })?;
+    }
+    let mut rows = Vec::new();
+    for name in &models {
+        let row = match kept.read(name) {
+            Some(row) => row,
+            None => {
+                let row = model(bench, &program, &options, &python, name)
+                    .unwrap_or_else(|e| json!({"model": name, "error": e.to_string()}));
+                kept.write(name, &row)?;
+                row
+            }
+        };
+        tell(&line(&row));
+        rows.push(row);
+    }
+    let failed = rows.iter().any(|r| !r["error"].is_null());
+    rows.sort_by(|a, b| key(b).total_cmp(&key(a)));
+    let text = if bench.json { format!("{:#}\n", json!({"about": about, "rows": rows})) } else { table(&rows) };
+    write_stdout(&text);
+    Ok(if failed { Exit::Failed } else { Exit::Ok })
+}
+
+/// Exports one model, times its peers, and then Hypatia.
+fn model(bench: &Bench, program: &Arc<Program>, options: &Options, python: &Python<'_>, name: &str) -> Result<Value> {
+    let folder = python.folder.join("model");
+    // The files of the model before.
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
+    let device = if options.gpu.is_some() { "cuda" } else { "cpu" };
+    let peers = if bench.peers.is_empty() { PEERS.join(",") } else { bench.peers.join(",") };
+    let arguments = [name, &folder.to_string_lossy(), "--device", device, "--peers", &peers];
+    python.run(&arguments).map_err(|why| Error::Input(format!("PyTorch: {why}")))?;
+    let path = folder.join("peers.json");
+    let text = std::fs::read_to_string(&path).map_err(|source| Error::Io { path: path.clone(), source })?;
+    let peers: Value = serde_json::from_str(&text).map_err(|e| Error::Input(format!("{}: {e}", path.display())))?;
+    let inputs = npz::read(&folder.join("inputs.npz"))?;
+    let graph = bench.sizes.load_for(&folder.join("model.onnx"), program.clone(), &inputs)?;
+    let (model, _) = bench.on.precision.narrowed(Model::new(graph, options.clone()))?;
+    let started = Instant::now();
+    let compiled = model.compile(&inputs)?;
+    let ordered = model.order(&inputs)?;
+    let got = compiled.executor.run(&ordered)?;
+    let first = started.elapsed();
+    let exact = npz::read(&folder.join("exact.npz"))?;
+    let mut row = json!({
+        "model": name,
+        "first_s": first.as_secs_f64(),
+        "error_of_exact": got.first().zip(exact.first()).map(|(got, (_, exact))| relative_error(got, exact)),
+        "warnings": compiled.warnings(),
+        "error": null,
+    });
+    let sides = bench.time_for(&compiled, &ordered, SECONDS)?;
+    row["rules_ratio"] = json!(paired_ratio(&sides));
+    for side in &sides {
+        let launches = side.executor.plan().launches();
+        row[side.name.replace(' ', "_")] = json!({"launches": launches, "us": ms(side.quantile(0.5)) * 1e3});
+    }
+    if options.gpu.is_some() {
+        row["floor_us"] = json!(sides.first().map(|s| s.executor.plan().launches() as f64 * FLOOR_US));
+    }
+    for (to, from) in
+        [("peers_us", "us"), ("left_out", "left_out"), ("eager_error", "eager_error"), ("versions", "versions")]
+    {
+        row[to] = peers[from].clone();
+    }
+    let ours = row["with_rules"]["us"].as_f64().or(row["without_rules"]["us"].as_f64());
+    row["ratio"] = json!(ours.zip(best(&row)).map(|(ours, (_, peer))| ours / peer));
+    Ok(row)
+}
+
+/// The root mean square of the difference, over that of the exact values.
+fn relative_error(got: &Tensor, exact: &Tensor) -> f64 {
+    let (got, exact) = (got.to_f64(), exact.to_f64());
+    let square = |sum: f64, x: f64| x.mul_add(x, sum);
+    let difference = got.iter().zip(&exact).fold(0.0, |sum, (a, b)| square(sum, a - b));
+    if got.len() == exact.len() {
+        (difference / exact.iter().fold(0.0, |sum, x| square(sum, *x)).max(1e-300)).sqrt()
+    } else {
+        f64::NAN
+    }
+}
+
+/// The fastest peer and its microseconds.
+fn best(row: &Value) -> Option<(&'static str, f64)> {
+    let times = PEERS.into_iter().filter_map(|name| Some((name, row["peers_us"][name].as_f64()?)));
+    times.min_by(|a, b| a.1.total_cmp(&b.1))
+}
+
+/// Where a row stands in the table: failures first, then losses.
+fn key(row: &Value) -> f64 {
+    if row["error"].is_null() { row["ratio"].as_f64().unwrap_or(0.0) } else { f64::INFINITY }
+}
+
+/// What is said of a model as soon as it is measured.
+fn line(row: &Value) -> String {
+    let name = row["model"].as_str().unwrap_or_default();
+    if let Some(error) = row["error"].as_str() {
+        return format!("{name}: FAILED: {error}");
+    }
+    let ours = row["with_rules"]["us"].as_f64().or(row["without_rules"]["us"].as_f64()).unwrap_or(f64::NAN);
+    match best(row) {
+        Some((peer, us)) => format!("{name}: {ours:.1} us, {peer} {us:.1} us ({:.2})", ours / us),
+        None => format!("{name}: {ours:.1} us"),
+    }
+}
+
+/// The table, failures and losses first, then why peers were left out.
+fn table(rows: &[Value]) -> String {
+    let width = rows.iter().filter_map(|r| r["model"].as_str()).map(|m| m.chars().count()).max().unwrap_or(0);
+    let heads = ["hypatia us", "no rules", "eager", "graph", "compile", "onnxrt", "launches", "ratio", "error"];
+    let mut text = format!("{:<width$}", "");
+    heads.iter().for_each(|head| text += &format!(" {head:>10}"));
+    text += "\n";
+    for row in rows {
+        let name = row["model"].as_str().unwrap_or_default();
+        if let Some(error) = row["error"].as_str() {
+            let _ = writeln!(text, "{name:<width$} FAILED: {error}");
+            continue;
+        }
+        let us = [&row["with_rules"]["us"], &row["without_rules"]["us"]].into_iter();
+        let us = us.chain(PEERS.iter().map(|name| &row["peers_us"][name]));
+        let mut cells: Vec<String> = us.map(|us| us.as_f64().map_or(String::new(), |us| format!("{us:.1}"))).collect();
+        let side = if row["with_rules"].is_null() { "without_rules" } else { "with_rules" };
+        cells.push(row[side]["launches"].to_string());
+        cells.push(row["ratio"].as_f64().map_or(String::new(), |r| format!("{r:.2}")));
+        let errors = row["error_of_exact"].as_f64().zip(row["eager_error"].as_f64());
+        cells.push(errors.map_or(String::new(), |(ours, eager)| format!("{:.2}", ours / eager)));
+        let _ = write!(text, "{name:<width$}");
+        cells.iter().for_each(|cell| text += &format!(" {cell:>10}"));
+        text += "\n";
+    }
+    text += "ratio: Hypatia's time over the fastest peer's; error: its difference from f64, over eager's\n";
+    if rows.iter().any(|r| !r["floor_us"].is_null()) {
+        text += "each launch takes at least 1 us of the time\n";
+    }
+    for peer in PEERS {
+        let why = |row: &Value| row["left_out"][peer].as_str().map(str::to_string);
+        let mut reasons: Vec<String> = rows.iter().filter_map(why).collect();
+        reasons.sort();
+        reasons.dedup();
+        reasons.iter().for_each(|why| text += &format!("{peer} is left out: {why}\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hypatia_dsl::dtype::DType;
+
+    fn row(model: &str, ours: f64, peers: Value) -> Value {
+        let mut row = json!({
+            "model": model, "error": null, "with_rules": {"us": ours, "launches": 3},
+            "without_rules": {"us": 2.0 * ours, "launches": 5}, "peers_us": peers, "left_out": {},
+        });
+        row["ratio"] = json!(best(&row).map(|(_, peer)| ours / peer));
+        row
+    }
+
+    #[test]
+    fn failures_and_losses_come_first() {
+        let mut rows = vec![
+            row("wins", 1.0, json!({"eager": 4.0, "compile": 2.0})),
+            row("loses", 3.0, json!({"eager": 4.0, "compile": 2.0})),
+            json!({"model": "fails", "error": "no such op"}),
+        ];
+        rows.sort_by(|a, b| key(b).total_cmp(&key(a)));
+        let table = table(&rows);
+        let names: Vec<&str> = table.lines().skip(1).filter_map(|l| l.split(' ').next()).collect();
+        assert_eq!(names[..3], ["fails", "loses", "wins"], "{table}");
+        assert!(table.contains("1.50") && table.contains("0.50"), "{table}");
+    }
+
+    #[test]
+    fn a_kept_row_is_that_of_the_same_build_and_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let about = json!({"device": "one", "commit": "abc", "source": "def"});
+        let kept = Kept { folder: Some(folder.path()), about: &about };
+        kept.write("BERT b1, s2", &row("BERT b1, s2", 1.0, json!({}))).unwrap();
+        assert!(kept.read("BERT b1, s2").is_some() && kept.read("BERT b1").is_none());
+        let other = json!({"device": "two", "commit": "abc", "source": "def"});
+        assert!(Kept { folder: Some(folder.path()), about: &other }.read("BERT b1, s2").is_none());
+        kept.write("BERT b1, s2", &json!({"model": "BERT b1, s2", "error": "out of memory"})).unwrap();
+        assert!(kept.read("BERT b1, s2").is_none(), "a failure is tried again");
+    }
+
+    #[test]
+    fn errors_are_relative_and_sizes_must_agree() {
+        let of = |values: &[f64]| Tensor::from_f64(DType::F64, &[values.len()], values).unwrap();
+        assert!((relative_error(&of(&[3.0, 4.5]), &of(&[3.0, 4.0])) - 0.1).abs() < 1e-12);
+        assert!(relative_error(&of(&[3.0]), &of(&[3.0, 4.0])).is_nan());
+    }
+
+    #[test]
+    fn a_python_without_pytorch_is_named() {
+        let missing = Path::new("/no/such/python");
+        let error = Python::new(missing).unwrap().models().unwrap_err().to_string();
+        assert!(error.contains("/no/such/python") && error.contains("--python"), "{error}");
+    }
+}
