@@ -13,6 +13,8 @@ from typing import Any
 from . import _native
 from .errors import InputError
 
+#: The most cases of a rule that somebody waits for.
+MOST_CASES = 1_000_000
 #: The name, the path (or None) and the text of a `.hyp` file.
 Source = tuple[str, "str | None", str]
 
@@ -43,7 +45,11 @@ class Rules:
 
         Raises:
             RulesError: if it is wrong, with the report as text.
+            InputError: if it is no text.
         """
+        for what, value in (("the text of a .hyp file", text), ("a name", name)):
+            if not isinstance(value, str):
+                raise InputError(f"Rules.from_text takes {what} as a str, not {value!r:.40}")
         return cls([(name, None, text)])
 
     @classmethod
@@ -53,9 +59,14 @@ class Rules:
         Raises:
             FileError: if one cannot be read.
             RulesError: if one is wrong, with the report as text.
+            InputError: if one is no path.
         """
         if not paths:
             raise InputError("Rules.from_file: name at least one file")
+        for path in paths:
+            if not isinstance(path, (str, os.PathLike)):
+                wanted = "takes each path as an argument, from_file('a.hyp', 'b.hyp')"
+                raise InputError(f"Rules.from_file {wanted}, not {path!r:.40}")
         rules = cls.__new__(cls)
         rules._native = _native.Rules.from_files([os.fspath(p) for p in paths])
         return rules
@@ -285,7 +296,8 @@ def verify(rules: Rules, cases: int = 100, seed: int = 0) -> Verification:
     """
     if not isinstance(rules, Rules):
         raise InputError(f"verify takes Rules, not {type(rules).__name__}: a scalar's are its `rules`")
-    if cases < 1:
-        raise InputError("verify: at least one case")
+    for name, value, least, most in (("cases", cases, 1, MOST_CASES), ("seed", seed, 0, 2**64 - 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise InputError(f"verify: {name} is a whole number from {least} to {most}, not {value!r:.40}")
     text, data = rules._native.verify(cases, seed)
     return Verification(text, json.loads(data))

@@ -132,3 +132,19 @@ def test_what_takes_rules_or_a_model_says_so():
             hyp.verify(wrong)
     with pytest.raises(hyp.InputError, match="explain takes a `Model` or a fused layer, not str"):
         hyp.explain("model.onnx")
+
+
+def test_arguments_of_other_types_are_named():
+    rules = hyp.Rules()
+    for wrong in ({"cases": "10"}, {"cases": 1.5}, {"cases": 0}, {"cases": True}, {"cases": 2_000_000}):
+        with pytest.raises(hyp.InputError, match="verify: cases is a whole number from 1 to 1000000, not"):
+            hyp.verify(rules, **wrong)
+    for wrong in (-1, "0", 2**64):
+        with pytest.raises(hyp.InputError, match="verify: seed is a whole number from 0"):
+            rules.verify(seed=wrong)
+    with pytest.raises(hyp.InputError, match=r"takes the text of a \.hyp file as a str, not 3"):
+        hyp.Rules.from_text(3)
+    with pytest.raises(hyp.InputError, match="takes a name as a str, not None"):
+        hyp.Rules.from_text("edition 1;", None)
+    with pytest.raises(hyp.InputError, match=r"takes each path as an argument, .*, not \['a.hyp'\]"):
+        hyp.Rules.from_file(["a.hyp"])

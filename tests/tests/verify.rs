@@ -5,7 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use hypatia_dsl::ir::{Program, Rule};
 use hypatia_dsl::source::SourceFile;
@@ -13,6 +14,10 @@ use hypatia_verify::check::Failure;
 use hypatia_verify::mutate::{Mutant, mutants};
 use hypatia_verify::test_runner::run_test;
 use hypatia_verify::{Need, Options, Proved, Status, Subject, first_failure, guard_need, proved, verify};
+
+/// Verification makes many small tensors.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("verify").join(name)
@@ -586,6 +591,56 @@ fn guards_that_need_no_line() {
 /// The number of members of a family that are mutated: the others differ only in a name.
 const MEMBERS: usize = 2;
 
+/// What becomes of a mutant.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Some instance tells it from the rule.
+    Noticed,
+    /// It drops a guard that follows from types and shapes.
+    Implied,
+    /// The list says that it is equivalent, and no instance contradicts.
+    Listed,
+    /// The list says that it is equivalent, but some instance tells it from the rule.
+    Needless,
+    /// No instance tells it from the rule.
+    Survives,
+}
+
+/// The fates of all mutants of these rules, by their names; all cores share the rules.
+fn fates(program: &Arc<Program>, rules: &[&Rule], listed: &(dyn Fn(&str) -> bool + Sync)) -> Vec<(String, Fate)> {
+    let (options, longer) = (Options { cases: 60, seed: 7 }, Options { cases: 600, seed: 8 });
+    let fate = |rule: &Rule, mutant: &Mutant, id: &str| {
+        let noticed = |o: &Options| first_failure(program, &mutant.rule, o).is_some();
+        match (listed(id), noticed(&options)) {
+            (true, true) => Fate::Needless,
+            (true, false) => Fate::Listed,
+            (false, true) => Fate::Noticed,
+            (false, false) if follows(program, rule, mutant, &options) => Fate::Implied,
+            // What survives the first check gets a longer one: some are wrong on few instances.
+            (false, false) if noticed(&longer) => Fate::Noticed,
+            (false, false) => Fate::Survives,
+        }
+    };
+    let next = AtomicUsize::new(0);
+    let found = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(rule) = rules.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    for mutant in mutants(program, rule) {
+                        let id = format!("{}: {}", rule.name, mutant.change);
+                        let fate = fate(rule, &mutant, &id);
+                        found.lock().unwrap().push((id, fate));
+                    }
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap();
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
 /// Every mutant of a rule of the library is noticed, or is in the list of equivalent mutants with
 /// the reason.
 #[test]
@@ -597,35 +652,29 @@ fn mutants_of_the_library_are_noticed() {
         let (id, reason) = line.split_once(" # ").unwrap_or_else(|| panic!("no reason: {line}"));
         assert!(equivalent.insert(id.trim().into(), reason.into()).is_none(), "twice: {id}");
     }
-    let mut members: BTreeMap<&str, usize> = BTreeMap::new();
-    let (mut killed, mut implied, mut survivors, mut listed) = (0, 0, Vec::new(), BTreeSet::new());
-    let (options, longer) = (Options { cases: 60, seed: 7 }, Options { cases: 600, seed: 8 });
     // Mutants of one rule only: HYPATIA_MUTANTS=canon::relu cargo test -p hypatia-tests mutants
     let only = std::env::var("HYPATIA_MUTANTS").ok();
+    let mut members: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut rules: Vec<&Rule> = Vec::new();
     for rule in program.rules.iter().filter(|r| only.as_ref().is_none_or(|o| r.name.starts_with(o.as_str()))) {
         let count = members.entry(&rule.base_name).or_default();
         *count += 1;
-        if *count > MEMBERS {
-            continue;
-        }
-        for mutant in mutants(&program, rule) {
-            let id = format!("{}: {}", rule.name, mutant.change);
-            // A mutant that survives the first check gets a longer one: some are wrong on few
-            // instances only.
-            let noticed = [&options, &longer].into_iter().any(|o| first_failure(&program, &mutant.rule, o).is_some());
-            // A guard that follows from types and shapes makes no difference.
-            if !noticed && follows(&program, rule, &mutant, &options) {
-                implied += 1;
-                continue;
-            }
-            match (noticed, equivalent.contains_key(&id)) {
-                (true, false) => killed += 1,
-                (true, true) => survivors.push(format!("{id}: on the list, but it is noticed")),
-                (false, true) => drop(listed.insert(id)),
-                (false, false) => survivors.push(id),
-            }
+        if *count <= MEMBERS {
+            rules.push(rule);
         }
     }
+    let fates = fates(&program, &rules, &|id| equivalent.contains_key(id));
+    let count = |fate: Fate| fates.iter().filter(|(_, f)| *f == fate).count();
+    let (killed, implied) = (count(Fate::Noticed), count(Fate::Implied));
+    let listed: BTreeSet<&String> = fates.iter().filter(|(_, f)| *f == Fate::Listed).map(|(id, _)| id).collect();
+    let survivors: Vec<String> = fates
+        .iter()
+        .filter_map(|(id, fate)| match fate {
+            Fate::Survives => Some(id.clone()),
+            Fate::Needless => Some(format!("{id}: on the list, but it is noticed")),
+            _ => None,
+        })
+        .collect();
     println!("{killed} mutants noticed, {} equivalent, {implied} without a guard that always holds", listed.len());
     assert!(
         survivors.is_empty(),
@@ -633,7 +682,7 @@ fn mutants_of_the_library_are_noticed() {
         survivors.len(),
         survivors.join("\n")
     );
-    let stale: Vec<&String> = equivalent.keys().filter(|id| !listed.contains(*id)).collect();
+    let stale: Vec<&String> = equivalent.keys().filter(|id| !listed.contains(id)).collect();
     if !stale.is_empty() {
         println!("no longer mutants, remove them from the list: {stale:?}");
     }

@@ -22,11 +22,13 @@ pub struct DeviceFunction {
 pub const MOST_OFF: i32 = 2;
 
 /// All of them.
-pub const DEVICE_FUNCTIONS: [DeviceFunction; 6] = [
+pub const DEVICE_FUNCTIONS: [DeviceFunction; 8] = [
     DeviceFunction { name: "__expf", arity: 1, emulate: |x, off| exp2(x[0] * std::f32::consts::LOG2_E, off) },
-    DeviceFunction { name: "one_plus_erf", arity: 1, emulate: |x, off| one_plus_erf(x[0], off) },
+    DeviceFunction { name: "one_plus_erf", arity: 1, emulate: |x, off| one_plus_erf(&ERF, x[0], off) },
+    DeviceFunction { name: "one_plus_erf_bf16", arity: 1, emulate: |x, off| one_plus_erf(&ERF_BF16, x[0], off) },
     DeviceFunction { name: "one_plus_tanh", arity: 1, emulate: |x, off| one_plus_tanh(x[0], off) },
     DeviceFunction { name: "one_over_one_plus_exp", arity: 1, emulate: |x, off| logistic(x[0], off) },
+    DeviceFunction { name: "short_mish_gate", arity: 1, emulate: |x, off| mish_gate(x[0], off) },
     DeviceFunction { name: "tanh_approx", arity: 1, emulate: |x, off| tanh_approx(x[0], off) },
     DeviceFunction { name: "over_row", arity: 2, emulate: |x, _| over_row(x[0], x[1]) },
 ];
@@ -52,33 +54,36 @@ fn near_exp2(a: f32, off: i32) -> f32 {
     if r < f32::MIN_POSITIVE { 0.0 } else { r }
 }
 
-fn one_plus_erf(x: f32, off: i32) -> f32 {
-    const Q: [f32; 10] = [
-        -5.4387976e-7,
-        1.2984553e-5,
-        -1.3044446e-4,
-        6.97866e-4,
-        -1.8788852e-3,
-        -4.537901e-4,
-        2.8120628e-2,
-        -1.4845942e-1,
-        -9.1841644e-1,
-        -1.6279087,
-    ];
+/// `q` of `erfc(t) = 2^(t q(t))`, the highest power of `t` first: for 11 bits, and for 8.
+const ERF: [f32; 7] = [-1.780854e-5, 4.469424e-4, -4.984556e-3, 3.3189885e-2, -1.513243e-1, -9.178743e-1, -1.6278666];
+const ERF_BF16: [f32; 5] = [-8.807399e-4, 1.5358133e-2, -1.1307789e-1, -9.550343e-1, -1.6159452];
+
+fn one_plus_erf(q: &[f32], x: f32, off: i32) -> f32 {
     let t = x.abs();
-    let q = Q[1..].iter().fold(Q[0], |q, c| q.mul_add(t, *c));
-    1.0 + (1.0 - near_exp2(q * t, off)).copysign(x)
+    let q = q[1..].iter().fold(q[0], |q, c| q.mul_add(t, *c));
+    let e = near_exp2(q * t, off);
+    if x < 0.0 { e } else { 2.0 - e }
+}
+
+/// 1 / y; 0 for subnormal results.
+fn near_inverse(y: f32, off: i32) -> f32 {
+    let r = moved(1.0 / y, off.signum());
+    if r.abs() < f32::MIN_POSITIVE { 0.0 } else { r }
 }
 
 fn one_plus_tanh(x: f32, off: i32) -> f32 {
-    let y = 1.0 + near_exp2(-2.885_39 * x, off);
-    let r = moved(1.0 / y, off.signum());
-    1.0 + 2f32.mul_add(r, -1.0)
+    2.0 * near_inverse(1.0 + near_exp2(-2.885_39 * x, off), off)
+}
+
+fn mish_gate(x: f32, off: i32) -> f32 {
+    let w = near_exp2(std::f32::consts::LOG2_E * if x > 20.0 { 20.0 } else { x }, off);
+    let n = w.mul_add(w, w + w);
+    n * near_inverse(n + 2.0, off)
 }
 
 fn logistic(x: f32, off: i32) -> f32 {
     let y = near_exp2(x.mul_add(std::f32::consts::LOG2_E, -24.0), off) + 5.9604645e-8;
-    5.9604645e-8 * moved(1.0 / y, off.signum())
+    5.9604645e-8 * near_inverse(y, off)
 }
 
 /// The device's instruction has a relative error of at most 2^-11.

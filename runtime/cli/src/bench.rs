@@ -29,6 +29,7 @@ pub(crate) use suite::noise;
 
 mod ablation;
 mod models;
+mod peers;
 mod plot;
 mod roofline;
 mod suite;
@@ -148,6 +149,9 @@ fn seconds(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
     if value > 0.0 && value <= 86_400.0 { Ok(value) } else { Err("expected more than 0, at most 86400".to_string()) }
 }
+
+/// What a launch takes at least on a GPU, in microseconds, whatever it computes (NVIDIA H200).
+const FLOOR_US: f64 = 1.0;
 
 /// One way to run the model, and its times.
 struct Variant<'a> {
@@ -437,6 +441,11 @@ impl Timed<'_> {
         }
         let _ =
             writeln!(text, "first      {:.3} s from the loaded model to its first result", self.first.as_secs_f64());
+        if let Some(s) = variants.first().filter(|s| on_gpu(s.executor)) {
+            let launches = s.executor.plan().launches();
+            let floor = launches as f64 * FLOOR_US;
+            let _ = writeln!(text, "floor      {:.4} ms: {launches} launches of at least {FLOOR_US} us", floor * 1e-3);
+        }
         if let Some(ratio) = paired_ratio(variants) {
             let _ = writeln!(text, "ratio      {ratio:.3} (with / without, median of pairs)");
         }
@@ -462,6 +471,8 @@ impl Timed<'_> {
             "with_rules": variant("with rules"),
             "without_rules": variant("without rules"),
             "ratio": paired_ratio(variants),
+            "floor_ms": variants.first().filter(|s| on_gpu(s.executor))
+                .map(|s| s.executor.plan().launches() as f64 * FLOOR_US * 1e-3),
             "profile": profile.zip(variants.first()).map(|(p, s)| profile_json(p, s.executor)),
             "checked": self.compiled.checked.name(),
             "warnings": self.compiled.warnings(),

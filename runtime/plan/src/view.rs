@@ -178,6 +178,11 @@ pub fn matrix_layout(rows: usize, columns: usize, row: isize, column: isize) -> 
     by_rows().map(|ld| (false, ld)).or_else(|| by_columns().map(|ld| (true, ld)))
 }
 
+/// The inverse permutation.
+pub fn inverse(order: &[usize]) -> Vec<usize> {
+    (0..order.len()).map(|axis| order.iter().position(|a| *a == axis).unwrap_or(axis)).collect()
+}
+
 /// Collapses axes that are contiguous for every operand: a shape of lower rank, and strides for
 /// each operand. Axes of size 1 are dropped; the result has at least rank 1.
 pub fn collapse(shape: &[usize], strides: &[Vec<isize>]) -> (Vec<usize>, Vec<Vec<isize>>) {

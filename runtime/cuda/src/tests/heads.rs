@@ -106,6 +106,71 @@ fn plans_over_heads_agree_with_the_reference_on_the_cpu() {
     }
 }
 
+/// A layer of rows whose batch was put behind the sequence, with a bias, a residual in that order
+/// and an activation; the sum over the sequence is a result too.
+fn moved(dtype: DType, [b, s, k, n]: [usize; 4]) -> (Graph, Inputs) {
+    let mut rng = ChaCha8Rng::seed_from_u64(18);
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
+    let shapes: [&[usize]; 4] = [&[b, s, k], &[k, n], &[n], &[s, b, n]];
+    let inputs: Inputs = shapes
+        .iter()
+        .zip(["x", "w", "bias", "rest"])
+        .map(|(shape, name)| {
+            let values: Vec<f64> = (0..shape.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+            (name.to_string(), Tensor::from_f64(dtype, shape, &values).unwrap())
+        })
+        .collect();
+    let [x, w, bias, rest] = [0, 1, 2, 3].map(|i: usize| g.input(inputs[i].0.clone(), ty(dtype, shapes[i])));
+    let turned = g.builtin(BuiltinOp::Transpose, &[x], vec![list(&[1, 0, 2])]).unwrap()[0];
+    let y = g.builtin(BuiltinOp::Matmul, &[turned, w], vec![]).unwrap()[0];
+    let y = g.call("add", &[y, bias], &[]).unwrap()[0];
+    let y = g.call("add", &[y, rest], &[]).unwrap()[0];
+    let y = g.call("tanh", &[y], &[]).unwrap()[0];
+    let back = g.builtin(BuiltinOp::Transpose, &[y], vec![list(&[1, 0, 2])]).unwrap()[0];
+    let twice = g.builtin(BuiltinOp::Transpose, &[back], vec![list(&[1, 2, 0])]).unwrap()[0];
+    let sums = g.call("softmax", &[twice], &[]).unwrap()[0];
+    g.output("sums", sums);
+    (g, inputs)
+}
+
+const MOVED: [[usize; 4]; 6] = [[2, 5, 8, 6], [4, 19, 64, 32], [3, 7, 5, 9], [1, 4, 8, 8], [2, 0, 8, 8], [3, 4, 0, 5]];
+
+#[test]
+fn rows_with_the_batch_behind_the_sequence_agree_on_the_cpu() {
+    let device = hypatia_target::device::Device::named("h200").unwrap();
+    for (dtype, shape) in FLOATS.into_iter().flat_map(|d| MOVED.map(|shape| (d, shape))) {
+        let (graph, inputs) = moved(dtype, shape);
+        let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+        let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+        let plan = Arc::new(pipeline::plan(&graph, &Options::new(device.clone())).unwrap());
+        let executor = hypatia_cpu::Executor::new(plan.clone(), 2).unwrap().poisoned();
+        for (got, w) in executor.run(&tensors).unwrap().iter().zip(&want) {
+            let what = format!("{dtype} {shape:?}\n{plan}\n{}", graph.to_text());
+            compare(got, &w.to_tensor().unwrap(), w.dtype, coarsest(&graph), &what);
+        }
+        // The rows are multiplied as they lie: without a copy, batch first.
+        let [b, s, k, _] = shape;
+        let products = plan.steps.iter().flat_map(|step| match &step.action {
+            Action::Gemm(g) => Some(g.clone()),
+            Action::Call(call) => call.product().cloned(),
+            _ => None,
+        });
+        let lie = products.map(|g| [g.batch, vec![g.m]].concat()).all(|rows| rows == [b, s]);
+        assert!(lie || [b, s, k].iter().any(|n| *n < 2), "{dtype} {shape:?}\n{plan}");
+    }
+}
+
+#[test]
+fn rows_with_the_batch_behind_the_sequence_agree_on_a_gpu() {
+    let all: Vec<_> = FLOATS.into_iter().flat_map(|d| MOVED.map(|shape| (d, shape))).collect();
+    let Some(gpu) = gpu(all.len()) else { return };
+    for (dtype, shape) in all {
+        let (graph, inputs) = moved(dtype, shape);
+        let what = format!("{dtype} {shape:?}");
+        agrees(&gpu, &graph, &inputs, &what).unwrap_or_else(|why| panic!("{what}: {why}"));
+    }
+}
+
 /// Nothing is measured, so the call is taken if the library supports it.
 #[test]
 fn heads_agree_with_the_reference_on_a_gpu() {

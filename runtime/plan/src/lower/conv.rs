@@ -10,7 +10,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::scalar::Term;
 
 use super::{Lower, plain};
-use crate::view::{View, row_major};
+use crate::view::{View, inverse, row_major};
 use crate::{Action, ConvStep, Storage};
 use hypatia_graph::prim::Window;
 use hypatia_graph::{Graph, Node, Value, builtin};
@@ -39,11 +39,6 @@ fn channels_last(rank: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
     order.push(1);
     order
-}
-
-/// The inverse permutation.
-fn inverse(order: &[usize]) -> Vec<usize> {
-    (0..order.len()).map(|axis| order.iter().position(|a| *a == axis).unwrap_or(axis)).collect()
 }
 
 impl Lower<'_> {

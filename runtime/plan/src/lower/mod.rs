@@ -4,14 +4,16 @@
 //! transpose, expand, slice and split are views of their operand. A copy is made only where a step
 //! needs its operand contiguous, or where strides cannot express a reshape.
 //!
-//! [`batch`] lowers batched products, [`conv`] convolutions, [`im2col`] convolutions on devices
-//! without a kernel for them, [`fallback`] library calls; [`workspace`] adds scratch memory.
+//! [`batch`] lowers batched products, [`row_order`] orders their rows, [`conv`] convolutions,
+//! [`im2col`] those on devices without a kernel for them, [`fallback`] library calls; [`workspace`]
+//! adds scratch memory.
 
 mod batch;
 mod conv;
 mod fallback;
 mod im2col;
 mod layout;
+mod row_order;
 mod workspace;
 
 use std::collections::{HashMap, HashSet};
@@ -27,7 +29,7 @@ use self::conv::feeds_convolution;
 pub use self::workspace::ScanSplit;
 use crate::prepare::{self, Prepared};
 use crate::rows::Rows;
-use crate::view::{View, collapse, row_major};
+use crate::view::{View, collapse, inverse, row_major};
 use crate::wrapping::wrap_integers;
 use crate::{
     Action, Buffer, BufferId, Called, Checks, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage,
@@ -313,7 +315,7 @@ impl Lower<'_> {
                     let follows = self.feeds_convolution[index];
                     self.conv(node, &operands, term.as_ref(), (axes, groups), (dtype, &shape), follows)?
                 }
-                _ => self.gemm(node, &operands, term.as_ref(), dtype, &shape)?,
+                _ => self.gemm(id, node, &operands, term.as_ref(), (dtype, &shape))?,
             };
             self.values.insert(Value { node: id, output: 0 }, view);
             return Ok(());
@@ -413,26 +415,33 @@ impl Lower<'_> {
 
     fn gemm(
         &mut self,
+        id: NodeId,
         node: &Node,
         operands: &[Value],
         term: Option<&Term>,
-        dtype: DType,
-        shape: &[usize],
+        (dtype, shape): (DType, &[usize]),
     ) -> Result<View> {
         let [a, b, reads @ ..] = operands else { return Err(Error::Internal("a product of one operand".into())) };
-        let (a, b) = (self.value(*a)?, self.value(*b)?);
-        let (step, mut views) = self.operands(&node.name, [&a, &b], shape)?;
+        let (mut a, b) = (self.value(*a)?, self.value(*b)?);
         let mut known = vec![self.known(&a), self.known(&b)];
+        let order = self.row_order(&a, &b, shape).filter(|_| !self.graph.outputs.iter().any(|(_, v)| v.node == id));
+        let order = order.unwrap_or_else(|| (0..shape.len()).collect());
+        let stored: Vec<usize> = order.iter().map(|axis| shape[*axis]).collect();
+        if !order.is_sorted() {
+            let wide = a.broadcast(&[&shape[..shape.len() - 1], &a.shape[a.shape.len() - 1..]].concat());
+            a = wide.ok_or_else(|| Error::Internal("rows that do not broadcast".into()))?.transposed(&order);
+        }
+        let (step, mut views) = self.operands(&node.name, [&a, &b], &stored)?;
         for r in reads {
             let view = self.value(*r)?;
             known.push(self.known(&view));
-            views.push(self.broadcast(*r, shape)?);
+            views.push(self.broadcast(*r, shape)?.transposed(&order));
         }
         let step = GemmStep { term: term.cloned().unwrap_or_else(plain), ..step };
-        let out = self.fresh(dtype, shape)?;
-        let order = self.worth_copying(&step, &views);
-        self.product(&node.name, step, (views, order), (known, &node.kernels), out.clone())?;
-        Ok(out)
+        let out = self.fresh(dtype, &stored)?;
+        let copied = self.worth_copying(&step, &views);
+        self.product(&node.name, step, (views, copied), (known, &node.kernels), out.clone())?;
+        Ok(out.transposed(&inverse(&order)))
     }
 
     /// A product of two operands with result `shape`, and the two broadcast to it, as matrices that
