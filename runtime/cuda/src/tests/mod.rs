@@ -25,6 +25,7 @@ mod templates;
 mod tiled;
 mod training;
 mod weight_layout;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

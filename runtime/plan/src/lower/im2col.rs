@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout, RowwiseKernel};
-use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
 use super::Lower;
 use crate::rows::fitted;
@@ -20,6 +20,11 @@ use crate::{Action, ConvStep, GemmStep};
 use hypatia_graph::{ConvSizes, Known, Node};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
+
+/// The most elements of a window that are read one by one, and those that one pass adds up: each
+/// takes the registers of two addresses.
+const MOST_TAPS: usize = 64;
+const TAPS: usize = 13;
 
 impl Lower<'_> {
     /// The steps of a convolution. `reads` are the operands of its term, broadcast to `out`.
@@ -43,7 +48,12 @@ impl Lower<'_> {
             None => self.contiguous(&windows, name)?.reshaped(&by_groups).ok_or_else(odd)?,
         };
         if !sizes.are_products() {
-            return self.sums(name, &step, &sizes, [windows, w], reads, out);
+            let few = sizes.depth() <= MOST_TAPS && windows.dtype.is_float() && !out.is_empty();
+            return if few {
+                self.taps(name, &step, &sizes, [windows, w], reads, out)
+            } else {
+                self.sums(name, &step, &sizes, [windows, w], reads, out)
+            };
         }
         // [batch, groups, channels, taps.., out..] is the right operand: a row for each channel and
         // tap.
@@ -101,6 +111,100 @@ impl Lower<'_> {
         reshaped.ok_or_else(|| Error::Internal(format!("{:?} as {shape:?}", view.shape)))
     }
 
+    /// Each result as a pointwise term of the elements of its window: depthwise convolutions with
+    /// small windows. Threads side by side read elements side by side. More than [`TAPS`] elements
+    /// are added up in several passes.
+    fn taps(
+        &mut self,
+        name: &str,
+        step: &ConvStep,
+        sizes: &ConvSizes,
+        [windows, w]: [View; 2],
+        reads: Vec<View>,
+        out: View,
+    ) -> Result<()> {
+        let outer = sizes.behind_groups(&[&[sizes.filters], &sizes.out]);
+        let pairs = self.elements(name, sizes, [&windows, &w], &outer)?;
+        let out = out.reshaped(&outer).ok_or_else(|| Error::Internal("a convolution of few filters".into()))?;
+        let passes: Vec<_> = pairs.chunks(TAPS).collect();
+        let mut before: Option<View> = None;
+        for (i, pass) in passes.iter().enumerate() {
+            let last = i + 1 == passes.len();
+            let mut views: Vec<View> = before.take().into_iter().collect();
+            let (mut term, sum) = self.sum_of_products(views.len() as u32, pass.len() as u32)?;
+            views.extend(pass.iter().flatten().cloned());
+            let root = if last { then(&mut term, sum, &step.term, views.len() as u32)? } else { sum };
+            term.roots.push(root);
+            let target = if last { out.clone() } else { self.fresh(step.acc, &outer)? };
+            if last {
+                for read in &reads {
+                    views.push(self.as_shape(name, read, &outer)?);
+                }
+            } else {
+                before = Some(target.clone());
+            }
+            self.pointwise(name, term, views, vec![target], None);
+        }
+        Ok(())
+    }
+
+    /// For each element of a window, the operand's elements and the filters', both of that shape.
+    fn elements(
+        &mut self,
+        name: &str,
+        sizes: &ConvSizes,
+        [windows, w]: [&View; 2],
+        outer: &[usize],
+    ) -> Result<Vec<[View; 2]>> {
+        let axes = sizes.out.len();
+        let row = [&[sizes.channels], sizes.taps.as_slice()].concat();
+        let w = self.contiguous(w, name)?.reshaped(&[&[sizes.groups, sizes.filters], row.as_slice()].concat());
+        let w = w.ok_or_else(|| Error::Internal("filters of another shape".into()))?;
+        let of_x = [&windows.strides[..2], &[0], &windows.strides[3..3 + axes]].concat();
+        let mut of_w = vec![0, w.strides[0], w.strides[1]];
+        of_w.resize(outer.len(), 0);
+        let in_x = [&[windows.strides[2]], &windows.strides[3 + axes..]].concat();
+        let at = |view: &View, strides: &[isize], within: &[isize], index: &[usize]| -> Result<View> {
+            let step: isize = within.iter().zip(index).map(|(stride, i)| stride * *i as isize).sum();
+            let offset = view.offset.checked_add_signed(step);
+            let offset = offset.ok_or_else(|| Error::Internal("a window before its operand".into()))?;
+            Ok(View { offset, shape: outer.to_vec(), strides: strides.to_vec(), ..view.clone() })
+        };
+        let mut index = vec![0; row.len()];
+        let mut pairs = Vec::with_capacity(sizes.depth());
+        for _ in 0..sizes.depth() {
+            pairs.push([at(windows, &of_x, &in_x, &index)?, at(&w, &of_w, &w.strides[2..], &index)?]);
+            for (i, size) in index.iter_mut().zip(&row).rev() {
+                *i = (*i + 1) % size;
+                if *i != 0 {
+                    break;
+                }
+            }
+        }
+        Ok(pairs)
+    }
+
+    /// The sum of `count` products of neighbouring inputs, behind `before` inputs, which are added
+    /// first.
+    fn sum_of_products(&self, before: u32, count: u32) -> Result<(Term, TermId)> {
+        let scalar = |s: BuiltinScalar| {
+            self.plan.program.builtin_scalar(s).ok_or_else(|| Error::Internal(format!("no scalar {s:?}")))
+        };
+        let (add, mul) = (scalar(BuiltinScalar::Add)?, scalar(BuiltinScalar::Mul)?);
+        let mut term = Term::empty();
+        let input = |term: &mut Term, input: u32| term.add(TermNode::In { input, view: InView::Broadcast });
+        let mut parts: Vec<TermId> = (0..before).map(|i| input(&mut term, i)).collect();
+        for i in 0..count {
+            let args = [before + 2 * i, before + 2 * i + 1].map(|i| input(&mut term, i)).to_vec();
+            parts.push(term.add(TermNode::Call { scalar: mul, args }));
+        }
+        let mut sum = *parts.first().ok_or_else(|| Error::Internal("a window of nothing".into()))?;
+        for part in &parts[1..] {
+            sum = term.add(TermNode::Call { scalar: add, args: vec![sum, *part] });
+        }
+        Ok((term, sum))
+    }
+
     /// Each result as a sum over its window: depthwise convolutions.
     fn sums(
         &mut self,
@@ -156,6 +260,22 @@ impl Lower<'_> {
         self.step(name, Action::Rowwise(step), views, vec![out]);
         Ok(())
     }
+}
+
+/// Adds the epilogue of a convolution to a term: its accumulator is `sum`, and its operands come
+/// behind `inputs` others.
+fn then(term: &mut Term, sum: TermId, epilogue: &Term, inputs: u32) -> Result<TermId> {
+    let mut map: Vec<TermId> = Vec::with_capacity(epilogue.nodes.len());
+    for node in &epilogue.nodes {
+        let node = node.map_args(|a| map[a.0 as usize]);
+        map.push(match node {
+            TermNode::Acc => sum,
+            TermNode::In { input, view } => term.add(TermNode::In { input: input + inputs, view }),
+            other => term.add(other),
+        });
+    }
+    let root = epilogue.roots.first().map(|root| map[root.0 as usize]);
+    root.ok_or_else(|| Error::Internal("an epilogue without a result".into()))
 }
 
 /// The term for a row-wise kernel: the kernel's inputs are those of the sum, whose result is input

@@ -13,7 +13,7 @@ use crate::view::{View, collapse};
 const MANY_ROWS: usize = 256;
 
 impl Lower<'_> {
-    /// The order of axes in which a product with that result is stored; `None` for the result's own.
+    /// The order of axes in which a product is stored; `None` for that of its result.
     pub(super) fn row_order(&self, a: &View, b: &View, shape: &[usize]) -> Option<Vec<usize>> {
         let few = shape.iter().rev().nth(1).is_some_and(|rows| *rows < MANY_ROWS);
         let open = !self.plan.device.is_host() && a.dtype.is_float() && few;
