@@ -4,9 +4,10 @@
 //! process exports its model without the device, and then waits: only one measures at a time.
 //! What Python wrote last says why it failed.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hypatia_tensor::error::{Error, Result};
 use serde_json::Value;
@@ -34,6 +35,21 @@ impl Drop for Python<'_> {
     }
 }
 
+/// A new folder for temporary files.
+fn own_folder() -> Result<PathBuf> {
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    loop {
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("hypatia-models-{}-{number}", std::process::id()));
+        match std::fs::create_dir(&folder) {
+            Ok(()) => return Ok(folder),
+            // Left by a process that was killed, or another user's.
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(io(&folder)(e)),
+        }
+    }
+}
+
 fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.to_path_buf();
     move |source| Error::Io { path, source }
@@ -41,8 +57,7 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
 
 impl<'a> Python<'a> {
     pub fn new(command: &'a Path) -> Result<Python<'a>> {
-        let folder = std::env::temp_dir().join(format!("hypatia-models-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).map_err(io(&folder))?;
+        let folder = own_folder()?;
         let script = folder.join("peers.py");
         std::fs::write(&script, SCRIPT).map_err(io(&script))?;
         Ok(Python { command, script, folder })
