@@ -28,7 +28,7 @@ pub const DEVICE_FUNCTIONS: [DeviceFunction; 8] = [
     DeviceFunction { name: "one_plus_erf_bf16", arity: 1, emulate: |x, off| one_plus_erf(&ERF_BF16, x[0], off) },
     DeviceFunction { name: "one_plus_tanh", arity: 1, emulate: |x, off| one_plus_tanh(x[0], off) },
     DeviceFunction { name: "one_over_one_plus_exp", arity: 1, emulate: |x, off| logistic(x[0], off) },
-    DeviceFunction { name: "short_mish_gate", arity: 1, emulate: |x, off| mish_gate(x[0], off) },
+    DeviceFunction { name: "tanh_softplus", arity: 1, emulate: |x, off| tanh_softplus(x[0], off) },
     DeviceFunction { name: "tanh_approx", arity: 1, emulate: |x, off| tanh_approx(x[0], off) },
     DeviceFunction { name: "over_row", arity: 2, emulate: |x, _| over_row(x[0], x[1]) },
 ];
@@ -75,7 +75,7 @@ fn one_plus_tanh(x: f32, off: i32) -> f32 {
     2.0 * near_inverse(1.0 + near_exp2(-2.885_39 * x, off), off)
 }
 
-fn mish_gate(x: f32, off: i32) -> f32 {
+fn tanh_softplus(x: f32, off: i32) -> f32 {
     let w = near_exp2(std::f32::consts::LOG2_E * if x > 20.0 { 20.0 } else { x }, off);
     let n = w.mul_add(w, w + w);
     n * near_inverse(n + 2.0, off)
