@@ -49,7 +49,7 @@ impl Kept<'_> {
     fn read(&self, model: &str) -> Option<Value> {
         let text = std::fs::read_to_string(self.path(model)?).ok()?;
         let kept: Value = serde_json::from_str(&text).ok()?;
-        let alike = ["device", "commit", "source"].iter().all(|key| kept["about"][key] == self.about[key]);
+        let alike = ["device", "commit", "source", "options"].iter().all(|key| kept["about"][key] == self.about[key]);
         let row = &kept["row"];
         let has = |peer: &String| !row["peers_us"][peer].is_null() || !row["left_out"][peer].is_null();
         let whole = row["case"] == model && row["error"].is_null() && self.peers.iter().all(has);
@@ -66,6 +66,21 @@ impl Kept<'_> {
 /// The peers to time.
 fn wanted_peers(bench: &Bench) -> Vec<String> {
     if bench.peers.is_empty() { PEERS.map(str::to_string).to_vec() } else { bench.peers.clone() }
+}
+
+/// The arguments that change what is measured: not which models and peers, or how it is shown.
+fn own_options(mut arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let mut own = Vec::new();
+    while let Some(word) = arguments.next() {
+        let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+        match name {
+            "--json" | "-q" | "--quiet" => {}
+            "--rows" | "--peers" | "--results" if value.is_some() => {}
+            "--rows" | "--peers" | "--results" => drop(arguments.next()),
+            _ => own.push(word),
+        }
+    }
+    own
 }
 
 /// Times all models.
@@ -86,7 +101,8 @@ pub(super) fn run(bench: &Bench, global: &Global) -> Result<Exit> {
         return Err(Error::Input(format!("no model contains the text of --rows; there are: {}", all.join("; "))));
     }
     let device = options.gpu.as_ref().map_or_else(|| "CPU".to_string(), |on| on.gpu.describe());
-    let about = measured::about(Some(&device), options.gpu.is_some());
+    let mut about = measured::about(Some(&device), options.gpu.is_some());
+    about["options"] = json!(own_options(std::env::args().skip(1)));
     let kept = Kept { folder: bench.results.as_deref(), about: &about, peers: wanted_peers(bench) };
     if let Some(folder) = kept.folder {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { path: folder.to_path_buf(), source })?;
@@ -335,6 +351,19 @@ mod tests {
         assert!(of(&about, &["compile"]).read("BERT b1, s2").is_none(), "a peer is missing");
         kept.write("BERT b1, s2", &json!({"case": "BERT b1, s2", "error": "out of memory"})).unwrap();
         assert!(kept.read("BERT b1, s2").is_none(), "a failure is tried again");
+    }
+
+    #[test]
+    fn what_is_measured_otherwise_is_measured_again() {
+        let options = |line: &str| own_options(line.split(' ').map(str::to_string));
+        let plain = options("bench --suite models --rows BERT --json");
+        assert_eq!(plain, options("bench --suite models --rows=GPT --peers eager --results there"));
+        assert_ne!(plain, options("bench --suite models --rows BERT --precision f16"));
+        let folder = tempfile::tempdir().unwrap();
+        let [narrow, wide] = ["f16", "f32"].map(|p| json!({"device": "one", "options": ["--precision", p]}));
+        let kept = |about| Kept { folder: Some(folder.path()), about, peers: Vec::new() };
+        kept(&narrow).write("a model", &row("a model", 1.0, json!({}))).unwrap();
+        assert!(kept(&narrow).read("a model").is_some() && kept(&wide).read("a model").is_none());
     }
 
     #[test]
