@@ -161,9 +161,9 @@ impl Body {
             Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
             Body::Rowwise(k) => shortener.rowwise(k),
             Body::RowSums(k) => shortener.rowwise(&mut k.kernel),
-            Body::Gemm(k) => shortener.product(&mut k.term, &types(&k.inputs), k.output),
-            Body::WarpGemm(k) => shortener.product(&mut k.term, &types(&k.inputs), k.output),
-            Body::Gemv(k) => shortener.product(&mut k.term, &types(&k.inputs), k.output),
+            Body::Gemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
+            Body::WarpGemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
+            Body::Gemv(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
             _ => Vec::new(),
         }
     }

@@ -22,6 +22,9 @@ const ALIGNMENT: usize = 1024;
 const ROW: usize = 128;
 /// Operands of the result's shape that the copy engine fetches; more are read directly.
 const MAX_FETCHED: usize = 2;
+/// Slots from which a result is stored in turn, and rows of a slot.
+const SLOTS: usize = 2;
+const SLOT_ROWS: usize = 64;
 /// More stages than this hide no more latency.
 const MAX_STAGES: usize = 12;
 
@@ -136,8 +139,8 @@ pub struct GemmKernel {
     pub dense_k: [bool; 2],
     /// What the epilogue's `In` leaves read.
     pub inputs: Vec<Operand>,
-    /// Element type of the result.
-    pub output: DType,
+    /// Element types of the results, one for each root of `term`.
+    pub outputs: Vec<DType>,
     /// The epilogue.
     pub term: Term,
     /// What happens to the accumulators besides.
@@ -159,7 +162,7 @@ impl GemmKernel {
 
     /// The operands of the result's shape that the copy engine fetches ahead of the epilogue.
     pub fn fetched(&self) -> Vec<usize> {
-        let fits = |o: &Operand| o.access == Access::Full && o.dtype == self.output;
+        let fits = |o: &Operand| o.access == Access::Full && o.dtype == self.outputs[0];
         let all = self.inputs.iter().enumerate().filter(|(_, o)| fits(o)).map(|(i, _)| i);
         all.take(MAX_FETCHED).collect()
     }
@@ -176,9 +179,13 @@ impl GemmKernel {
         let other_half = |o: &Operand| half(o.dtype) && o.dtype != self.factor;
         match () {
             () if !half(self.factor) => Some("its factors are not f16 or bf16"),
-            () if self.output != self.factor && self.output != DType::F32 => {
+            () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
+                Some("its term does not have one value for each result")
+            }
+            () if self.outputs[0] != self.factor && self.outputs[0] != DType::F32 => {
                 Some("its result has neither the type of the factors nor f32")
             }
+            () if self.outputs.iter().any(|o| *o != self.outputs[0]) => Some("its results have several types"),
             () if self.inputs.iter().any(other_half) => Some("its epilogue reads both f16 and bf16"),
             () => None,
         }
@@ -186,7 +193,7 @@ impl GemmKernel {
 
     /// Columns of the result in 128 bytes, which one store of the copy engine takes.
     pub fn chunk(&self) -> usize {
-        ROW / self.output.size()
+        ROW / self.outputs[0].size()
     }
 
     /// Bytes of one stage: a slice of each factor.
@@ -194,10 +201,22 @@ impl GemmKernel {
         (self.tiling.block_rows() + self.tiling.columns) * ROW
     }
 
+    /// Operands and results that have memory for a whole tile: a result is stored from where an
+    /// operand was fetched.
+    pub fn whole(&self) -> usize {
+        self.fetched().len().max(usize::from(self.outputs.len() == 1))
+    }
+
+    /// The other results, which are stored from two slots in turn: stages of the factors are worth
+    /// more than memory for several results.
+    pub fn in_turn(&self) -> usize {
+        self.outputs.len().saturating_sub(self.whole())
+    }
+
     /// Bytes from which one group of consumers stores, and into which its operands are fetched.
     fn staging(&self) -> usize {
         let chunks = self.columns().div_ceil(self.chunk());
-        self.tiling.rows * ROW * chunks * self.fetched().len().max(1)
+        ROW * (self.tiling.rows * chunks * self.whole() + SLOT_ROWS * SLOTS * self.in_turn())
     }
 
     /// Bytes other than the stages: the staging of all groups, alignment, barriers.
@@ -245,7 +264,7 @@ mod tests {
             pair: false,
             dense_k: [true, true],
             inputs: vec![full; fulls],
-            output: DType::BF16,
+            outputs: vec![DType::BF16],
             term,
             row_sums: RowSums::Off,
             tiling,
@@ -293,6 +312,14 @@ mod tests {
             assert_eq!((k.stages(), k.fetched().len()), (Some(stages), fulls.min(2)), "{fulls} operands");
             assert!(k.shared() <= SHARED);
         }
+        // Two results are stored in turn, or the second one beside an operand.
+        let two = |fulls: usize| {
+            let mut k = kernel(WIDE, fulls);
+            k.outputs.push(DType::BF16);
+            k.term.roots.push(k.term.root());
+            (k.stages(), k.whole(), k.in_turn())
+        };
+        assert_eq!([two(0), two(1), two(2)], [(Some(5), 0, 2), (Some(4), 1, 1), (Some(3), 2, 0)]);
         // Two products store half the columns.
         let pair = |columns: usize| GemmKernel { pair: true, ..kernel(Tiling { columns, ..WIDE }, 0) };
         assert_eq!((pair(128).stages(), pair(192).stages()), (Some(6), None));

@@ -138,8 +138,8 @@ pub struct WarpGemm {
     /// What the epilogue's `In` leaves read. Of `Full` operands and of the result, every row begins
     /// at a multiple of `vector` elements; `Row` operands begin at one.
     pub inputs: Vec<Operand>,
-    /// Element type of the result.
-    pub output: DType,
+    /// Element types of the results, one for each root of `term`.
+    pub outputs: Vec<DType>,
     /// Neighbours in a row that are read and stored in one access.
     pub vector: usize,
     /// The epilogue.
@@ -153,7 +153,10 @@ pub struct WarpGemm {
 impl WarpGemm {
     /// The 16-bit type of its factors, result and operands, if there is one.
     pub fn half(&self) -> Option<DType> {
-        let types = [self.multiplied, self.output].into_iter().chain(self.inputs.iter().map(|o| o.dtype));
+        let types = [self.multiplied]
+            .into_iter()
+            .chain(self.outputs.iter().copied())
+            .chain(self.inputs.iter().map(|o| o.dtype));
         types.into_iter().find(|d| is_half(*d))
     }
 
@@ -181,8 +184,13 @@ impl WarpGemm {
             () if self.factors.iter().any(|f| f.unit < f.dtype.size() || bytes(*f) && f.unit < 4) => {
                 Some("the rows of a factor begin within an element or a word")
             }
-            () if self.output != DType::F32 && !is_half(self.output) => Some("its result is not f16, bf16 or f32"),
-            () if self.inputs.iter().any(|o| other_half(o.dtype)) || other_half(self.output) => {
+            () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
+                Some("its term does not have one value for each result")
+            }
+            () if self.outputs.iter().any(|o| !matches!(o, DType::F32 | DType::Bool) && !is_half(*o)) => {
+                Some("a result is not f16, bf16, f32 or bool")
+            }
+            () if self.inputs.iter().map(|o| &o.dtype).chain(&self.outputs).any(|d| other_half(*d)) => {
                 Some("it reads or stores both f16 and bf16")
             }
             () => None,
@@ -247,7 +255,7 @@ mod tests {
             multiplied: DType::BF16,
             factors: [Factor { dtype: DType::BF16, dense_k: true, unit: 16 }; 2],
             inputs: Vec::new(),
-            output: DType::BF16,
+            outputs: vec![DType::BF16],
             vector: 8,
             term,
             row_sums: RowSums::Off,

@@ -72,10 +72,11 @@ impl<'p> Shortener<'p> {
     }
 
     /// Shortens the epilogue of a product with f32 accumulators, whose operands have these types.
-    /// The type of the result determines how many digits count.
-    pub fn product(&self, term: &mut Term, inputs: &[DType], output: DType) -> Vec<RuleId> {
-        let Some(rules) = self.allowed(mantissa_bits(output)) else { return Vec::new() };
-        let number = default_type(inputs.iter().copied().chain([DType::F32, output]));
+    /// Of the types of the results, the finest determines how many digits count.
+    pub fn product(&self, term: &mut Term, inputs: &[DType], outputs: &[DType]) -> Vec<RuleId> {
+        let kept = outputs.iter().map(|d| mantissa_bits(*d)).max().unwrap_or(52);
+        let Some(rules) = self.allowed(kept) else { return Vec::new() };
+        let number = default_type(inputs.iter().chain(outputs).copied().chain([DType::F32]));
         let leaf = |node: &TermNode| match node {
             TermNode::Acc | TermNode::Second => Some(DType::F32),
             TermNode::In { input, .. } => inputs.get(*input as usize).copied(),
@@ -90,7 +91,7 @@ impl<'p> Shortener<'p> {
         let mut terms = TermBuilder::new();
         let acc = terms.add(TermNode::Acc);
         let Some(exp) = terms.builtin(self.program, BuiltinScalar::Exp, vec![acc]) else { return false };
-        !self.product(&mut terms.finish(vec![exp]), &[], output).is_empty()
+        !self.product(&mut terms.finish(vec![exp]), &[], &[output]).is_empty()
     }
 
     /// Shortens a row-wise kernel. The types of its outputs and of its large inputs determine how

@@ -186,7 +186,8 @@ pub fn list_choices(optimized: &mut Optimized, options: &optimize::Options) {
     optimized.report.choices.extend(plan.iter().flat_map(|p| p.steps.iter().filter_map(|s| in_turn(p, s))));
 }
 
-/// The two ways to compute products in turn, and a product with the work on its factors.
+/// The two ways to compute products in turn, and a product with the work on its factors or on its
+/// results.
 fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
     let Action::Call(CallStep { called, fallback, .. }) = &step.action else { return None };
     let (whole, parts) = match called {
@@ -195,6 +196,9 @@ fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
         }
         Called::Prologue(_) => {
             ("a product with the work on its factors, in one launch".to_string(), "one after the other")
+        }
+        Called::Product(g) | Called::Pair(g) if g.term.roots.len() > 1 => {
+            (format!("a product with {} results, in one launch", g.term.roots.len()), "one after the other")
         }
         _ => return None,
     };

@@ -1,5 +1,5 @@
-//! Builds a plan: prepares the graph, lowers it, removes copies, joins products with each other and
-//! with the work on their factors, and places the buffers.
+//! Builds a plan: prepares the graph, lowers it, removes copies, joins products with each other,
+//! with the work on their factors and with work on their results, and places the buffers.
 //!
 //! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a
 //! [`Plan`]. Invariant: debug builds validate every plan.
@@ -7,7 +7,7 @@
 use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
-use super::{arena, chain, concat, copies, lower, narrow_weights, prepare, prologue, short};
+use super::{arena, chain, concat, copies, lower, narrow_weights, prepare, prologue, results, short};
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
 
@@ -47,6 +47,7 @@ impl Plan {
             if options.cluster {
                 chain::cluster(&mut plan);
                 prologue::cluster(&mut plan);
+                results::cluster(&mut plan);
             }
             short::shorten(&mut plan);
         }

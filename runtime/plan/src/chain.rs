@@ -46,7 +46,7 @@ pub(super) fn cluster(plan: &mut Plan) {
 }
 
 /// The kernel of the Program that multiplies in tiles, if the device can run it.
-fn tiles(program: &Program, device: &Device) -> Option<KernelId> {
+pub(super) fn tiles(program: &Program, device: &Device) -> Option<KernelId> {
     let gemm = program.builtin_op(BuiltinOp::Gemm)?;
     let multiplies = |pattern: &Pat| matches!(pattern, Pat::Node(n) if n.head == Head::Op(gemm));
     let found = program.kernels.iter().position(|k| matches!(k.backend, Backend::Tiled) && multiplies(&k.pattern));

@@ -4,9 +4,9 @@
 //! further decisions. [`build`] runs the stages: [`prepare`] computes everything that does not
 //! depend on an input and decides which ops are kept. [`mod@lower`] turns nodes into steps and
 //! views, with the kernels that the optimiser listed. [`copies`] removes and merges copies,
-//! [`chain`] joins products whose results have one reader, [`short`] puts short functions into
-//! generated kernels, and [`arena`] places results in one
-//! block of memory.
+//! [`chain`] joins products whose results have one reader, [`prologue`] and [`results`] join a
+//! product with work on its factors and on its results, [`short`] puts short functions into
+//! generated kernels, and [`arena`] places results in one block of memory.
 //!
 //! Invariant: a step reads only inputs, constants and results of earlier steps; a view costs
 //! nothing; results that are live at the same time do not overlap, except where a step declares
@@ -27,6 +27,7 @@ mod plan;
 mod prepare;
 mod print;
 mod prologue;
+mod results;
 mod rows;
 mod short;
 mod step;

@@ -8,8 +8,14 @@ use std::fmt;
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Called, ChainLayer, Plan, PrologueStep, Step, Storage, View};
+use super::{Action, Called, ChainLayer, GemmStep, Plan, PrologueStep, Step, Storage, View};
 use hypatia_graph::show_term;
+
+/// That a product has several results, if it does.
+fn several(g: &GemmStep) -> String {
+    let count = g.term.roots.len();
+    if count > 1 { format!(" with {count} results") } else { String::new() }
+}
 
 impl Plan {
     fn location(&self, view: &View) -> String {
@@ -78,13 +84,13 @@ impl Plan {
                     }
                     Called::Chain(layers) => self.chain(layers, reads),
                     Called::Prologue(p) => self.prologue(p, reads.get(..e.reads).unwrap_or_default()),
-                    Called::Pair(g) => format!("two products, {}", self.term(&g.term, read(3))),
+                    Called::Pair(g) => format!("two products{}, {}", several(g), self.term(&g.term, read(3))),
                     Called::Template(_) => {
                         let kernel = step.kernel.map(|k| self.program.kernels[k.index()].name.as_str());
                         format!("template {}", kernel.unwrap_or_default())
                     }
                     Called::Product(g) if g.is_plain() => format!("gemm with {} results", e.writes),
-                    Called::Product(g) => format!("gemm, {}", self.term(&g.term, read(2))),
+                    Called::Product(g) => format!("gemm{}, {}", several(g), self.term(&g.term, read(2))),
                 };
                 format!("{what} (fallback: {} steps)", e.fallback.len())
             }

@@ -46,7 +46,8 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
             };
             if let Some((g, factors)) = of {
                 let inputs: Vec<DType> = step.reads[factors..e.reads].iter().map(|v| v.dtype).collect();
-                shortener.product(&mut g.term, &inputs, to);
+                let types: Vec<DType> = step.writes[..e.writes].iter().map(|v| v.dtype).collect();
+                shortener.product(&mut g.term, &inputs, &types);
             }
             return;
         }
@@ -63,12 +64,12 @@ fn shorten_prologue(shortener: &Shortener<'_>, p: &mut PrologueStep, reads: &[Vi
         let (own, others) = rest.split_at(factor.as_ref().map_or(1, |f| f.reads).min(rest.len()));
         if let Some(f) = factor {
             let inputs: Vec<DType> = own.iter().map(|v| v.dtype).collect();
-            shortener.product(&mut f.term, &inputs, f.dtype);
+            shortener.product(&mut f.term, &inputs, &[f.dtype]);
         }
         rest = others;
     }
     let inputs: Vec<DType> = rest.iter().map(|v| v.dtype).collect();
-    shortener.product(&mut p.product.term, &inputs, to);
+    shortener.product(&mut p.product.term, &inputs, &[to]);
 }
 
 /// The terms of a chain's products. `reads` are those of the step, whose results all have type
@@ -78,7 +79,7 @@ fn shorten_chain(shortener: &Shortener<'_>, layers: &mut [ChainLayer], reads: &[
     for layer in layers {
         let end = first + layer.reads;
         let inputs: Vec<DType> = reads[first + 1..end].iter().map(|v| v.dtype).collect();
-        shortener.product(&mut layer.product.term, &inputs, to);
+        shortener.product(&mut layer.product.term, &inputs, &[to]);
         first = end;
     }
 }

@@ -27,7 +27,8 @@ pub struct GemmStep {
     pub k: usize,
     /// Element type of the accumulator: f32 (f64 for f64; integers accumulate in their own type).
     pub acc: DType,
-    /// The epilogue; `acc` alone for a plain product.
+    /// The epilogue, with a root for each result; `acc` alone for a plain product. Only tiled kernels
+    /// have several results.
     pub term: Term,
 }
 
@@ -73,7 +74,8 @@ impl ConvStep {
 
 /// True if the term is only the accumulator.
 fn is_plain(term: &Term) -> bool {
-    matches!(term.nodes.get(term.root().0 as usize), Some(TermNode::Acc))
+    let [root] = term.roots[..] else { return false };
+    matches!(term.nodes.get(root.0 as usize), Some(TermNode::Acc))
 }
 
 /// A pointwise step on a collapsed index space.
@@ -216,7 +218,7 @@ impl PrologueStep {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Called {
     /// A product. Its accumulator is stored unchanged or, without a kernel, scaled. Of a tiled
-    /// kernel it has the epilogue.
+    /// kernel it has the epilogue, with a result for each root.
     Product(GemmStep),
     /// Two products of one left operand, by a tiled kernel: `reads` are the left operand, the two
     /// right ones, and what the epilogue reads, broadcast to the result. The epilogue's

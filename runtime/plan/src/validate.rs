@@ -249,8 +249,8 @@ impl Plan {
                     return Err("the call reads or stores more than the step".into());
                 };
                 match &e.called {
-                    Called::Product(g) => own.len() >= 2 && !stored.is_empty() && factors(g, own, &stored[0]),
-                    Called::Pair(g) => pair(g, own, stored),
+                    Called::Product(g) => own.len() >= 2 && results(g, stored) && factors(g, own, &stored[0]),
+                    Called::Pair(g) => results(g, stored) && pair(g, own, stored),
                     Called::Chain(layers) => chain(layers, own, stored),
                     Called::Prologue(p) => prologue(p, own, stored),
                     Called::Attention(a) => attention(a, own, stored),
@@ -281,9 +281,19 @@ fn factors(g: &GemmStep, reads: &[View], out: &View) -> bool {
     shaped(&reads[0], g.m, g.k) && shaped(&reads[1], g.k, g.n) && shaped(out, g.m, g.n)
 }
 
-/// The operands of two products of one left operand, and their result.
+/// A product's results: one for each root of its term if there are several, all of one shape. A
+/// library's call may store more than the value of its term.
+fn results(g: &GemmStep, writes: &[View]) -> bool {
+    match g.term.roots.len() {
+        0 => false,
+        1 => !writes.is_empty(),
+        count => writes.len() == count && writes.iter().all(|w| w.shape == writes[0].shape),
+    }
+}
+
+/// The operands of two products of one left operand, and their first result.
 fn pair(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {
-    let ([a, b, c, beside @ ..], [out]) = (reads, writes) else { return false };
+    let ([a, b, c, beside @ ..], [out, ..]) = (reads, writes) else { return false };
     let both = [b, c].into_iter().all(|right| factors(g, &[a.clone(), right.clone()], out));
     both && beside.iter().all(|view| view.shape == out.shape)
 }

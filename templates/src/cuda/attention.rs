@@ -48,9 +48,9 @@ impl<'p> Scores<'p> {
             return Err(malformed(of, why));
         }
         let (factor, term) = factored(program, &of.term);
-        let mut functions = Functions::new(program);
+        let mut functions = Functions::bare(program);
         let score = OnTiles { term: &term, pair: false, inputs: &of.inputs, factors: FACTORS };
-        let body = score.function(&mut functions, SCORE, DType::F32, copies as u64)?;
+        let body = score.function(&mut functions, SCORE, &[DType::F32], copies as u64)?;
         if of.inputs.iter().any(|o| o.access != Access::Splat) {
             functions.need("axes");
         }
@@ -127,7 +127,7 @@ pub(super) fn join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
     }
     let (factor, _) = factored(program, &of.term);
     let block = of.padded_value().next_multiple_of(32).min(JOIN_BLOCK);
-    let mut functions = Functions::new(program);
+    let mut functions = Functions::bare(program);
     functions.need("axes");
     let tiles = Tiles {
         name: &of.name,

@@ -29,7 +29,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionGradKernel) -> Result<Cu
     if !kernel.fits() {
         return Err(malformed("its tiles do not fit into shared memory or registers"));
     }
-    let mut functions = Functions::new(program);
+    let mut functions = Functions::bare(program);
     let with_weight = [of.inputs.as_slice(), &[Operand { dtype: DType::F32, access: Access::Splat }]].concat();
     let weight = OnTiles { term: &of.weight, pair: false, inputs: &of.inputs, factors: FACTORS };
     let slope = OnTiles { term: &of.slope, pair: true, inputs: &with_weight, ..weight };
@@ -40,8 +40,8 @@ pub(super) fn emit(program: &Program, kernel: &AttentionGradKernel) -> Result<Cu
     };
     let about_slope = "The gradient of the product of a query and a key, from both products and the weight.";
     let bodies = vec![
-        weight.function(&mut functions, ("score", about_weight), DType::F32, copies)?,
-        slope.function(&mut functions, ("slope", about_slope), DType::F32, copies)?,
+        weight.function(&mut functions, ("score", about_weight), &[DType::F32], copies)?,
+        slope.function(&mut functions, ("slope", about_slope), &[DType::F32], copies)?,
     ];
     functions.need("axes");
     let (weight, slope) = (weight.formula(program), slope.formula(program));

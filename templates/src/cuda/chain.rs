@@ -32,7 +32,7 @@ pub(super) fn emit(program: &Program, kernel: &ChainKernel) -> Result<CudaSource
         return Err(malformed("its tiles do not fit into shared memory or registers"));
     }
     let printed = Printed::of(kernel);
-    let mut functions = Functions::new(program);
+    let mut functions = Functions::bare(program);
     let mut bodies = Vec::new();
     let mut formulas = Vec::new();
     let copies = match kernel.tiling {
@@ -43,7 +43,12 @@ pub(super) fn emit(program: &Program, kernel: &ChainKernel) -> Result<CudaSource
         let (weight, last) = (printed.weights[l], kernel.layers.len() - 1);
         let on = OnTiles { term: &layer.term, pair: false, inputs: &layer.inputs, factors: weight + 1 };
         let comment = format!("What becomes of an element of product {}.", l + 1);
-        bodies.push(on.function(&mut functions, (&format!("epilogue{l}"), &comment), kernel.factor, copies as u64)?);
+        bodies.push(on.function(
+            &mut functions,
+            (&format!("epilogue{l}"), &comment),
+            &[kernel.factor],
+            copies as u64,
+        )?);
         let left = if l == 0 { "in0".to_string() } else { format!("h{l}") };
         let to = if l == last { "out0".to_string() } else { format!("h{}", l + 1) };
         formulas.push(format!("{to} = {}, where acc = {left} in{weight}", on.formula(program)));

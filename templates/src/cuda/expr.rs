@@ -78,6 +78,8 @@ pub struct Needs {
     pub helpers: BTreeSet<String>,
     /// Types that values are rounded to.
     pub rounded: BTreeSet<DType>,
+    /// True if the source must do without the headers of 16-bit types.
+    pub bare: bool,
 }
 
 impl Needs {
@@ -154,6 +156,11 @@ impl Needs {
     /// Rounds or wraps the value to a narrower element type, then widens it to its compute type
     /// again.
     pub fn round(&mut self, e: &Expr, to: DType) -> Expr {
+        if self.bare && matches!(to, DType::F16 | DType::BF16) && e.ty == DType::F32 {
+            let name = format!("rounded_to_{}", to.name());
+            self.helpers.insert(name.clone());
+            return Expr::primary(format!("{name}({})", e.text), DType::F32);
+        }
         self.rounded.insert(to);
         match to {
             DType::F16 | DType::BF16 => Expr::primary(widen(&narrowed(e, to), to), DType::F32),

@@ -24,10 +24,10 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     if let Some(why) = kernel.refusal() {
         return Err(malformed(why));
     }
-    let mut functions = Functions::new(program);
+    let mut functions = Functions::bare(program);
     let t = &kernel.tiling;
     let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: kernel.factors() };
-    let body = term.function(&mut functions, EPILOGUE, kernel.output, (t.rows * kernel.columns() / 128) as u64)?;
+    let body = term.function(&mut functions, EPILOGUE, &kernel.outputs, (t.rows * kernel.columns() / 128) as u64)?;
     if kernel.inputs.iter().any(|o| o.access == Access::Strided) {
         functions.need("axes");
     }
@@ -40,8 +40,8 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
             "a matrix product with its epilogue"
         },
         formula: format!(
-            "out0 = {}, where acc = in0 in1{}",
-            term.formula(program),
+            "{}, where acc = in0 in1{}",
+            term.formulas(program),
             if kernel.pair { format!(" and {SECOND} = in0 in2") } else { String::new() }
         ),
         args: arguments(kernel),
@@ -59,7 +59,10 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     let own = context! {
         half => kernel.factor.name(),
         axes => 3,
-        size => kernel.output.size(),
+        size => kernel.outputs[0].size(),
+        results => kernel.outputs.len(),
+        whole => kernel.whole(),
+        in_turn => kernel.in_turn(),
         chunk => kernel.chunk(),
         tile_m => t.rows,
         tile_n => t.columns,
@@ -97,7 +100,7 @@ fn input(kernel: &GemmKernel, i: usize, o: &Operand) -> Value {
             format!("widened((unsigned short)(row{at}[q_half] >> (16 * e)))")
         }
         (Access::Row, Some(at)) => format!("row{at}[q_half][e]"),
-        (_, Some(at)) if kernel.output.size() == 2 => {
+        (_, Some(at)) if kernel.outputs[0].size() == 2 => {
             format!("widened((unsigned short)(fetched{at}[q] >> (16 * e)))")
         }
         (_, Some(at)) => format!("fetched{at}[e]"),
@@ -141,7 +144,9 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     out.extend((1..kernel.factors()).map(|i| factor(i, b, part, right)));
     let result = [kernel.chunk(), BOX];
     let shape = "batches x rows x columns";
-    out.push(Arg::map("out0_map".into(), ArgRole::Written(0), kernel.output, result, shape));
+    for (i, o) in kernel.outputs.iter().enumerate() {
+        out.push(Arg::map(format!("out{i}_map"), ArgRole::Written(i), *o, result, shape));
+    }
     let fetched = kernel.fetched();
     for (i, o) in kernel.inputs.iter().enumerate() {
         let at = i + kernel.factors();

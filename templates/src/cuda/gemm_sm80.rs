@@ -28,15 +28,15 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
     if let Some(why) = kernel.refusal() {
         return Err(malformed(why));
     }
-    let mut functions = Functions::new(program);
+    let mut functions = Functions::bare(program);
     let term = OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: FACTORS };
-    let body = term.function(&mut functions, EPILOGUE, kernel.output, (t.rows * t.columns / t.threads()) as u64)?;
+    let body = term.function(&mut functions, EPILOGUE, &kernel.outputs, (t.rows * t.columns / t.threads()) as u64)?;
     functions.need("axes");
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
         kind: "a matrix product with its epilogue",
-        formula: format!("out0 = {}, where acc = in0 in1", term.formula(program)),
+        formula: format!("{}, where acc = in0 in1", term.formulas(program)),
         args: arguments(kernel),
         geometry: Geometry::Tiles {
             block: t.threads() as u32,
@@ -59,8 +59,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         b_by_k => b.dense_k,
         a_unit => a.unit,
         b_unit => b.unit,
-        out_type => plain_storage(kernel.output),
-        out_size => kernel.output.size(),
+        results => kernel.outputs.iter().map(|o| result(*o)).collect::<Value>(),
         vector => kernel.vector,
         tile_m => t.rows,
         tile_n => t.columns,
@@ -105,16 +104,21 @@ fn input(at: usize, o: &Operand) -> Value {
     }
 }
 
+/// A result as the template sees it.
+pub(super) fn result(dtype: DType) -> Value {
+    context! { storage => plain_storage(dtype), size => dtype.size() }
+}
+
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
-    let mut out = product_arguments(&kernel.factors, kernel.output, &kernel.inputs);
+    let mut out = product_arguments(&kernel.factors, &kernel.outputs, &kernel.inputs);
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }
 
 /// The arguments of a product of warps: its operands with their strides, and its sizes.
-pub(super) fn product_arguments(factors: &[Factor], output: DType, inputs: &[Operand]) -> Vec<Arg> {
+pub(super) fn product_arguments(factors: &[Factor], outputs: &[DType], inputs: &[Operand]) -> Vec<Arg> {
     let mut out: Vec<Arg> = factors.iter().enumerate().flat_map(|(i, f)| factor_arguments(i, i, f)).collect();
-    out.extend(other_arguments(factors.len(), output, inputs));
+    out.extend(other_arguments(factors.len(), outputs, inputs));
     out
 }
 
@@ -134,8 +138,11 @@ fn strides(of: ArgRole, count: usize) -> Arg {
 }
 
 /// The arguments behind those of the factors. The first operand of the epilogue is operand `first`.
-pub(super) fn other_arguments(first: usize, output: DType, inputs: &[Operand]) -> Vec<Arg> {
-    let mut out = vec![Arg::written(0, output, "products x rows x columns"), strides(ArgRole::Written(0), STRIDES - 1)];
+/// All results lie alike.
+pub(super) fn other_arguments(first: usize, outputs: &[DType], inputs: &[Operand]) -> Vec<Arg> {
+    let written = |(i, o): (usize, &DType)| Arg::written(i, *o, "products x rows x columns");
+    let mut out: Vec<Arg> = outputs.iter().enumerate().map(written).collect();
+    out.insert(1, strides(ArgRole::Written(0), STRIDES - 1));
     for (i, o) in inputs.iter().enumerate() {
         let at = i + first;
         out.push(Arg::read(at, o.dtype, about(&o.access, "products x rows x columns")));

@@ -26,11 +26,11 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
     }
     let t = &kernel.tiling;
     let rows = kernel.padded_rows();
-    let mut functions = Functions::new(program);
+    let mut functions = Functions::bare(program);
     let first = kernel.reads();
     let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: first };
     let parts = (rows * t.columns).div_ceil(t.threads());
-    let mut bodies = vec![term.function(&mut functions, EPILOGUE, kernel.output, parts as u64)?];
+    let mut bodies = vec![term.function(&mut functions, EPILOGUE, &[kernel.output], parts as u64)?];
     let walks = walks(kernel);
     for walk in walks.iter().flatten() {
         let of_step = walk.walked.neighbours * walk.walked.lines;
@@ -137,7 +137,7 @@ fn arguments(kernel: &GemvKernel) -> Vec<Arg> {
             }
         }
     }
-    out.extend(other_arguments(at, kernel.output, &kernel.inputs));
+    out.extend(other_arguments(at, &[kernel.output], &kernel.inputs));
     out
 }
 

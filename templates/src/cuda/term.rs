@@ -86,6 +86,14 @@ impl<'p> Functions<'p> {
         Functions { program, done: IndexMap::new(), names: HashMap::new(), needs: Needs::default() }
     }
 
+    /// None yet, for GPUs from Ampere on, whose instructions round without the headers of 16-bit
+    /// types.
+    pub fn bare(program: &'p Program) -> Functions<'p> {
+        let mut functions = Functions::new(program);
+        functions.needs.bare = true;
+        functions
+    }
+
     /// The Program whose scalars these are.
     pub fn program(&self) -> &'p Program {
         self.program

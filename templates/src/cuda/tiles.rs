@@ -16,7 +16,7 @@ use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Operand};
-use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
 /// A kernel of tiles, but for what only its template knows.
 pub(super) struct Tiles<'a> {
@@ -93,6 +93,9 @@ pub(super) fn about(access: &Access, whole: &'static str) -> &'static str {
     }
 }
 
+/// The structure that a term of several values returns.
+const RESULTS: &str = "Results";
+
 /// A term over an accumulator, or two, and operands, which come after the factors.
 #[derive(Clone, Copy)]
 pub(super) struct OnTiles<'a> {
@@ -106,7 +109,17 @@ pub(super) struct OnTiles<'a> {
 impl OnTiles<'_> {
     /// The term as text.
     pub fn formula(&self, program: &Program) -> String {
-        super::term::formula(program, self.term, self.term.root(), &|node| match node {
+        self.formula_of(program, self.term.root())
+    }
+
+    /// A value for each result, as text.
+    pub fn formulas(&self, program: &Program) -> String {
+        let of = |(i, root): (usize, &TermId)| format!("out{i} = {}", self.formula_of(program, *root));
+        self.term.roots.iter().enumerate().map(of).collect::<Vec<_>>().join(", ")
+    }
+
+    fn formula_of(&self, program: &Program, root: TermId) -> String {
+        super::term::formula(program, self.term, root, &|node| match node {
             TermNode::In { input, .. } => Some(format!("in{}", *input as usize + self.factors)),
             TermNode::Second => Some(SECOND.to_string()),
             _ => None,
@@ -114,15 +127,17 @@ impl OnTiles<'_> {
     }
 
     /// The device function of the term, which is called `copies` times. Numbers without a type of
-    /// their own have the widest of the operands and of `output`.
+    /// their own have the widest of the operands and of `outputs`. It returns a number or, of
+    /// several values, a structure of them.
     pub fn function(
         &self,
         functions: &mut Functions<'_>,
         (name, comment): (&str, &str),
-        output: DType,
+        outputs: &[DType],
         copies: u64,
     ) -> Result<String, EmitError> {
-        let number = default_type(self.inputs.iter().map(|o| o.dtype).chain([DType::F32, output]));
+        let number =
+            default_type(self.inputs.iter().map(|o| o.dtype).chain(outputs.iter().copied()).chain([DType::F32]));
         // For the function, the second accumulator is one more operand.
         let second = self.inputs.len() as u32;
         let term = if self.pair { Cow::Owned(self.term.reading_second(second)) } else { Cow::Borrowed(self.term) };
@@ -136,19 +151,27 @@ impl OnTiles<'_> {
             _ => None,
         };
         let lowered = functions.lower(&term, number, &leaf)?;
-        let root = lowered.roots.first().cloned();
-        let root = root.ok_or_else(|| EmitError::Malformed(format!("{name}: a term without a value")))?;
         let mut params = vec!["const float acc".to_string()];
         params.extend(self.pair.then(|| format!("const float {SECOND}")));
         let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + self.factors);
         params.extend(self.inputs.iter().enumerate().map(operand));
         let inline = inlining(lowered.size, copies);
         let params = params.join(", ");
-        let mut text = format!("// {comment}\nstatic __device__ {inline} float {name}({params}) {{\n");
+        let values: Vec<String> = lowered.roots.iter().map(|root| functions.store(root, DType::F32)).collect();
+        let (result, values) = match values.as_slice() {
+            [] => return Err(EmitError::Malformed(format!("{name}: a term without a value"))),
+            [value] => ("float", value.clone()),
+            all => (RESULTS, format!("{{{{{}}}}}", all.join(", "))),
+        };
+        let mut text = String::new();
+        if let count @ 2.. = lowered.roots.len() {
+            text.push_str(&format!("struct {RESULTS} {{\n  float v[{count}];\n}};\n"));
+        }
+        text.push_str(&format!("// {comment}\nstatic __device__ {inline} {result} {name}({params}) {{\n"));
         for s in &lowered.statements {
             text.push_str(&format!("  {s}\n"));
         }
-        text.push_str(&format!("  return {};\n}}\n", functions.store(&root, DType::F32)));
+        text.push_str(&format!("  return {values};\n}}\n"));
         Ok(text)
     }
 }

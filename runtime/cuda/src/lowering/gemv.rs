@@ -21,10 +21,11 @@ pub struct GemvProduct {
 }
 
 impl GemvProduct {
-    /// The same product by the template of few rows, if that computes it.
+    /// The same product by the template of few rows, if that computes it: it has one result.
     pub fn of(product: &WarpProduct) -> Option<GemvProduct> {
         let [_, _, rows, columns, depth] = product.sizes;
         let of = &product.kernel;
+        let [output] = of.outputs[..] else { return None };
         let kernel = GemvKernel {
             name: of.name.clone(),
             doc: String::new(),
@@ -35,7 +36,7 @@ impl GemvProduct {
             columns,
             depth,
             inputs: of.inputs.clone(),
-            output: of.output,
+            output,
             term: of.term.clone(),
             tiling: GemvTiling::named(&[])?,
         };
@@ -44,10 +45,10 @@ impl GemvProduct {
 
     /// Two products of one left operand, which is the first read; the right ones follow. `None` if
     /// an operand would have to be copied, or if the right operands lie in different orders.
-    pub fn of_pair(step: &GemmStep, reads: &[View], out: &View) -> Option<GemvProduct> {
+    pub fn of_pair(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GemvProduct> {
         let [a, b, c, beside @ ..] = reads else { return None };
         let first: Vec<View> = [a, b].into_iter().chain(beside).cloned().collect();
-        let mut of = GemvProduct::of(&WarpProduct::of(step, &first, out)?)?;
+        let mut of = GemvProduct::of(&WarpProduct::of(step, &first, outs)?)?;
         let alike = (b.dtype, &b.shape, &b.strides) == (c.dtype, &c.shape, &c.strides);
         let [_, right] = of.kernel.factors;
         if !alike || !(c.offset * c.dtype.size()).is_multiple_of(right.unit) {
@@ -146,7 +147,7 @@ mod tests {
 
     fn product(m: usize, n: usize, k: usize, transposed: bool) -> Option<GemvProduct> {
         let w = if transposed { whole(&[n, k]).transposed(&[1, 0]) } else { whole(&[k, n]) };
-        GemvProduct::of(&WarpProduct::of(&step(&[], m, n, k), &[whole(&[m, k]), w], &whole(&[m, n])).unwrap())
+        GemvProduct::of(&WarpProduct::of(&step(&[], m, n, k), &[whole(&[m, k]), w], &[whole(&[m, n])]).unwrap())
     }
 
     #[test]

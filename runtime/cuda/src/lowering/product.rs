@@ -38,10 +38,11 @@ pub struct GeneratedProduct {
 
 impl GeneratedProduct {
     /// The product of a step of that plan; `None` if an operand would have to be copied.
-    pub fn of(plan: &Plan, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
-        let hopper = if plan.device.sm == HOPPER { TiledProduct::of(step, reads, out) } else { None };
-        let warps = WarpProduct::of(step, reads, out);
-        let [a, b, ..] = reads else { return None };
+    /// Its results are the values of the step's term.
+    pub fn of(plan: &Plan, step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GeneratedProduct> {
+        let hopper = if plan.device.sm == HOPPER { TiledProduct::of(step, reads, outs) } else { None };
+        let warps = WarpProduct::of(step, reads, outs);
+        let ([a, b, ..], [out, ..]) = (reads, outs) else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], None);
         // The template of few rows stores no sums for a checksum.
         let few_rows = warps.as_ref().filter(|_| checksum.is_none()).and_then(GemvProduct::of);
@@ -61,11 +62,11 @@ impl GeneratedProduct {
     }
 
     /// Two products of one left operand; `None` if an operand would have to be copied.
-    pub fn of_pair(plan: &Plan, step: &GemmStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
-        let hopper = if plan.device.sm == HOPPER { TiledProduct::of_pair(step, reads, out) } else { None };
-        let [a, b, c, ..] = reads else { return None };
+    pub fn of_pair(plan: &Plan, step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GeneratedProduct> {
+        let hopper = if plan.device.sm == HOPPER { TiledProduct::of_pair(step, reads, outs) } else { None };
+        let ([a, b, c, ..], [out, ..]) = (reads, outs) else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], Some(c));
-        let few_rows = if checksum.is_none() { GemvProduct::of_pair(step, reads, out) } else { None };
+        let few_rows = if checksum.is_none() { GemvProduct::of_pair(step, reads, outs) } else { None };
         let product =
             GeneratedProduct { hopper, warps: None, few_rows, checksum, in_order: plan.allowed.batch_invariant };
         Some(product.settled()).filter(|p| p.hopper.is_some() || p.few_rows.is_some())

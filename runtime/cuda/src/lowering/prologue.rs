@@ -145,7 +145,7 @@ impl Factors<'_> {
     /// The product of the left factor and that right one.
     fn product(&self, g: &GemmStep, right: usize, out: &View) -> Option<WarpProduct> {
         let views = [&[self.views[0].clone(), self.views.get(right)?.clone()], self.beside].concat();
-        WarpProduct::of(g, &views, out)
+        WarpProduct::of(g, &views, std::slice::from_ref(out))
     }
 
     /// The strides that the kernel is given: of the operands of all factors, then of the others,

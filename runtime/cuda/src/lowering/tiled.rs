@@ -26,41 +26,42 @@ pub struct TiledProduct {
 
 impl TiledProduct {
     /// The product of a step; `None` if an operand would have to be copied.
-    pub fn of(step: &GemmStep, reads: &[View], out: &View) -> Option<TiledProduct> {
-        let [a, b, beside @ ..] = reads else { return None };
+    pub fn of(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<TiledProduct> {
+        let ([a, b, beside @ ..], [out, ..]) = (reads, outs) else { return None };
         let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
         let (sizes, strides) = batched(step, &all)?;
-        TiledProduct::of_strides(step, &all, sizes, &strides, None)
+        TiledProduct::of_strides(step, (&all, outs), sizes, &strides, None)
     }
 
     /// Two products of one left operand, which is the first read; the right ones follow. `None` if
     /// an operand would have to be copied, or if the right operands lie in different orders.
-    pub fn of_pair(step: &GemmStep, reads: &[View], out: &View) -> Option<TiledProduct> {
-        let [a, b, c, beside @ ..] = reads else { return None };
+    pub fn of_pair(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<TiledProduct> {
+        let ([a, b, c, beside @ ..], [out, ..]) = (reads, outs) else { return None };
         let with = |right| -> Vec<&View> { [a, right, out].into_iter().chain(beside).collect() };
         let (sizes, strides) = batched(step, &with(b))?;
         let (of_second, second) = batched(step, &with(c))?;
         let same = of_second == sizes && (strides[1][0] == 0) == (second[1][0] == 0);
         let second = same.then_some((c, second[1]))?;
-        TiledProduct::of_strides(step, &with(b), sizes, &strides, Some(second))
+        TiledProduct::of_strides(step, (&with(b), outs), sizes, &strides, Some(second))
     }
 
-    /// `all` are the operands of [`TiledProduct::of`], `second` is a second right operand.
+    /// `all` are the operands of [`TiledProduct::of`], with the first one of the results; `second` is
+    /// a second right operand.
     fn of_strides(
         step: &GemmStep,
-        all: &[&View],
+        (all, outs): (&[&View], &[View]),
         sizes: [usize; 4],
         strides: &[Strides],
         second: Option<(&View, Strides)>,
     ) -> Option<TiledProduct> {
         let [batches, m, n, k] = sizes;
-        let [a, b, out, beside @ ..] = all else { return None };
+        let [a, b, _, beside @ ..] = all else { return None };
         let factors = if second.is_some() { 3 } else { 2 };
         // True if k is the dense axis, and the distance between neighbours along the other one.
         let (a_by_m, a_ld) = matrix_layout(m, k, strides[0][1], strides[0][2])?;
         let (b_by_k, b_ld) = matrix_layout(k, n, strides[1][1], strides[1][2])?;
         let (out_by_m, out_ld) = matrix_layout(m, n, strides[2][1], strides[2][2])?;
-        if out_by_m {
+        if out_by_m || !lie_alike(outs) {
             return None;
         }
         let map = |view: &View, inner: usize, outer: usize, ld: usize, of: &Strides| {
@@ -71,8 +72,10 @@ impl TiledProduct {
         let mut maps = vec![
             (ArgRole::Read(0), map(a, a_inner, a_outer, a_ld, &strides[0])?),
             (ArgRole::Read(1), map(b, b_inner, b_outer, b_ld, &strides[1])?),
-            (ArgRole::Written(0), map(out, n, m, out_ld, &strides[2])?),
         ];
+        for (i, out) in outs.iter().enumerate() {
+            maps.push((ArgRole::Written(i), map(out, n, m, out_ld, &strides[2])?));
+        }
         if let Some((c, of)) = &second {
             let (_, c_ld) = matrix_layout(k, n, of[1], of[2]).filter(|(by_k, _)| *by_k == b_by_k)?;
             maps.push((ArgRole::Read(2), map(c, b_inner, b_outer, c_ld, of)?));
@@ -102,7 +105,7 @@ impl TiledProduct {
             pair: second.is_some(),
             dense_k: [!a_by_m, b_by_k],
             inputs,
-            output: out.dtype,
+            outputs: outs.iter().map(|o| o.dtype).collect(),
             term: step.term.clone(),
             row_sums: RowSums::Off,
             tiling: Tiling::named(&[])?,
@@ -153,7 +156,7 @@ impl TiledProduct {
         let bytes = (rows + columns) as f64 * k * 2.0;
         let product = (elements * k / RATE).max(bytes / BYTES);
         // Operations of the epilogue: 128 threads each, half of the issue slots.
-        let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0;
+        let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0 * self.kernel.outputs.len() as f64;
         let groups = if t.pingpong { 1.0 } else { t.consumers as f64 };
         let stored = (rows * out_columns) as f64;
         let epilogue = stored * calls / (128.0 * groups * 0.5) + 1000.0;
@@ -173,6 +176,12 @@ impl TiledProduct {
     pub fn sizes(&self) -> [usize; 4] {
         self.sizes
     }
+}
+
+/// Whether these results have the same elements at the same places.
+pub(super) fn lie_alike(outs: &[View]) -> bool {
+    let same = |v: &View, w: &View| (v.offset, &v.shape, &v.strides) == (w.offset, &w.shape, &w.strides);
+    outs.windows(2).all(|pair| same(&pair[0], &pair[1]))
 }
 
 /// How an operand with these strides is read.
@@ -200,7 +209,7 @@ mod tests {
         let w = whole(&[32, 64]).transposed(&[1, 0]).broadcast(&[2, 64, 32]).unwrap();
         let bias = whole(&[32]).broadcast(&[2, 3, 32]).unwrap();
         let residual = whole(&[2, 3, 32]);
-        let t = TiledProduct::of(&step(&[2], 3, 32, 64), &[x, w, bias, residual], &whole(&[2, 3, 32])).unwrap();
+        let t = TiledProduct::of(&step(&[2], 3, 32, 64), &[x, w, bias, residual], &[whole(&[2, 3, 32])]).unwrap();
         assert_eq!((t.sizes(), t.kernel.dense_k), ([1, 6, 32, 64], [true, true]));
         let access: Vec<Access> = t.kernel.inputs.iter().map(|o| o.access.clone()).collect();
         assert_eq!(access, [Access::Row, Access::Full]);
@@ -215,7 +224,7 @@ mod tests {
     #[test]
     fn a_batch_keeps_its_axis_and_a_weight_its_order() {
         let (x, w) = (whole(&[4, 16, 64]), whole(&[4, 64, 24]));
-        let t = TiledProduct::of(&step(&[4], 16, 24, 64), &[x, w], &whole(&[4, 16, 24])).unwrap();
+        let t = TiledProduct::of(&step(&[4], 16, 24, 64), &[x, w], &[whole(&[4, 16, 24])]).unwrap();
         assert_eq!((t.sizes(), t.kernel.dense_k), ([4, 16, 24, 64], [true, false]));
         assert_eq!(t.maps[1].1, MapShape::new(&[24, 64, 4], &[48, 3072]));
     }
@@ -224,7 +233,7 @@ mod tests {
     fn what_the_copy_engine_cannot_move_is_refused() {
         let of = |x: View, k: usize, n: usize| {
             let w = whole(&[k, n]);
-            TiledProduct::of(&step(&[], 16, n, k), &[x, w], &whole(&[16, n])).is_some()
+            TiledProduct::of(&step(&[], 16, n, k), &[x, w], &[whole(&[16, n])]).is_some()
         };
         assert!(of(whole(&[16, 64]), 64, 24));
         // Rows of 65 elements, a result with rows of 20, an offset of one element.
@@ -235,7 +244,7 @@ mod tests {
     #[test]
     fn few_tiles_are_predicted_to_be_slower_than_many() {
         let (x, w) = (whole(&[1024, 1024]), whole(&[1024, 1024]));
-        let t = TiledProduct::of(&step(&[], 1024, 1024, 1024), &[x, w], &whole(&[1024, 1024])).unwrap();
+        let t = TiledProduct::of(&step(&[], 1024, 1024, 1024), &[x, w], &[whole(&[1024, 1024])]).unwrap();
         let tiling = |rows: i64, columns: i64, pingpong: i64| {
             Tiling::named(&[("tile_m", rows), ("tile_n", columns), ("pingpong", pingpong)]).unwrap()
         };

@@ -42,8 +42,8 @@ impl Timed {
             Called::Prologue(p) => {
                 GeneratedProduct::of_prologue(plan, p, reads, out).map(|p| Timed::Product(Box::new(p)))
             }
-            Called::Pair(g) => GeneratedProduct::of_pair(plan, g, reads, out).map(|p| Timed::Product(Box::new(p))),
-            Called::Product(g) => GeneratedProduct::of(plan, g, reads, out).map(|p| Timed::Product(Box::new(p))),
+            Called::Pair(g) => GeneratedProduct::of_pair(plan, g, reads, writes).map(|p| Timed::Product(Box::new(p))),
+            Called::Product(g) => GeneratedProduct::of(plan, g, reads, writes).map(|p| Timed::Product(Box::new(p))),
             // A chain keeps its accumulators to itself.
             Called::Chain(_) if plan.checks != Checks::Off => None,
             Called::Chain(layers) => {

@@ -10,6 +10,7 @@ use hypatia_dsl::kernel::{Access, Factor, Operand, RowSums, WarpGemm, WarpTiling
 use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
+use super::tiled::lie_alike;
 use super::{Work, fastest_first};
 use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
 
@@ -30,20 +31,26 @@ pub struct WarpProduct {
 
 impl WarpProduct {
     /// The product of a step; `None` if an operand would have to be copied.
-    pub fn of(step: &GemmStep, reads: &[View], out: &View) -> Option<WarpProduct> {
-        let [a, b, beside @ ..] = reads else { return None };
+    pub fn of(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<WarpProduct> {
+        let ([a, b, beside @ ..], [out, ..]) = (reads, outs) else { return None };
         let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
         let (batch, m, strides) = product_strides(step, &all)?;
-        WarpProduct::of_strides(step, &all, [batch[0], batch[1], m, step.n, step.k], &strides)
+        WarpProduct::of_strides(step, (&all, outs), [batch[0], batch[1], m, step.n, step.k], &strides)
     }
 
-    fn of_strides(step: &GemmStep, all: &[&View], sizes: [usize; 5], strides: &[Strides]) -> Option<WarpProduct> {
+    /// `all` are both factors, the first one of the results, and what the term reads.
+    fn of_strides(
+        step: &GemmStep,
+        (all, outs): (&[&View], &[View]),
+        sizes: [usize; 5],
+        strides: &[Strides],
+    ) -> Option<WarpProduct> {
         let [_, _, m, n, k] = sizes;
         let [a, b, out, beside @ ..] = all else { return None };
         let matrix = |i: usize, rows: usize, columns: usize| matrix_layout(rows, columns, strides[i][2], strides[i][3]);
         let ((a_by_m, a_ld), (b_by_k, b_ld)) = (matrix(0, m, k)?, matrix(1, k, n)?);
         let (out_by_m, out_ld) = matrix(2, m, n)?;
-        if out_by_m || sizes.contains(&0) || sizes.iter().any(|s| i32::try_from(*s).is_err()) {
+        if out_by_m || !lie_alike(outs) || sizes.contains(&0) || sizes.iter().any(|s| i32::try_from(*s).is_err()) {
             return None;
         }
         let lines = |i: usize, ld: usize, count: usize| {
@@ -81,7 +88,7 @@ impl WarpProduct {
                 Factor { dtype: b.dtype, dense_k: b_by_k, unit: b_unit },
             ],
             inputs: inputs.collect(),
-            output: out.dtype,
+            outputs: outs.iter().map(|o| o.dtype).collect(),
             vector,
             term: step.term.clone(),
             row_sums: RowSums::Off,
@@ -264,7 +271,7 @@ mod tests {
         let w = whole(&[33, 65]).transposed(&[1, 0]).broadcast(&[2, 65, 33]).unwrap();
         let bias = whole(&[33]).broadcast(&[2, 3, 33]).unwrap();
         let p =
-            WarpProduct::of(&step(&[2], 3, 33, 65), &[x, w, bias, whole(&[2, 3, 33])], &whole(&[2, 3, 33])).unwrap();
+            WarpProduct::of(&step(&[2], 3, 33, 65), &[x, w, bias, whole(&[2, 3, 33])], &[whole(&[2, 3, 33])]).unwrap();
         assert_eq!((p.sizes(), p.kernel.vector), ([1, 6, 33, 65], 1));
         let factor = Factor { dtype: DType::BF16, dense_k: true, unit: 2 };
         assert_eq!(p.kernel.factors, [factor, factor]);
@@ -277,7 +284,7 @@ mod tests {
         // [batch, rows, heads, 64] read as [batch, heads, rows, 64].
         let heads = |v: View| v.transposed(&[0, 2, 1, 3]);
         let (q, k) = (heads(whole(&[2, 24, 3, 64])), heads(whole(&[2, 40, 3, 64])).transposed(&[0, 1, 3, 2]));
-        let p = WarpProduct::of(&step(&[2, 3], 24, 40, 64), &[q, k], &whole(&[2, 3, 24, 40])).unwrap();
+        let p = WarpProduct::of(&step(&[2, 3], 24, 40, 64), &[q, k], &[whole(&[2, 3, 24, 40])]).unwrap();
         assert_eq!(p.sizes, [2, 3, 24, 40, 64]);
         let strides = |of: ArgRole| p.strides.iter().find(|(role, _)| *role == of).unwrap().1.clone();
         assert_eq!(strides(ArgRole::Read(0)), [24 * 3 * 64, 64, 3 * 64]);
@@ -290,7 +297,7 @@ mod tests {
     fn the_width_of_accesses_follows_from_where_rows_begin() {
         let of = |x: View, n: usize, beside: View| {
             let k = x.shape[1];
-            let p = WarpProduct::of(&step(&[], 16, n, k), &[x, whole(&[k, n]), beside], &whole(&[16, n])).unwrap();
+            let p = WarpProduct::of(&step(&[], 16, n, k), &[x, whole(&[k, n]), beside], &[whole(&[16, n])]).unwrap();
             (p.kernel.factors.map(|f| f.unit), p.kernel.vector, p.kernel.inputs[0].access.clone())
         };
         let row = |n: usize, at: usize| whole(&[n + at]).sliced(0, at, 1, n).broadcast(&[16, n]).unwrap();
@@ -309,7 +316,7 @@ mod tests {
     fn few_tiles_are_predicted_to_be_slower_than_many() {
         let p = |m: usize, n: usize, k: usize| {
             let (x, w) = (whole(&[m, k]), whole(&[n, k]).transposed(&[1, 0]));
-            WarpProduct::of(&step(&[], m, n, k), &[x, w], &whole(&[m, n])).unwrap()
+            WarpProduct::of(&step(&[], m, n, k), &[x, w], &[whole(&[m, n])]).unwrap()
         };
         let of = |m: i64, n: i64, k: i64, split: i64| {
             WarpTiling::named(&[("tile_m", m), ("tile_n", n), ("tile_k", k), ("split_k", split)]).unwrap()

@@ -170,6 +170,7 @@ static void launch(const Dim grid, const Dim block, const F kernel) {
 struct float2 {
   float x, y;
 };
+static float2 make_float2(const float x, const float y) { return {x, y}; }
 struct int2 {
   int x, y;
 };

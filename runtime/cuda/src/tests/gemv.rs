@@ -55,7 +55,7 @@ fn hopper() -> Device {
     Device::named("h200").unwrap()
 }
 
-fn optimized(device: &Device, graph: &Graph) -> Graph {
+pub(super) fn optimized(device: &Device, graph: &Graph) -> Graph {
     let options = hypatia_optimize::Options { device: device.clone(), ..hypatia_optimize::Options::default() };
     pipeline::optimize(graph, &options).unwrap().graph
 }
@@ -209,7 +209,7 @@ fn few_rows_take_their_own_template() {
         let plan = planned(&hopper(), &graph);
         let (step, e) = tiled_step(&plan)?;
         let product =
-            GeneratedProduct::of(&plan, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
+            GeneratedProduct::of(&plan, e.product().unwrap(), &step.reads[..e.reads], &step.writes[..1]).unwrap();
         let all = product.plausible(tiled::kernel(&plan, step).unwrap(), 132);
         Some(GemvTiling::of_words(&all[0]).is_some())
     };

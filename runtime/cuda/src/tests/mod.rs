@@ -19,6 +19,7 @@ mod launcher;
 mod pair;
 mod precision;
 mod prologue;
+mod results;
 mod rows;
 mod scalars;
 mod templates;

@@ -187,7 +187,7 @@ fn templates_are_chosen_by_device_and_alignment() {
         let [hopper, warps] = all_tilings(&plan);
         let (step, e) = tiled_step(&plan).unwrap();
         let product =
-            GeneratedProduct::of(&plan, e.product().unwrap(), &step.reads[..e.reads], &step.writes[0]).unwrap();
+            GeneratedProduct::of(&plan, e.product().unwrap(), &step.reads[..e.reads], &step.writes[..1]).unwrap();
         let all = product.plausible(tiled::kernel(&plan, step).unwrap(), 132);
         (hopper.contains(&all[0]), [hopper, warps].map(|own| own.iter().any(|t| all.contains(t))))
     };

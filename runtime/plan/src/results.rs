@@ -1,0 +1,273 @@
+//! Joins products with work on their results, so that one launch has several results.
+//!
+//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which a product
+//! and the steps that need only its accumulators and its result, element by element, are one step
+//! with these steps as its fallback: pointwise work, and products of the same factors. Invariant:
+//! what a part would have read from memory is rounded as if it had been stored; a result that
+//! nothing else reads is not stored.
+//!
+//! A value that is kept beside what follows (training), two functions of one product: like chains,
+//! these are clustered after extraction, since rules would need one for each number of users.
+
+use std::collections::{HashMap, HashSet};
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Backend, InView, KernelId};
+use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
+
+use super::chain::tiles;
+use super::{Action, BufferId, Called, GemmStep, Plan, PointwiseStep, Step, View};
+
+/// Results of a launch: each takes shared memory for a tile.
+const MOST_RESULTS: usize = 3;
+/// Steps behind a product that may become part of it. What is far away is needed late: computed
+/// early, it would take memory for longer.
+const NEAR: usize = 8;
+
+/// Joins products of a plan with work on their results.
+pub(super) fn cluster(plan: &mut Plan) {
+    if plan.allowed.is_exact() || plan.allowed.batch_invariant {
+        return;
+    }
+    let Some(kernel) = tiles(&plan.program, &plan.device) else { return };
+    let makers = makers(plan);
+    let mut gone = vec![false; plan.steps.len()];
+    for at in 0..plan.steps.len() {
+        let joined = if gone[at] { None } else { Joint::of(plan, &makers, kernel, at) };
+        let joined = joined.and_then(|mut joint| {
+            let behind = (at + 1..plan.steps.len()).take(NEAR);
+            behind.filter(|i| !gone[*i]).for_each(|i| _ = joint.absorb(i, &gone));
+            joint.finish(&gone)
+        });
+        if let Some((step, parts)) = joined {
+            parts.iter().for_each(|i| gone[*i] = true);
+            plan.steps[at] = step;
+        }
+    }
+    let mut gone = gone.into_iter();
+    plan.steps.retain(|_| gone.next() != Some(true));
+}
+
+/// The step that makes each buffer.
+fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
+    let written = |(i, step): (usize, &Step)| step.writes.iter().map(|v| (v.buffer, i)).collect::<Vec<_>>();
+    plan.steps.iter().enumerate().flat_map(written).collect()
+}
+
+/// A product of a step with its whole epilogue, and its number of factors.
+struct Whole<'p> {
+    product: &'p GemmStep,
+    factors: usize,
+    reads: &'p [View],
+}
+
+impl<'p> Whole<'p> {
+    /// `None` if a library's call or a user's kernel computes it in a way of its own, or no template
+    /// multiplies its types.
+    fn of(plan: &'p Plan, step: &'p Step) -> Option<Whole<'p>> {
+        let own = || step.kernel.is_some_and(|k| matches!(plan.program.kernels[k.index()].backend, Backend::Tiled));
+        let (product, factors, reads) = match &step.action {
+            Action::Gemm(g) => (g, 2, step.reads.as_slice()),
+            Action::Call(call) if own() => match &call.called {
+                Called::Product(g) => (g, 2, &step.reads[..call.reads]),
+                Called::Pair(g) => (g, 3, &step.reads[..call.reads]),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let half = matches!(reads[0].dtype, DType::F16 | DType::BF16);
+        (half && product.k > 0 && product.term.roots.len() == 1).then_some(Whole { product, factors, reads })
+    }
+
+    /// Whether it has the same accumulators as another one.
+    fn same_accumulators(&self, other: &Whole<'_>) -> bool {
+        let sizes = |g: &'_ GemmStep| (g.batch.clone(), [g.m, g.n, g.k], g.acc);
+        self.factors == other.factors
+            && sizes(self.product) == sizes(other.product)
+            && self.reads[..self.factors] == other.reads[..other.factors]
+    }
+}
+
+/// A result: where it is stored, and its value in the term.
+struct Made {
+    view: View,
+    value: TermId,
+}
+
+/// A product and what became part of it.
+struct Joint<'p> {
+    plan: &'p Plan,
+    makers: &'p HashMap<BufferId, usize>,
+    kernel: KernelId,
+    whole: Whole<'p>,
+    /// The shape of all results.
+    shape: Vec<usize>,
+    beside: Vec<View>,
+    terms: TermBuilder,
+    made: Vec<Made>,
+    /// The places of its parts, ascending.
+    parts: Vec<usize>,
+}
+
+impl<'p> Joint<'p> {
+    /// The product at that place alone.
+    fn of(plan: &'p Plan, makers: &'p HashMap<BufferId, usize>, tiles: KernelId, at: usize) -> Option<Joint<'p>> {
+        let step = &plan.steps[at];
+        let whole = Whole::of(plan, step)?;
+        let g = whole.product;
+        let shape = [g.batch.as_slice(), &[g.m, g.n]].concat();
+        let kernel = if whole.factors == 3 { step.kernel? } else { tiles };
+        let (terms, made, beside) = (TermBuilder::new(), Vec::new(), Vec::new());
+        let mut joint = Joint { plan, makers, kernel, whole, shape, beside, terms, made, parts: vec![at] };
+        joint.product(at)?;
+        Some(joint)
+    }
+
+    /// Makes the step at that place a part, if it only needs what the product has and there are
+    /// not too many results.
+    fn absorb(&mut self, at: usize, gone: &[bool]) -> Option<()> {
+        let before = self.made.len();
+        match &self.plan.steps[at].action {
+            Action::Pointwise(p) => self.pointwise(p, at)?,
+            _ => self.product(at)?,
+        }
+        self.parts.push(at);
+        if self.kept(gone).len() > MOST_RESULTS {
+            self.made.truncate(before);
+            self.parts.pop();
+        }
+        Some(())
+    }
+
+    /// The results that others read. `gone` are steps that are parts of others.
+    fn kept(&self, gone: &[bool]) -> Vec<&Made> {
+        let inside = |i: &usize| self.parts.contains(i) || gone[*i];
+        let others = (0..self.plan.steps.len()).filter(|i| !inside(i)).map(|i| &self.plan.steps[i]);
+        let outputs = self.plan.outputs.iter().map(|(_, v)| v.buffer);
+        let read: HashSet<BufferId> = others.flat_map(|s| &s.reads).map(|v| v.buffer).chain(outputs).collect();
+        self.made.iter().filter(|m| read.contains(&m.view.buffer)).collect()
+    }
+
+    /// A product of the same factors: its epilogue has the same accumulators.
+    fn product(&mut self, at: usize) -> Option<()> {
+        let step = &self.plan.steps[at];
+        let other = Whole::of(self.plan, step).filter(|other| self.whole.same_accumulators(other))?;
+        let [out, ..] = step.writes.as_slice() else { return None };
+        let beside = &other.reads[other.factors..];
+        let first = self.parts[0];
+        if !beside.iter().all(|v| self.is_there(v, first)) || !self.is_result(out) {
+            return None;
+        }
+        let values: Vec<TermId> = beside.iter().map(|v| self.operand(v.clone())).collect();
+        self.add(&other.product.term, &values, std::slice::from_ref(out));
+        Some(())
+    }
+
+    /// Pointwise work on results.
+    fn pointwise(&mut self, p: &PointwiseStep, at: usize) -> Option<()> {
+        let step = &self.plan.steps[at];
+        if p.kernel.acc.is_some() || !step.writes.iter().all(|v| self.is_result(v)) {
+            return None;
+        }
+        let seen = |(v, strides): (&View, &Vec<isize>)| {
+            View { shape: p.shape.clone(), strides: strides.clone(), ..v.clone() }.reshaped(&self.shape)
+        };
+        let reads: Vec<View> = step.reads.iter().zip(&p.strides).map(seen).collect::<Option<_>>()?;
+        let first = self.parts[0];
+        let inside: Vec<bool> = reads.iter().map(|v| self.result(v).is_some()).collect();
+        let known = reads.iter().zip(&inside).all(|(v, inside)| *inside || self.is_there(v, first));
+        if !known || !inside.contains(&true) {
+            return None;
+        }
+        let values: Vec<TermId> = reads.into_iter().map(|v| self.operand(v)).collect();
+        self.add(&p.kernel.term, &values, &step.writes);
+        Some(())
+    }
+
+    /// Whether the step at that place can read the view.
+    fn is_there(&self, view: &View, at: usize) -> bool {
+        self.makers.get(&view.buffer).is_none_or(|maker| *maker < at)
+    }
+
+    /// Whether a template stores results like this one.
+    fn is_result(&self, out: &View) -> bool {
+        let stored = matches!(out.dtype, DType::F16 | DType::BF16 | DType::F32 | DType::Bool);
+        let other_half = |d: DType| matches!(d, DType::F16 | DType::BF16) && d != self.whole.reads[0].dtype;
+        let len: usize = self.shape.iter().product();
+        stored && !other_half(out.dtype) && len > 0 && out.len() == len && out.is_contiguous() && out.offset == 0
+    }
+
+    /// The result of which a view of the results' shape is each element.
+    fn result(&self, view: &View) -> Option<&Made> {
+        let each = view.is_contiguous() && view.offset == 0 && view.len() == self.shape.iter().product::<usize>();
+        self.made.iter().find(|m| each && m.view.buffer == view.buffer && m.view.dtype == view.dtype)
+    }
+
+    /// The element of an operand: of a result as it is stored.
+    fn operand(&mut self, view: View) -> TermId {
+        if let Some(made) = self.result(&view) {
+            let node = TermNode::Cast { to: view.dtype, arg: made.value };
+            return self.terms.add(node);
+        }
+        let input = self.beside.iter().position(|v| *v == view).unwrap_or_else(|| {
+            self.beside.push(view);
+            self.beside.len() - 1
+        });
+        self.terms.add(TermNode::In { input: input as u32, view: InView::Broadcast })
+    }
+
+    /// Adds a term over these operands, whose values are these results.
+    fn add(&mut self, term: &Term, operands: &[TermId], results: &[View]) {
+        let mut moved: Vec<TermId> = Vec::with_capacity(term.nodes.len());
+        for node in &term.nodes {
+            let id = match node {
+                TermNode::In { input, .. } => operands[*input as usize],
+                node => self.terms.add(node.map_args(|a| moved[a.0 as usize])),
+            };
+            moved.push(id);
+        }
+        let views = results.iter().map(|v| View::whole(v.buffer, v.dtype, &self.shape));
+        self.made.extend(term.roots.iter().zip(views).map(|(root, view)| Made { view, value: moved[root.0 as usize] }));
+    }
+
+    /// The step of all parts, and the places of those behind the first one; `None` if there are
+    /// none.
+    fn finish(self, gone: &[bool]) -> Option<(Step, Vec<usize>)> {
+        let [_, behind @ ..] = self.parts.as_slice() else { return None };
+        if behind.is_empty() {
+            return None;
+        }
+        let (writes, roots) =
+            self.kept(gone).iter().map(|m| (m.view.clone(), m.value)).unzip::<_, _, Vec<View>, Vec<TermId>>();
+        if writes.is_empty() {
+            return None;
+        }
+        let parts: Vec<Step> = self.parts.iter().map(|i| self.plan.steps[*i].clone()).collect();
+        let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
+        names.dedup();
+        let name = names.join(" + ");
+        // Operands that only dropped values read are no longer there.
+        let (term, beside) = without_unread(self.terms.finish(roots), self.beside);
+        let reads = [&self.whole.reads[..self.whole.factors], &beside].concat();
+        let product = GemmStep { term, ..self.whole.product.clone() };
+        let called = if self.whole.factors == 3 { Called::Pair(product) } else { Called::Product(product) };
+        let step = Step::call(&name, called, reads, writes, parts);
+        Some((Step { kernel: Some(self.kernel), ..step }, behind.to_vec()))
+    }
+}
+
+/// The term with the operands that it reads.
+fn without_unread(mut term: Term, operands: Vec<View>) -> (Term, Vec<View>) {
+    let mut places: HashMap<u32, u32> = HashMap::new();
+    let mut kept = Vec::new();
+    for node in &mut term.nodes {
+        if let TermNode::In { input, .. } = node {
+            let of = *input;
+            *input = *places.entry(of).or_insert_with(|| {
+                kept.push(operands[of as usize].clone());
+                kept.len() as u32 - 1
+            });
+        }
+    }
+    (term, kept)
+}
