@@ -15,6 +15,10 @@ const THREADS: usize = 132 * 512;
 /// The longest row, the threads that share a row, and those of a block. A thread keeps up to 32
 /// elements.
 const TEAMS: [(usize, usize, usize); 4] = [(128, 8, 512), (1 << 10, 32, 512), (1 << 13, 256, 256), (1 << 14, 512, 512)];
+/// Blocks that keep most of a large GPU busy: if there are fewer, blocks of this size at least are
+/// smaller.
+const ENOUGH: usize = 96;
+const SMALLEST: usize = 128;
 /// The most sums of a kernel: a thread keeps each of its columns' sums in registers.
 pub const MAX_SUMS: usize = 3;
 /// Where rows are cut into tiles: threads of a block, blocks of a large GPU, and elements of a row
@@ -43,12 +47,15 @@ impl SumSplit {
     /// The split of `rows` rows of `n` elements, of which each of `groups` has sums of its own;
     /// `None` if rows are too long for it, or groups need whole rows.
     pub fn of(kernel: &RowwiseKernel, rows: usize, n: usize, groups: usize) -> Option<SumSplit> {
-        let (_, threads, block) = TEAMS.into_iter().find(|(longest, ..)| n <= *longest)?;
+        let (_, threads, mut block) = TEAMS.into_iter().find(|(longest, ..)| n <= *longest)?;
         if kernel.adds_up_elements() {
             return Some(SumSplit::of_tiles(rows / groups.max(1), n, groups.max(1)));
         }
         if groups > 1 {
             return None;
+        }
+        while block > SMALLEST.max(threads) && rows.div_ceil(block / threads) < ENOUGH {
+            block /= 2;
         }
         let parts = rows.div_ceil(block / threads).clamp(1, THREADS / block);
         Some(SumSplit { threads, block, parts, tiled: false })
