@@ -335,7 +335,8 @@ impl Geometry {
                 ([cap(total.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
             }
             Geometry::Grid { block, vector } => {
-                let lanes = if n.is_multiple_of(vector as u64) { n / vector as u64 } else { n };
+                // Rows that are not whole accesses go element by element, as many to a thread.
+                let lanes = n.div_ceil(vector as u64);
                 let x = cap(lanes, block as u64).next_power_of_two().min(block);
                 let y = block / x;
                 ([cap(lanes.div_ceil(x as u64), i32::MAX as u64), cap(rows.div_ceil(y as u64), 65_535), 1], [x, y, 1])
@@ -364,7 +365,7 @@ impl fmt::Display for Geometry {
             Geometry::Flat { block, vector } => write!(f, "block ({block}), grid (ceil(n / {}))", block * vector),
             Geometry::Grid { block, vector } => write!(
                 f,
-                "lanes = n % {vector} == 0 ? n / {vector} : n; x = min({block}, next power of two of lanes); y = \
+                "lanes = ceil(n / {vector}); x = min({block}, next power of two of lanes); y = \
                  {block} / x; \
                  block (x, y), grid (ceil(lanes / x), min(65535, ceil(rows / y)))"
             ),

@@ -16,6 +16,7 @@ mod heads;
 mod irregular;
 mod joint;
 mod launcher;
+mod moves;
 mod pair;
 mod precision;
 mod prologue;
