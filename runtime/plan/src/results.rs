@@ -62,8 +62,8 @@ struct Whole<'p> {
 }
 
 impl<'p> Whole<'p> {
-    /// `None` if a library's call or a user's kernel computes it in a way of its own, or no template
-    /// multiplies its types.
+    /// `None` if a library's call or a user's kernel computes it in a way of its own, or no
+    /// template multiplies its types.
     fn of(plan: &'p Plan, step: &'p Step) -> Option<Whole<'p>> {
         let own = || step.kernel.is_some_and(|k| matches!(plan.program.kernels[k.index()].backend, Backend::Tiled));
         let (product, factors, reads) = match &step.action {

@@ -27,8 +27,8 @@ pub struct GemmStep {
     pub k: usize,
     /// Element type of the accumulator: f32 (f64 for f64; integers accumulate in their own type).
     pub acc: DType,
-    /// The epilogue, with a root for each result; `acc` alone for a plain product. Only tiled kernels
-    /// have several results.
+    /// The epilogue, with a root for each result; `acc` alone for a plain product. Only tiled
+    /// kernels have several results.
     pub term: Term,
 }
 

@@ -45,8 +45,8 @@ impl TiledProduct {
         TiledProduct::of_strides(step, (&with(b), outs), sizes, &strides, Some(second))
     }
 
-    /// `all` are the operands of [`TiledProduct::of`], with the first one of the results; `second` is
-    /// a second right operand.
+    /// `all` are the operands of [`TiledProduct::of`], with the first one of the results; `second`
+    /// is a second right operand.
     fn of_strides(
         step: &GemmStep,
         (all, outs): (&[&View], &[View]),

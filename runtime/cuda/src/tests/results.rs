@@ -105,7 +105,7 @@ fn work_on_a_products_results_is_one_step() {
     }
 }
 
-/// Work that needs more than the product's elements, or that comes long after, is a step of its own.
+/// Work that needs more than the product's elements is a step of its own.
 #[test]
 fn other_work_stays_apart() {
     let device = Device::named("h200").unwrap();
