@@ -36,6 +36,7 @@ mod testing;
 mod tests;
 mod validate;
 mod view;
+mod windows;
 mod work;
 mod wrapping;
 
@@ -49,4 +50,5 @@ pub use step::{
     PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
+pub use windows::OnPlanes;
 pub use work::StepWork;
