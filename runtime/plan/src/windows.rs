@@ -35,12 +35,12 @@ impl ConvStep {
             let w = self.windows.get(i)?;
             let (image, out) = (*image.get(i)?, *counts.get(i)?);
             let (size, stride, dilation, before) = (w.size, w.stride, w.dilation, w.before);
-            Some(WindowAxis { image, out, size, stride, dilation, before })
+            Some(WindowAxis { image, out, size, stride, dilation, before }.plain())
         };
         // Columns of one element leave threads idle.
         let (axes, places) = match self.windows.len() {
             1 => ([WindowAxis::ONE, axis(0)?], [None, Some(2)]),
-            2 if axis(1)?.is_one() => ([WindowAxis::ONE, axis(0)?], [None, Some(2)]),
+            2 if axis(1)? == WindowAxis::ONE => ([WindowAxis::ONE, axis(0)?], [None, Some(2)]),
             2 => ([axis(0)?, axis(1)?], [Some(2), Some(3)]),
             _ => return None,
         };

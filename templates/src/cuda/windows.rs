@@ -71,15 +71,15 @@ pub(super) fn emit(program: &Program, kernel: &WindowsKernel) -> Result<CudaSour
 fn sizes(kernel: &WindowsKernel) -> Value {
     let [rows, columns] = kernel.axes;
     let both = |of: fn(&WindowAxis) -> usize| vec![of(&rows), of(&columns)];
-    let [room, pitch] = kernel.room();
+    let ([high, wide], [pitch, plane]) = (kernel.needed(), kernel.pitches());
     let tiles = kernel.tiles();
     let tile = kernel.tile;
     // Of a plane in one tile, only the image itself is read; else what the tile covers.
     let whole = tiles == [1, 1];
     let begin = columns.before + kernel.shift();
     let come = match whole {
-        true => [rows.image.min(room.saturating_sub(rows.before)), columns.image.min(pitch.saturating_sub(begin))],
-        false => [room, kernel.columns().next_multiple_of(kernel.vector())],
+        true => [rows.image.min(high.saturating_sub(rows.before)), columns.image.min(pitch.saturating_sub(begin))],
+        false => [high, wide.next_multiple_of(kernel.vector())],
     };
     let padded = |a: &WindowAxis| a.before > 0 || a.span(a.out) > a.image;
     let packs = (tile.planes * come[0] * come[1] / kernel.vector()).div_ceil(tile.block());
@@ -96,8 +96,8 @@ fn sizes(kernel: &WindowsKernel) -> Value {
         wide => tile.threads[1],
         planes => tile.planes,
         tiles => tiles.to_vec(),
-        rows => room,
         pitch => pitch,
+        plane => plane,
         shift => kernel.shift(),
         access => kernel.access(),
         vector => kernel.vector(),

@@ -123,8 +123,8 @@ fn fastest_first<T: Copy>(tilings: impl Iterator<Item = T>, cycles: impl Fn(&T) 
     found.into_iter().map(|(_, t)| t).collect()
 }
 
-/// The kernels of a step and their work, in launch order; empty for floating-point products, and for
-/// convolutions that are not on planes.
+/// The kernels of a step and their work, in launch order; empty for floating-point products, and
+/// for convolutions that are not on planes.
 pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
     let many = match &step.action {
         Action::Gemm(g) if g.acc.is_int() => irregular::product(step, g),
