@@ -1,9 +1,9 @@
 //! Windows of an image, each multiplied by a filter and added up: depthwise convolutions.
 //!
 //! In: how windows lie along the rows and columns of an image, element types, and how many planes
-//! there are. Out: a [`WindowsKernel`] with the [`WindowTile`] of a block (`tile`); none for windows
-//! that registers or shared memory do not hold. Invariant: padding is read as zero and multiplied as
-//! such; the order of a sum follows from the window alone.
+//! there are. Out: a [`WindowsKernel`] with the [`WindowTile`] of a block (`tile`); none for
+//! windows that registers or shared memory do not hold. Invariant: padding is read as zero and
+//! multiplied as such; the order of a sum follows from the window alone.
 
 mod tile;
 
@@ -89,6 +89,11 @@ impl WindowsKernel {
     /// Blocks for so many planes of results.
     pub fn blocks(&self, planes: usize) -> usize {
         self.geometry().blocks(planes)
+    }
+
+    /// Blocks that should run beside each other on a multiprocessor.
+    pub fn beside(&self) -> usize {
+        self.geometry().beside()
     }
 
     /// Tiles of a plane along its rows and columns.
@@ -211,6 +216,8 @@ mod tests {
         let apart = WindowAxis { dilation: 300, before: 900, ..axis(1000, 7, 1) };
         assert!(of([apart; 2]).is_none());
         assert!(WindowTile::of([axis(32, 3, 1); 2], [DType::I32, DType::I32], 8).is_none());
+        // A window that lies in the padding.
+        assert!(of([WindowAxis { out: 1, before: 9, ..axis(1, 3, 1) }; 2]).is_none());
         assert!(of([WindowAxis { out: 0, ..axis(32, 3, 1) }, axis(32, 3, 1)]).is_none());
     }
 }

@@ -265,7 +265,7 @@ pub enum Geometry {
         /// The longest row for which this entry point is the fastest; the widest one has no limit.
         up_to: Option<u64>,
     },
-    /// A block for each row.
+    /// A block for each row: no block takes a second one.
     Blocks {
         /// Threads per block.
         block: u32,
@@ -320,7 +320,7 @@ pub enum Geometry {
 impl Geometry {
     /// True if a kernel is correct for that grid alone.
     pub fn is_prescribed(self) -> bool {
-        matches!(self, Geometry::Parts { .. })
+        matches!(self, Geometry::Parts { .. } | Geometry::Blocks { .. })
     }
 
     /// Dynamic shared memory of a launch, in bytes.

@@ -1,8 +1,8 @@
 //! Windows of an image, each multiplied by a filter and added up, with an epilogue.
 //!
-//! In: a [`WindowsKernel`] whose tile fits. Out: its source. Invariant: all sizes but the numbers of
-//! planes and channels are constants of the source, so that the sum of a window is unrolled; each
-//! element of the image is read once by a tile.
+//! In: a [`WindowsKernel`] whose tile fits. Out: its source. Invariant: all sizes but the numbers
+//! of planes and channels are constants of the source, so that the sum of a window is unrolled;
+//! each element of the image is read once by a tile.
 
 use minijinja::{Value, context};
 
@@ -95,6 +95,7 @@ fn sizes(kernel: &WindowsKernel) -> Value {
         high => tile.threads[0],
         wide => tile.threads[1],
         planes => tile.planes,
+        beside => kernel.beside(),
         tiles => tiles.to_vec(),
         pitch => pitch,
         plane => plane,

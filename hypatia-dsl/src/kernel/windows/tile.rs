@@ -1,7 +1,7 @@
 //! Which part of the planes a block has, and where it lies in shared memory.
 //!
-//! In: the windows, element types, and the number of planes. Out: a [`WindowTile`], the fastest by a
-//! rough prediction, and the places of its elements. Invariant: a tile that is chosen fits into
+//! In: the windows, element types, and the number of planes. Out: a [`WindowTile`], the fastest by
+//! a rough prediction, and the places of its elements. Invariant: a tile that is chosen fits into
 //! registers and shared memory of every device; accesses are aligned.
 
 use crate::dtype::DType;
@@ -52,7 +52,11 @@ impl WindowTile {
         let padded = |a: &WindowAxis| a.image.checked_add(a.before);
         let counted = few([padded(&rows)?, padded(&columns)?]) && few([rows.out, columns.out]);
         let some = axes.iter().all(|a| a.out > 0 && a.image > 0 && a.stride > 0 && a.dilation > 0);
-        if !(some && counted && (1..=MOST_TAPS).contains(&taps) && types[0].is_float() && !types[0].only_stored()) {
+        let float = types[0].is_float() && !types[0].only_stored();
+        // Windows reach the image.
+        if !(some && counted && float && (1..=MOST_TAPS).contains(&taps))
+            || axes.iter().any(|a| a.span(a.out) <= a.before)
+        {
             return None;
         }
         let least = WindowTile { each: [1, 1], threads: [1, 1], planes: 1 };
@@ -247,15 +251,30 @@ impl Geometry {
         out
     }
 
+    /// Blocks that should run beside each other: as many as fit without keeping less of their work
+    /// in registers. Left alone, a compiler takes twice the registers.
+    pub fn beside(&self) -> usize {
+        /// Of a multiprocessor: quarters, registers of a lane in each, bytes of shared memory, and
+        /// threads that keep it busy. A thread has some registers for addresses, and as many as
+        /// these while it brings the image.
+        const QUARTERS: usize = 4;
+        const REGISTERS: usize = 512;
+        const SHARED: usize = 220 << 10;
+        const BUSY: usize = 1024;
+        const OF_ADDRESSES: usize = 40;
+        const BRINGING: usize = 96;
+        let block = self.tile.block();
+        let registers = (self.held() + OF_ADDRESSES).max(BRINGING);
+        let of_registers = REGISTERS / registers * QUARTERS * 32 / block;
+        let of_shared = SHARED / (self.shared(self.least()) + 1024);
+        of_registers.min(of_shared).min(BUSY / block).clamp(1, 24)
+    }
+
     /// Predicted cycles. Rough: it only ranks tiles.
     fn cycles(&self, planes: usize) -> f64 {
-        /// A large GPU: multiprocessors, and of each registers, bytes of shared memory, threads,
-        /// blocks, bytes of memory in a cycle; cycles until what is asked for arrives.
+        /// A large GPU: multiprocessors, bytes of memory of each in a cycle, and cycles until what
+        /// is asked for arrives.
         const MULTIPROCESSORS: f64 = 132.0;
-        const REGISTERS: usize = 65_536;
-        const SHARED: usize = 220 << 10;
-        const RESIDENT: usize = 2048;
-        const BLOCKS: usize = 32;
         const BYTES: f64 = 20.0;
         const LATENCY: f64 = 1000.0;
         let ([rows, columns], [down, across], t) = (self.axes, self.tile.each, &self.tile);
@@ -268,9 +287,7 @@ impl Geometry {
         let sums = (down * across * (taps + 6) + rows.span(down) * columns.span(across)) * self.words;
         let issued = sums + reads + taps * self.words + asked * (12 + self.vector()) + 120;
         let served = reads * 32 * self.read() * self.size / SERVED + taps * self.words;
-        let registers = (self.held() + 32).min(255);
-        let beside = (REGISTERS / registers / block).min(RESIDENT / block).min(BLOCKS);
-        let beside = beside.min(SHARED / (self.shared(self.least()) + 1024)).max(1) as f64;
+        let beside = self.beside() as f64;
         let blocks = self.blocks(planes).max(1) as f64;
         let warps = blocks * block as f64 / 32.0 / MULTIPROCESSORS;
         let computed = warps * (issued as f64 / 4.0).max(served as f64);
