@@ -39,6 +39,7 @@ pub mod term;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod windows;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -54,6 +55,7 @@ use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
     MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
+    WindowsKernel,
 };
 use term::Functions;
 
@@ -247,6 +249,11 @@ pub fn checksum(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource
 /// Prints a kernel that changes a result as a test wants it.
 pub fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaSource, EmitError> {
     checksum::disturb(program, kernel)
+}
+
+/// Prints a kernel of windows times filters.
+pub fn windows(program: &Program, kernel: &WindowsKernel) -> Result<CudaSource, EmitError> {
+    windows::emit(program, kernel)
 }
 
 /// Prints a kernel that moves elements.

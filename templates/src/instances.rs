@@ -21,7 +21,7 @@ use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
     MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel,
-    WarpGemm,
+    WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -97,6 +97,8 @@ pub enum Body {
     AttentionJoin(AttentionKernel),
     /// Gradients of attention: of queries, or of keys and values.
     AttentionGrad(AttentionGradKernel),
+    /// Windows times filters.
+    Windows(WindowsKernel),
     /// Elements moved.
     Move(MoveKernel),
     /// Positions of largest elements.
@@ -133,6 +135,7 @@ impl Body {
             Body::WarpAttention(k) => cuda::warp_attention(program, k),
             Body::AttentionJoin(k) => cuda::attention_join(program, k),
             Body::AttentionGrad(k) => cuda::attention_grad(program, k),
+            Body::Windows(k) => cuda::windows(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
             Body::Product(k) => cuda::product(program, k),
@@ -164,6 +167,7 @@ impl Body {
             Body::Gemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
             Body::WarpGemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
             Body::Gemv(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
+            Body::Windows(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
             _ => Vec::new(),
         }
     }
@@ -185,6 +189,7 @@ impl Body {
             Body::Attention(k) | Body::AttentionJoin(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::WarpAttention(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::AttentionGrad(k) => (&mut k.problem.name, &mut k.problem.doc),
+            Body::Windows(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),

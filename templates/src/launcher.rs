@@ -54,6 +54,7 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
             Geometry::Rows { block, .. } | Geometry::Parts { block, .. } | Geometry::Problems { block, .. } => {
                 (block, 1)
             }
+            Geometry::Blocks { block } => (block, 1),
             Geometry::Clusters { block, blocks, .. } => (block, blocks),
             Geometry::Tiles { block, cluster, .. } => (block, cluster),
             Geometry::Declared => (0, 1),

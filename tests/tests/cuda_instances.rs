@@ -14,7 +14,7 @@ use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
     Access, ArgmaxKernel, CumsumKernel, Move, MoveKernel, Operand, PointwiseKernel, ProductKernel, Reduction,
-    RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting,
+    RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting, WindowAxis, WindowTile, WindowsKernel,
 };
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_templates::cuda::{RowTarget, rowwise_for};
@@ -220,6 +220,40 @@ fn moves(dtype: DType) -> Vec<Instance> {
     moved.chain(found).collect()
 }
 
+/// Windows on planes of several sizes, read and stored in accesses of any width, in one tile and in
+/// several, with operands of every kind.
+fn windows(p: &Program, dtype: DType) -> Vec<Instance> {
+    let accesses = [Access::Col, Access::Full, Access::Splat, Access::Strided];
+    let mut term = Term::empty();
+    let mut root = term.add(TermNode::Acc);
+    for i in 0..accesses.len() as u32 {
+        let other = input(&mut term, i);
+        root = call(p, &mut term, BuiltinScalar::Add, vec![root, other]);
+    }
+    term.roots = vec![root];
+    let shapes = [(56, 7, 1, 3072), (7, 7, 1, 24_576), (13, 3, 2, 5), (112, 3, 2, 2048), (225, 5, 1, 64)];
+    let instance = |(image, size, stride, planes): (usize, usize, usize, usize)| {
+        let before = size / 2;
+        let out = (image + 2 * before - size) / stride + 1;
+        let axes = [WindowAxis { image, out, size, stride, dilation: 1, before }; 2];
+        let kernel = WindowsKernel {
+            name: format!("windows_{image}_{size}_{dtype}"),
+            doc: String::new(),
+            factors: [dtype; 2],
+            axes,
+            filters: 1 + planes % 2,
+            acc: dtype.compute(),
+            term: term.clone(),
+            inputs: accesses.iter().map(|access| Operand { dtype, access: access.clone() }).collect(),
+            output: dtype,
+            tile: WindowTile::of(axes, [dtype, dtype.compute()], planes).unwrap(),
+        };
+        let body = Body::Windows(kernel);
+        Instance { kernel: "windows".into(), kind: "windows", origin: String::new(), dtype, body }
+    };
+    shapes.into_iter().map(instance).collect()
+}
+
 /// Products of integers, running sums, sorts and scatters.
 fn lines(dtype: DType) -> Vec<Instance> {
     let (name, doc) = (|what: &str| format!("{what}_{dtype}"), String::new);
@@ -338,6 +372,9 @@ fn every_builtin_access_and_reduction_compiles() {
         instances.push(accesses(&p, dtype, 2, true));
         instances.push(reductions(&p, dtype, false));
         instances.push(reductions(&p, dtype, true));
+        if dtype.is_float() {
+            instances.extend(windows(&p, dtype));
+        }
     }
     instances.push(in_place(accesses(&p, DType::BF16, 2, true)));
     for dtype in compiled() {

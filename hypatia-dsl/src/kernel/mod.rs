@@ -28,6 +28,7 @@ mod sums;
 #[cfg(test)]
 mod tests;
 mod tune;
+mod windows;
 
 use crate::dtype::DType;
 use crate::scalar::Term;
@@ -48,6 +49,7 @@ pub use prologue::{Accesses, FactorAccess, FactorInput, Prologue, Walked};
 pub use region::{ColumnSum, RowOperand, RowRegion, RowValue, SharedWork};
 pub use sums::{JoinSumsKernel, MAX_SUMS, ROWS_AHEAD, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};
+pub use windows::{WindowAxis, WindowTile, WindowsKernel};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`
 /// row-major.

@@ -37,6 +37,7 @@ mod testing;
 mod tests;
 mod validate;
 mod view;
+mod windows;
 mod work;
 mod wrapping;
 
@@ -50,4 +51,5 @@ pub use step::{
     PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
+pub use windows::OnPlanes;
 pub use work::StepWork;

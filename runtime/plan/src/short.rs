@@ -23,6 +23,10 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
     let rules = match &mut step.action {
         Action::Pointwise(p) => shortener.pointwise(&mut p.kernel, tf32),
         Action::Rowwise(r) => shortener.rowwise(&mut r.kernel),
+        Action::Conv(c) if !c.is_plain() => {
+            let inputs: Vec<DType> = step.reads.iter().skip(2).map(|v| v.dtype).collect();
+            shortener.product(&mut c.term, &inputs, &[step.writes[0].dtype])
+        }
         Action::Call(e) => {
             e.fallback.iter_mut().for_each(|s| shorten_step(shortener, s, tf32, fired));
             // The fallback records the rules. Scores keep their precision: a softmax magnifies

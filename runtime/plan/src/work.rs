@@ -100,7 +100,12 @@ impl Step {
     /// whichever takes longer, and a launch.
     pub fn predicted(&self, device: &Device) -> f64 {
         let work = self.work();
-        let multiplies = matches!(self.action, Action::Gemm(_) | Action::Conv(_) | Action::Call(_));
+        // What a GPU has left of convolutions are sums of single channels.
+        let multiplies = match self.action {
+            Action::Gemm(_) | Action::Call(_) => true,
+            Action::Conv(_) => device.is_host(),
+            _ => false,
+        };
         let operand = self.reads.first().map(|v| v.dtype).filter(|_| multiplies);
         let rate = operand.map_or(device.vector, |dtype| device.matrix_rate(dtype));
         (work.flops / rate).max(work.bytes / device.bandwidth) + device.launch

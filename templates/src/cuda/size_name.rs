@@ -17,6 +17,8 @@ pub enum SizeName {
     Rows,
     /// Columns.
     Columns,
+    /// Channels of an image.
+    Channels,
     /// Rows of a product of a user's template.
     M,
     /// Elements of a row, or columns of a product of a user's template.
@@ -81,6 +83,7 @@ impl SizeName {
             SizeName::Axes => "sizes",
             SizeName::Rows => "rows",
             SizeName::Columns => "columns",
+            SizeName::Channels => "channels",
             SizeName::M => "m",
             SizeName::N => "n",
             SizeName::K => "k",

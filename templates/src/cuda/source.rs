@@ -265,6 +265,11 @@ pub enum Geometry {
         /// The longest row for which this entry point is the fastest; the widest one has no limit.
         up_to: Option<u64>,
     },
+    /// A block for each row: no block takes a second one.
+    Blocks {
+        /// Threads per block.
+        block: u32,
+    },
     /// A cluster of `blocks` blocks shares a row.
     Clusters {
         /// Threads per block.
@@ -315,7 +320,7 @@ pub enum Geometry {
 impl Geometry {
     /// True if a kernel is correct for that grid alone.
     pub fn is_prescribed(self) -> bool {
-        matches!(self, Geometry::Parts { .. })
+        matches!(self, Geometry::Parts { .. } | Geometry::Blocks { .. })
     }
 
     /// Dynamic shared memory of a launch, in bytes.
@@ -351,6 +356,7 @@ impl Geometry {
             Geometry::Clusters { block, blocks, .. } => {
                 ([cap(rows, (i32::MAX as u32 / blocks) as u64) * blocks, 1, 1], [block, 1, 1])
             }
+            Geometry::Blocks { block } => ([cap(rows, i32::MAX as u64), 1, 1], [block, 1, 1]),
             Geometry::Columns { block } => ([cap(rows.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1]),
             Geometry::Rows { block, threads, .. } => {
                 ([cap(rows.div_ceil((block / threads) as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
@@ -382,6 +388,7 @@ impl fmt::Display for Geometry {
             Geometry::Clusters { block, blocks, .. } => {
                 write!(f, "block ({block}), grid ({blocks} * rows), clusters of {blocks} blocks")
             }
+            Geometry::Blocks { block } => write!(f, "block ({block}), grid (rows)"),
             Geometry::Columns { block } => {
                 write!(f, "block ({block}), grid (ceil(rows / {block})); for columns of a matrix")
             }

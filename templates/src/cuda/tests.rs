@@ -6,7 +6,7 @@ use hypatia_dsl::compile::{FileLoader, compile};
 use hypatia_dsl::dtype::Kind;
 use hypatia_dsl::ir::{InView, Origin, ScalarBody, ScalarDef, ScalarId};
 use hypatia_dsl::kernel::short::Shortener;
-use hypatia_dsl::kernel::{Access, Operand, Reduction, RowAccess};
+use hypatia_dsl::kernel::{Access, Operand, Reduction, RowAccess, WindowAxis, WindowTile};
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::source::SourceFile;
@@ -107,6 +107,32 @@ fn a_bias_and_gelu_read_as_one_would_write_them() {
     assert_eq!(shortened(&p, &k, false), k);
     assert!(pointwise(&p, &k).unwrap().text.contains("(1.0f + erff(x * 0.70710677f))"));
     assert!(pointwise(&p, &shortened(&p, &k, true)).unwrap().text.contains("one_plus_erf(t"));
+}
+
+#[test]
+fn windows_of_a_plane_read_as_one_would_write_them() {
+    use BuiltinScalar::*;
+    let p = builtins();
+    let mut b = build(&p);
+    let (acc, bias, zero) = (b.1.add(TermNode::Acc), b.input(0), b.lit(0.0));
+    let sum = b.call(Add, &[acc, bias]);
+    let value = b.call(Max, &[sum, zero]);
+    let axis = WindowAxis { image: 14, out: 14, size: 3, stride: 1, dilation: 1, before: 1 };
+    let mut k = WindowsKernel {
+        name: "depthwise".into(),
+        doc: "A test.".into(),
+        factors: [DType::BF16; 2],
+        axes: [axis; 2],
+        filters: 1,
+        acc: DType::F32,
+        term: b.done(&[value]),
+        inputs: vec![Operand { dtype: DType::BF16, access: Access::Col }],
+        output: DType::BF16,
+        tile: WindowTile::of([axis; 2], [DType::BF16, DType::F32], 32 * 384).unwrap(),
+    };
+    insta::assert_snapshot!(windows(&p, &k).unwrap().text);
+    k.tile.planes = 1000;
+    assert!(windows(&p, &k).is_err());
 }
 
 fn softmax(p: &Program) -> RowwiseKernel {

@@ -152,6 +152,7 @@ fn kind(body: &Body) -> &'static str {
         Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) | Body::AttentionGrad(_) => {
             "tiled attention"
         }
+        Body::Windows(_) => "windows",
         Body::Move(_) => "move",
         Body::Argmax(_) => "search",
         Body::Product(_) => "product",

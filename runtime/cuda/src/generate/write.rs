@@ -472,6 +472,7 @@ fn function(e: &Entry, source: &CudaSource) -> FunctionEntry {
         Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
         Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
         Geometry::Columns { block } => ("columns", block, None, None, None),
+        Geometry::Blocks { block } => ("blocks", block, None, None, None),
         Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
         Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
         Geometry::Parts { block, .. } => ("parts", block, None, None, None),
@@ -500,6 +501,7 @@ fn grid(geometry: Geometry, source: &CudaSource) -> Option<[String; 3]> {
         Geometry::Grid { .. } => ["(lanes + x - 1) / x".into(), "min(65535, (rows + y - 1) / y)".into(), one()],
         Geometry::Rows { block, threads, .. } => [ceil("rows", block / threads), one(), one()],
         Geometry::Columns { block } => [ceil("rows", block), one(), one()],
+        Geometry::Blocks { .. } => ["rows".into(), one(), one()],
         Geometry::Clusters { blocks, .. } => [format!("{blocks} * rows"), one(), one()],
         Geometry::Tiles { cluster, .. } => {
             let (batches, tiles) = tile_counts(source);

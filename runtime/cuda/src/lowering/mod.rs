@@ -25,6 +25,7 @@ pub mod tiled_attention;
 pub mod timed;
 pub mod warp_attention;
 pub mod warp_tiled;
+mod windows;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
@@ -122,8 +123,8 @@ fn fastest_first<T: Copy>(tilings: impl Iterator<Item = T>, cycles: impl Fn(&T) 
     found.into_iter().map(|(_, t)| t).collect()
 }
 
-/// The kernels of a step and their work, in launch order; empty for floating-point products and
-/// convolutions.
+/// The kernels of a step and their work, in launch order; empty for floating-point products, and
+/// for convolutions that are not on planes.
 pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
     let many = match &step.action {
         Action::Gemm(g) if g.acc.is_int() => irregular::product(step, g),
@@ -139,7 +140,8 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
 /// The kernel of a step with a single kernel.
 fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
-        Action::Gemm(_) | Action::Call(_) | Action::Conv(_) | Action::Scatter(_) => None,
+        Action::Gemm(_) | Action::Call(_) | Action::Scatter(_) => None,
+        Action::Conv(c) => windows::windows(step, c),
         Action::Argsort(..) | Action::Cumsum(_) => None,
         Action::Pointwise(p) => Some(pointwise(p, step)),
         Action::Rowwise(r) => Some(rowwise(r)),

@@ -294,6 +294,7 @@ fn launchers_ask_the_driver_for_what_plans_ask_for() {
             Geometry::Grid { .. } => "grid",
             Geometry::Rows { .. } => "rows",
             Geometry::Columns { .. } => "columns",
+            Geometry::Blocks { .. } => "blocks",
             Geometry::Clusters { .. } => "clusters",
             Geometry::Tiles { cluster: 1, .. } => "tiles",
             Geometry::Tiles { .. } => "clusters of tiles",

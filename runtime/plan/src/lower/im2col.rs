@@ -1,10 +1,10 @@
-//! Convolutions on devices without a kernel for them: products over the windows (im2col), and plain
-//! sums where a group has few filters.
+//! Convolutions on devices with a kernel for those of single channels alone: products over the
+//! windows (im2col), and plain sums where a group has few filters.
 //!
-//! In: a [`ConvStep`] and the views of its operands. Out: steps of other actions. Invariant:
-//! padding of the operand is a `Pad` step, made only where a window reaches the padding. Windows
-//! that tile the operand without overlaps or gaps are a view. The matrix of the windows (im2col) is
-//! copied only where strides cannot express it.
+//! In: a [`ConvStep`] and the views of its operands. Out: that step, if it is one on planes; else
+//! steps of other actions. Invariant: padding of their operand is a `Pad` step, made only where a
+//! window reaches the padding. Windows that tile the operand without overlaps or gaps are a view.
+//! The matrix of the windows (im2col) is copied only where strides cannot express it.
 
 use std::sync::Arc;
 
@@ -39,6 +39,12 @@ impl Lower<'_> {
         let name = &node.name;
         let odd = || Error::Internal(format!("a convolution of {:?} with {:?}", x.shape, w.shape));
         let sizes = ConvSizes::new(step.groups, &w.shape, &out.shape).ok_or_else(odd)?;
+        if !sizes.are_products() && step.on_planes(&x, &w, &out).is_some() {
+            let mut views = vec![self.contiguous(&x, name)?, self.contiguous(&w, name)?];
+            views.extend(reads);
+            self.step(name, Action::Conv(step), views, vec![out]);
+            return Ok(());
+        }
         let x = self.padded(name, &step, x.clone(), &sizes)?;
         // [batch, channels, out.., taps..], with the channels split into groups.
         let windows = x.windowed(&step.windows, &sizes.out);
@@ -111,9 +117,9 @@ impl Lower<'_> {
         reshaped.ok_or_else(|| Error::Internal(format!("{:?} as {shape:?}", view.shape)))
     }
 
-    /// Each result as a pointwise term of the elements of its window: depthwise convolutions with
-    /// small windows. Threads side by side read elements side by side. More than [`TAPS`] elements
-    /// are added up in several passes.
+    /// Each result as a pointwise term of the elements of its window: groups of few filters and few
+    /// channels. Threads side by side read elements side by side. More than [`TAPS`] elements are
+    /// added up in several passes.
     fn taps(
         &mut self,
         name: &str,
@@ -205,7 +211,7 @@ impl Lower<'_> {
         Ok((term, sum))
     }
 
-    /// Each result as a sum over its window: depthwise convolutions.
+    /// Each result as a sum over its window: groups of few filters.
     fn sums(
         &mut self,
         name: &str,

@@ -1,0 +1,62 @@
+//! Convolutions on planes: the kernel of a step, and its arguments.
+//!
+//! In: a [`ConvStep`] that the planner left as it is. Out: its kernel and its [`Work`]; none if it
+//! is no convolution on planes. Invariant: image and filters are read as they lie, without padding;
+//! only operands of the epilogue have strides.
+
+use hypatia_dsl::kernel::{Access, Operand, WindowsKernel};
+use hypatia_plan::{ConvStep, OnPlanes, Step, View, row_major};
+use hypatia_templates::cuda::{ArgRole, SizeName};
+use hypatia_templates::instances::Body;
+
+use super::Work;
+
+/// Operands before those of the epilogue.
+const FACTORS: usize = 2;
+
+/// The kernel of a convolution.
+pub(super) fn windows(step: &Step, c: &ConvStep) -> Option<(Body, Work)> {
+    let ([x, w, beside @ ..], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let on = c.on_planes(x, w, out)?;
+    let [_, channels, ..] = out.shape[..] else { return None };
+    let accesses: Vec<Access> = beside.iter().map(|v| access(v, out)).collect();
+    let inputs = beside.iter().zip(&accesses).map(|(v, a)| Operand { dtype: v.dtype, access: a.clone() });
+    let kernel = WindowsKernel {
+        name: "windows".into(),
+        doc: String::new(),
+        factors: [x.dtype, w.dtype],
+        axes: on.axes,
+        filters: channels / c.groups.max(1),
+        acc: c.acc,
+        term: c.term.clone(),
+        inputs: inputs.collect(),
+        output: out.dtype,
+        tile: on.tile,
+    };
+    let mut work = Work::new(kernel.blocks(on.planes), on.planes).size(SizeName::Channels, channels);
+    for (i, (view, access)) in beside.iter().zip(accesses).enumerate() {
+        if matches!(access, Access::Col | Access::Strided) {
+            work = work.strides(ArgRole::Read(i + FACTORS), &strides(view, &on));
+        }
+    }
+    Some((Body::Windows(kernel), work))
+}
+
+/// How an operand with the shape of the result is read.
+fn access(view: &View, out: &View) -> Access {
+    let dense = row_major(&out.shape);
+    let fixed = |a: usize| view.strides[a] == 0 || view.shape[a] == 1;
+    let axes = 0..view.shape.len();
+    match () {
+        () if axes.clone().all(fixed) => Access::Splat,
+        () if axes.clone().skip(2).all(fixed) => Access::Col,
+        () if axes.clone().all(|a| view.shape[a] == 1 || view.strides[a] == dense[a]) => Access::Full,
+        () => Access::Strided,
+    }
+}
+
+/// Strides along batch, channels, rows and columns.
+fn strides(view: &View, on: &OnPlanes) -> [isize; 4] {
+    let along = |place: Option<usize>| place.map_or(0, |a| view.strides[a]);
+    [view.strides[0], view.strides[1], along(on.places[0]), along(on.places[1])]
+}

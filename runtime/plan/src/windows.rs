@@ -1,0 +1,52 @@
+//! Convolutions of single channels, as a GPU's kernel computes them: windows on planes.
+//!
+//! In: a [`ConvStep`] and the views of its operands. Out: how its windows lie on rows and columns,
+//! and how blocks share the planes; none if the kernel does not compute it. Invariant: the planner
+//! leaves a convolution as it is exactly if this says that it is one on planes.
+
+use hypatia_dsl::kernel::{WindowAxis, WindowTile};
+
+use super::step::ConvStep;
+use super::view::View;
+
+/// A convolution on planes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnPlanes {
+    /// How windows lie along rows and columns.
+    pub axes: [WindowAxis; 2],
+    /// The axes of the result that are its rows and columns; `None` for an axis of one element.
+    pub places: [Option<usize>; 2],
+    /// Planes of the result.
+    pub planes: usize,
+    /// How blocks share the planes.
+    pub tile: WindowTile,
+}
+
+impl ConvStep {
+    /// The convolution as one on planes; `None` if it is none, or has windows that a block does not
+    /// hold.
+    pub fn on_planes(&self, x: &View, w: &View, out: &View) -> Option<OnPlanes> {
+        let ([batch, all, counts @ ..], [_, 1, ..], [_, _, image @ ..]) =
+            (out.shape.as_slice(), w.shape.as_slice(), x.shape.as_slice())
+        else {
+            return None;
+        };
+        let axis = |i: usize| {
+            let w = self.windows.get(i)?;
+            let (image, out) = (*image.get(i)?, *counts.get(i)?);
+            let (size, stride, dilation, before) = (w.size, w.stride, w.dilation, w.before);
+            Some(WindowAxis { image, out, size, stride, dilation, before }.plain())
+        };
+        // Columns of one element leave threads idle.
+        let (axes, places) = match self.windows.len() {
+            1 => ([WindowAxis::ONE, axis(0)?], [None, Some(2)]),
+            2 if axis(1)? == WindowAxis::ONE => ([WindowAxis::ONE, axis(0)?], [None, Some(2)]),
+            2 => ([axis(0)?, axis(1)?], [Some(2), Some(3)]),
+            _ => return None,
+        };
+        let planes = batch * all;
+        let float = w.dtype.is_float() && !w.dtype.only_stored() && self.acc.is_float();
+        let tile = WindowTile::of(axes, [x.dtype, self.acc], planes).filter(|_| float && !self.channels_last)?;
+        Some(OnPlanes { axes, places, planes, tile })
+    }
+}
