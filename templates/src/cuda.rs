@@ -39,6 +39,7 @@ pub mod term;
 #[cfg(test)]
 mod tests;
 mod tiles;
+mod unfold;
 mod windows;
 
 use std::fmt;
@@ -54,8 +55,8 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
-    MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, WarpGemm,
-    WindowsKernel,
+    MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel,
+    WarpGemm, WindowsKernel,
 };
 use term::Functions;
 
@@ -249,6 +250,11 @@ pub fn checksum(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource
 /// Prints a kernel that changes a result as a test wants it.
 pub fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaSource, EmitError> {
     checksum::disturb(program, kernel)
+}
+
+/// Prints a kernel that copies windows as the rows of a matrix.
+pub fn unfold(program: &Program, kernel: &UnfoldKernel) -> Result<CudaSource, EmitError> {
+    unfold::emit(program, kernel)
 }
 
 /// Prints a kernel of windows times filters.

@@ -21,7 +21,7 @@ use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
     MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel,
-    WarpGemm, WindowsKernel,
+    UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -97,6 +97,8 @@ pub enum Body {
     AttentionJoin(AttentionKernel),
     /// Gradients of attention: of queries, or of keys and values.
     AttentionGrad(AttentionGradKernel),
+    /// Windows as the rows of a matrix.
+    Unfold(UnfoldKernel),
     /// Windows times filters.
     Windows(WindowsKernel),
     /// Elements moved.
@@ -135,6 +137,7 @@ impl Body {
             Body::WarpAttention(k) => cuda::warp_attention(program, k),
             Body::AttentionJoin(k) => cuda::attention_join(program, k),
             Body::AttentionGrad(k) => cuda::attention_grad(program, k),
+            Body::Unfold(k) => cuda::unfold(program, k),
             Body::Windows(k) => cuda::windows(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
@@ -191,6 +194,7 @@ impl Body {
             Body::AttentionGrad(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::Windows(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
+            Body::Unfold(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),
             Body::Cumsum(k) => (&mut k.name, &mut k.doc),

@@ -28,6 +28,7 @@ mod sums;
 #[cfg(test)]
 mod tests;
 mod tune;
+mod unfold;
 mod windows;
 
 use crate::dtype::DType;
@@ -49,6 +50,7 @@ pub use prologue::{Accesses, FactorAccess, FactorInput, Prologue, Walked};
 pub use region::{ColumnSum, RowOperand, RowRegion, RowValue, SharedWork};
 pub use sums::{JoinSumsKernel, MAX_SUMS, ROWS_AHEAD, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};
+pub use unfold::UnfoldKernel;
 pub use windows::{WindowAxis, WindowTile, WindowsKernel};
 
 /// The access mode of a pointwise kernel's operand: how it is indexed. The output is `[outer, n]`

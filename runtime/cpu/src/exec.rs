@@ -26,6 +26,7 @@ use super::pointwise::{Input, Work};
 use super::reduce::{self, Reduce};
 use super::rowwise::RowCode;
 use super::threads::{Local, Pool, Workers};
+use super::unfold::unfold;
 use hypatia_plan::{Action, Buffer, BufferId, Plan, PointwiseStep, Step, Storage, View};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -419,6 +420,11 @@ fn perform(
             copies::gather_elements(workers, source(0), source(1), *axis, outs[0])?;
         }
         (Action::GatherNd(batch), _) => copies::gather_nd(workers, source(0), source(1), *batch, outs[0])?,
+        (Action::Unfold(windows), _) => {
+            let (x, result) = (&step.reads[0], &step.writes[0]);
+            let image = &reads[0][x.offset * x.dtype.size()..];
+            unfold(image, &x.shape, windows, &result.shape, x.dtype.size(), outs[0]);
+        }
         (Action::Cumsum(how), _) => cumsum::cumsum(workers, source(0), *how, outs[0]),
         (Action::Argmax(axis, last), _) => reduce::argmax(workers, source(0), *axis, *last, outs[0]),
         _ => return Err(Error::Internal("a step that was not prepared".into())),

@@ -36,6 +36,7 @@ mod simd;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod unfold;
 mod widen;
 
 pub use exec::Executor;

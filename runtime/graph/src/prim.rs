@@ -28,6 +28,14 @@ pub struct Window {
     pub before: usize,
 }
 
+impl Window {
+    /// Elements from the first one of the first window to the last one of the last of `count`
+    /// windows.
+    pub fn span(&self, count: usize) -> usize {
+        count.saturating_sub(1) * self.stride + self.size.saturating_sub(1) * self.dilation + 1
+    }
+}
+
 /// The values of symbols.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<i64>;
 

@@ -51,5 +51,5 @@ pub use step::{
     PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
-pub use windows::OnPlanes;
+pub use windows::{OnPlanes, rows_and_columns};
 pub use work::StepWork;

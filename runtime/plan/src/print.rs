@@ -109,6 +109,7 @@ impl Plan {
             Action::Copy => "copy".to_string(),
             Action::Concat(axis) => format!("concat along {axis}"),
             Action::Pad(before) => format!("pad from {before:?}"),
+            Action::Unfold(windows) => format!("windows of {:?}", windows.iter().map(|w| w.size).collect::<Vec<_>>()),
             Action::Gather(axis) => format!("gather along {axis}"),
             Action::GatherElements(axis) => format!("gather elements along {axis}"),
             Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),

@@ -288,6 +288,9 @@ pub enum Action {
     Concat(usize),
     /// Fills with `reads[1]`, then stores `reads[0]` at that offset along each axis.
     Pad(Vec<i64>),
+    /// The windows of `reads[0]`, `[n, c, image..]`, with zeros around it, as `[n, c, size..,
+    /// windows..]`: the rows of a matrix (im2col).
+    Unfold(Vec<Window>),
     /// Slices of `reads[0]` along an axis, selected by `reads[1]`.
     Gather(usize),
     /// Elements of `reads[0]` along an axis, selected by `reads[1]`.
@@ -319,6 +322,7 @@ impl Action {
             Action::Copy => "copy",
             Action::Concat(_) => "concat",
             Action::Pad(_) => "pad",
+            Action::Unfold(_) => "unfold",
             Action::Gather(_) => "gather",
             Action::GatherElements(_) => "gatherelements",
             Action::GatherNd(_) => "gathernd",

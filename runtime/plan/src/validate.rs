@@ -431,6 +431,13 @@ fn moves(action: &Action, reads: &[View], out: &View) -> bool {
             reads.iter().all(|v| v.dtype == out.dtype && beside(v, out, *axis))
                 && reads.iter().map(|v| v.shape[*axis]).sum::<usize>() == out.shape[*axis]
         }
+        Action::Unfold(windows) => {
+            let [n, c, image @ ..] = x.shape.as_slice() else { return false };
+            let [out_n, out_c, rest @ ..] = out.shape.as_slice() else { return false };
+            let sizes: Vec<usize> = windows.iter().map(|w| w.size).collect();
+            let whole = x.is_contiguous() && windows.len() == image.len() && (n, c) == (out_n, out_c);
+            whole && rest.len() == 2 * sizes.len() && rest[..sizes.len()] == sizes
+        }
         Action::Pad(before) => {
             before.len() == out.shape.len() && x.shape.len() == out.shape.len() && reads[1].len() == 1
         }

@@ -8,6 +8,7 @@ use hypatia_dsl::kernel::{WindowAxis, WindowTile};
 
 use super::step::ConvStep;
 use super::view::View;
+use hypatia_graph::prim::Window;
 
 /// A convolution on planes.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +23,28 @@ pub struct OnPlanes {
     pub tile: WindowTile,
 }
 
+/// The axes of windows as rows and columns, and which axes these are, behind batch and channels;
+/// `None` if there are more than two.
+pub fn rows_and_columns(
+    windows: &[Window],
+    image: &[usize],
+    counts: &[usize],
+) -> Option<([WindowAxis; 2], [Option<usize>; 2])> {
+    let axis = |i: usize| {
+        let w = windows.get(i)?;
+        let (image, out) = (*image.get(i)?, *counts.get(i)?);
+        let (size, stride, dilation, before) = (w.size, w.stride, w.dilation, w.before);
+        Some(WindowAxis { image, out, size, stride, dilation, before }.plain())
+    };
+    // Columns of one element leave threads idle.
+    match windows.len() {
+        1 => Some(([WindowAxis::ONE, axis(0)?], [None, Some(2)])),
+        2 if axis(1)? == WindowAxis::ONE => Some(([WindowAxis::ONE, axis(0)?], [None, Some(2)])),
+        2 => Some(([axis(0)?, axis(1)?], [Some(2), Some(3)])),
+        _ => None,
+    }
+}
+
 impl ConvStep {
     /// The convolution as one on planes; `None` if it is none, or has windows that a block does not
     /// hold.
@@ -31,19 +54,7 @@ impl ConvStep {
         else {
             return None;
         };
-        let axis = |i: usize| {
-            let w = self.windows.get(i)?;
-            let (image, out) = (*image.get(i)?, *counts.get(i)?);
-            let (size, stride, dilation, before) = (w.size, w.stride, w.dilation, w.before);
-            Some(WindowAxis { image, out, size, stride, dilation, before }.plain())
-        };
-        // Columns of one element leave threads idle.
-        let (axes, places) = match self.windows.len() {
-            1 => ([WindowAxis::ONE, axis(0)?], [None, Some(2)]),
-            2 if axis(1)? == WindowAxis::ONE => ([WindowAxis::ONE, axis(0)?], [None, Some(2)]),
-            2 => ([axis(0)?, axis(1)?], [Some(2), Some(3)]),
-            _ => return None,
-        };
+        let (axes, places) = rows_and_columns(&self.windows, image, counts)?;
         let planes = batch * all;
         let float = w.dtype.is_float() && !w.dtype.only_stored() && self.acc.is_float();
         let tile = WindowTile::of(axes, [x.dtype, self.acc], planes).filter(|_| float && !self.channels_last)?;

@@ -123,6 +123,7 @@ impl Step {
             Action::Copy => "copy",
             Action::Concat(_) => "concat",
             Action::Pad(_) => "pad",
+            Action::Unfold(_) => "unfold",
             Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) => "gather",
             Action::Reduce(..) => "reduce",
             Action::Argmax(..) => "argmax",

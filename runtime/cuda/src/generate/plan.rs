@@ -154,6 +154,7 @@ fn kind(body: &Body) -> &'static str {
         }
         Body::Windows(_) => "windows",
         Body::Move(_) => "move",
+        Body::Unfold(_) => "unfold",
         Body::Argmax(_) => "search",
         Body::Product(_) => "product",
         Body::Cumsum(_) => "cumsum",

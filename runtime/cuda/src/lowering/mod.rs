@@ -31,14 +31,15 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{
     Access, ArgmaxKernel, JoinSumsKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowLayout,
-    RowSumsKernel, RowwiseKernel, SumSplit,
+    RowSumsKernel, RowwiseKernel, SumSplit, UnfoldKernel,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
 use hypatia_templates::instances::Body;
 
 use hypatia_graph::DeclaredLaunch;
-use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major};
+use hypatia_graph::prim::Window;
+use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major, rows_and_columns};
 
 /// The work of a kernel, without its pointers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -148,6 +149,7 @@ fn step_kernel(step: &Step) -> Option<(Body, Work)> {
         Action::Copy => step.reads.first().map(copy),
         Action::Concat(axis) => concat(step, *axis),
         Action::Pad(before) => pad(step, before),
+        Action::Unfold(axes) => unfold(step, axes),
         Action::Gather(axis) => gather(step, *axis),
         Action::GatherElements(axis) => gather_elements(step, *axis),
         Action::GatherNd(batch) => gather_nd(step, *batch),
@@ -289,6 +291,13 @@ fn pad(step: &Step, before: &[i64]) -> Option<(Body, Work)> {
     work.sizes.push((SizeName::Before, ranked(before, 0)));
     let work = work.strides(ArgRole::Read(0), &ranked(&x.strides, 0));
     Some((move_body("pad", Move::Pad { rank: shape.len() }, out.dtype), work))
+}
+
+fn unfold(step: &Step, axes: &[Window]) -> Option<(Body, Work)> {
+    let ([x], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let (axes, _) = rows_and_columns(axes, &x.shape[2..], &out.shape[2 + axes.len()..])?;
+    let kernel = UnfoldKernel { name: "unfold".into(), doc: String::new(), dtype: x.dtype, axes };
+    Some((Body::Unfold(kernel), Work::new(1, out.len())))
 }
 
 fn gather(step: &Step, axis: usize) -> Option<(Body, Work)> {

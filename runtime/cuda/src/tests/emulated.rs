@@ -225,7 +225,7 @@ pub fn alone(source: &CudaSource, work: &Work, reads: &[(&str, &[u8])], bytes: u
     for (arg, value) in source.args.iter().zip(&values) {
         let list = |v: &[i64]| v.iter().map(|v| format!("{v}LL")).collect::<Vec<_>>().join(", ");
         given.push(match (arg.kind, value) {
-            (ArgKind::Output(_), _) => "(unsigned short*)made_here".to_string(),
+            (ArgKind::Output(_), _) => "Memory{made_here}".to_string(),
             (ArgKind::Input(dtype), _) => {
                 let (_, contents) = reads.iter().find(|(name, _)| *name == arg.name).unwrap();
                 program.given.extend_from_slice(contents);

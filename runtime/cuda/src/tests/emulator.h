@@ -167,6 +167,15 @@ static void launch(const Dim grid, const Dim block, const F kernel) {
   }
 }
 
+// Memory of any type.
+struct Memory {
+  void* at;
+  template <typename T>
+  operator T*() const {
+    return static_cast<T*>(at);
+  }
+};
+
 struct float2 {
   float x, y;
 };

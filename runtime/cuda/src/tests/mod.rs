@@ -26,6 +26,7 @@ mod scalars;
 mod templates;
 mod tiled;
 mod training;
+mod unfold;
 mod weight_layout;
 mod windows;
 

@@ -16,7 +16,9 @@ use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use super::Lower;
 use crate::rows::fitted;
 use crate::view::View;
+use crate::windows::rows_and_columns;
 use crate::{Action, ConvStep, GemmStep};
+use hypatia_graph::prim::Window;
 use hypatia_graph::{ConvSizes, Known, Node};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
@@ -45,6 +47,11 @@ impl Lower<'_> {
             self.step(name, Action::Conv(step), views, vec![out]);
             return Ok(());
         }
+        if sizes.are_products()
+            && let Some(columns) = self.unfolded(name, &step, &x, &sizes)?
+        {
+            return self.filtered(node, step, (&sizes, columns, w), reads, out);
+        }
         let x = self.padded(name, &step, x.clone(), &sizes)?;
         // [batch, channels, out.., taps..], with the channels split into groups.
         let windows = x.windowed(&step.windows, &sizes.out);
@@ -61,19 +68,52 @@ impl Lower<'_> {
                 self.sums(name, &step, &sizes, [windows, w], reads, out)
             };
         }
-        // [batch, groups, channels, taps.., out..] is the right operand: a row for each channel and
-        // tap.
-        let axes = sizes.out.len();
-        let mut order: Vec<usize> = vec![0, 1, 2];
-        order.extend(3 + axes..3 + 2 * axes);
-        order.extend(3..3 + axes);
-        let (k, n) = (sizes.depth(), sizes.columns());
-        let columns = windows.transposed(&order);
-        let [rows, matrix] = sizes.factors();
+        let columns = windows.transposed(&places_first(sizes.out.len()));
+        let [_, matrix] = sizes.factors();
         let columns = match columns.reshaped(&matrix).filter(|v| v.is_empty() || v.is_matrix()) {
             Some(view) => view,
             None => self.contiguous(&columns, name)?.reshaped(&matrix).ok_or_else(odd)?,
         };
+        self.filtered(node, step, (&sizes, columns, w), reads, out)
+    }
+
+    /// The windows of a convolution as the right operand of a product, by a kernel that needs no
+    /// padding before it; `None` if they are a view, or not in rows and columns.
+    fn unfolded(&mut self, name: &str, step: &ConvStep, x: &View, sizes: &ConvSizes) -> Result<Option<View>> {
+        let (Some([n, c]), [_, matrix]) = (x.shape.first_chunk::<2>(), sizes.factors()) else { return Ok(None) };
+        let image = &x.shape[2..];
+        if x.is_empty() || sizes.out.contains(&0) || rows_and_columns(&step.windows, image, &sizes.out).is_none() {
+            return Ok(None);
+        }
+        let inside = |((w, count), image): ((&Window, &usize), &usize)| w.before == 0 && w.span(*count) <= *image;
+        if step.windows.iter().zip(&sizes.out).zip(image).all(inside) {
+            let by_groups = sizes.behind_groups(&[&[sizes.channels], &sizes.out, &sizes.taps]);
+            let windows = x.windowed(&step.windows, &sizes.out).reshaped(&by_groups);
+            let columns = windows.and_then(|v| v.transposed(&places_first(sizes.out.len())).reshaped(&matrix));
+            if columns.is_some_and(|v| v.is_matrix()) {
+                return Ok(None);
+            }
+        }
+        let from = self.contiguous(x, name)?;
+        let out = self.fresh(x.dtype, &[&[*n, *c], sizes.taps.as_slice(), &sizes.out].concat())?;
+        self.step(name, Action::Unfold(step.windows.clone()), vec![from], vec![out.clone()]);
+        Ok(out.reshaped(&matrix))
+    }
+
+    /// The product of filters and windows. The right operand has a row for each channel and place
+    /// in a window.
+    fn filtered(
+        &mut self,
+        node: &Node,
+        step: ConvStep,
+        (sizes, columns, w): (&ConvSizes, View, View),
+        reads: Vec<View>,
+        out: View,
+    ) -> Result<()> {
+        let name = &node.name;
+        let odd = || Error::Internal(format!("a convolution with {:?}", w.shape));
+        let (k, n) = (sizes.depth(), sizes.columns());
+        let [rows, _] = sizes.factors();
         let filters = self.contiguous(&w, name)?.reshaped(&[sizes.groups, sizes.filters, k]).ok_or_else(odd)?;
         let filters = filters.broadcast(&rows).ok_or_else(odd)?;
         let result = sizes.behind_groups(&[&[sizes.filters, n]]);
@@ -95,8 +135,7 @@ impl Lower<'_> {
         let mut shape = x.shape.clone();
         let mut before = vec![0i64; x.shape.len()];
         for (i, (w, count)) in step.windows.iter().zip(&sizes.out).enumerate() {
-            let end = count.saturating_sub(1) * w.stride + w.size.saturating_sub(1) * w.dilation + 1;
-            shape[lead + i] = end.max(w.before + x.shape[lead + i]);
+            shape[lead + i] = w.span(*count).max(w.before + x.shape[lead + i]);
             before[lead + i] = w.before as i64;
         }
         if shape == x.shape || sizes.out.contains(&0) {
@@ -266,6 +305,12 @@ impl Lower<'_> {
         self.step(name, Action::Rowwise(step), views, vec![out]);
         Ok(())
     }
+}
+
+/// The order of axes that makes `[batch, groups, channels, out.., taps..]` a matrix with a row for
+/// each channel and place in a window.
+fn places_first(axes: usize) -> Vec<usize> {
+    (0..3).chain(3 + axes..3 + 2 * axes).chain(3..3 + axes).collect()
 }
 
 /// Adds the epilogue of a convolution to a term: its accumulator is `sum`, and its operands come
