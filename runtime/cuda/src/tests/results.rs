@@ -74,7 +74,7 @@ fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [left, right]: [bool; 2], wa
             vec![c.call("exp", &[h]), c.call("tanh", &[h])]
         }
     };
-    outputs.into_iter().enumerate().for_each(|(i, y)| c.graph.output(&format!("y{i}"), y));
+    outputs.into_iter().enumerate().for_each(|(i, y)| c.graph.output(format!("y{i}"), y));
     (c.graph, c.inputs)
 }
 
