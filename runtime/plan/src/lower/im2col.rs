@@ -2,9 +2,9 @@
 //! windows (im2col), and plain sums where a group has few filters.
 //!
 //! In: a [`ConvStep`] and the views of its operands. Out: that step, if it is one on planes; else
-//! steps of other actions. Invariant: padding of their operand is a `Pad` step, made only where a
-//! window reaches the padding. Windows that tile the operand without overlaps or gaps are a view.
-//! The matrix of the windows (im2col) is copied only where strides cannot express it.
+//! steps of other actions. Invariant: windows that strides express as a matrix are a view. Others
+//! of one or two spatial axes are copied by an `Unfold` step, which needs no padding before it. The
+//! rest is padded by a `Pad` step, only where a window reaches the padding, and copied.
 
 use std::sync::Arc;
 
