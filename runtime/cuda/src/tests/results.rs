@@ -22,8 +22,16 @@ use hypatia_target::device::Device;
 const SHAPES: [[usize; 4]; 5] =
     [[1, 128, 128, 64], [1, 304, 520, 200], [2, 200, 264, 72], [3, 8, 8, 8], [1, 65, 136, 776]];
 /// What is computed of a product, and the number of results.
-const WAYS: [(&str, usize); 7] =
-    [("kept", 2), ("functions", 2), ("three", 3), ("mask", 2), ("gate and residual", 2), ("pair", 2), ("not kept", 2)];
+const WAYS: [(&str, usize); 8] = [
+    ("kept", 2),
+    ("functions", 2),
+    ("three", 3),
+    ("mask", 2),
+    ("gate and residual", 2),
+    ("pair", 2),
+    ("mask first", 2),
+    ("not kept", 2),
+];
 
 /// A product of which that is computed.
 fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [left, right]: [bool; 2], way: &str) -> (Graph, Inputs) {
@@ -54,6 +62,12 @@ fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [left, right]: [bool; 2], wa
             let r = c.input(&full);
             let sum = c.call("add", &[p, r]);
             vec![c.call("relu", &[sum]), c.call("lt", &[r, p])]
+        }
+        // The first result decides how many neighbours an access has: 16 of bool.
+        "mask first" => {
+            let (bias, zero) = (c.input(&[n]), c.input(&[1]));
+            let h = c.call("add", &[p, bias]);
+            vec![c.call("lt", &[zero, h]), c.call("tanh", &[h])]
         }
         "gate and residual" => {
             let [g, r] = [c.input(&full), c.input(&full)];
