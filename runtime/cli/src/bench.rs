@@ -521,6 +521,7 @@ fn kernels(p: &Profile, executor: &Executor) -> Vec<Value> {
             json!({
                 "name": step.name,
                 "kind": step.kind(),
+                "sizes": step.sizes(),
                 "note": note(&notes, i),
                 "calls": p.runs,
                 "time_us": seconds * 1e6,

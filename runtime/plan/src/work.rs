@@ -111,6 +111,29 @@ impl Step {
         (work.flops / rate).max(work.bytes / device.bandwidth) + device.launch
     }
 
+    /// The product that the step computes, if it is a single one.
+    fn product(&self) -> Option<&GemmStep> {
+        match &self.action {
+            Action::Gemm(g) => Some(g),
+            Action::Call(call) => match &call.called {
+                Called::Product(g) | Called::Pair(g) => Some(g),
+                Called::Template(t) => t.product.as_ref(),
+                Called::Prologue(p) => Some(&p.product),
+                Called::Chain(_) | Called::Attention(_) | Called::AttentionGrad(_) => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The sizes that decide the step's time: matrices, rows, columns and the length of the sums of
+    /// a product; else the first result's shape.
+    pub fn sizes(&self) -> Vec<usize> {
+        match self.product() {
+            Some(g) => vec![g.batch.iter().product(), g.m, g.n, g.k],
+            None => self.writes.first().map_or_else(Vec::new, |v| v.shape.clone()),
+        }
+    }
+
     /// The kind of work, in a word.
     pub fn kind(&self) -> &'static str {
         match &self.action {

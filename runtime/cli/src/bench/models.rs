@@ -122,6 +122,8 @@ pub(super) fn run(bench: &Bench, global: &Global) -> Result<Exit> {
     let failed = rows.iter().any(|r| !r["error"].is_null());
     rows.sort_by(|a, b| key(b).total_cmp(&key(a)));
     let text = if bench.json {
+        // Single kernels stay in the folder of --results.
+        rows.iter_mut().filter_map(|row| row["kernels"].as_object_mut()).for_each(|k| drop(k.remove("each")));
         let mut about = about.clone();
         if let Some(versions) = rows.iter().find_map(|r| r["versions"].as_object()) {
             versions.iter().for_each(|(package, version)| about["versions"][package] = version.clone());
@@ -204,7 +206,7 @@ fn model(
 }
 
 /// What kernels of each kind take, and how far the cost model is off: the median of their errors;
-/// and the four slowest.
+/// the four slowest; and each.
 fn by_kind(kernels: &[Value]) -> Value {
     let error = |k: &&Value| Some((k["predicted_us"].as_f64()? / k["time_us"].as_f64()? - 1.0).abs());
     let of = |kernels: &[&Value]| {
@@ -223,6 +225,7 @@ fn by_kind(kernels: &[Value]) -> Value {
     // Sorted by time, the slowest first.
     let slowest = kernels.iter().take(4).map(|k| json!([k["name"], k["kind"], k["time_us"], k["predicted_us"]]));
     found["slowest"] = slowest.collect();
+    found["each"] = json!(kernels);
     found
 }
 

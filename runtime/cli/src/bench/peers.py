@@ -66,6 +66,8 @@ ALBERT = {
     "intermediate_size": 3072,
 }
 
+NEOX = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 16}
+
 
 class Whole(torch.nn.Module):
     """A model that takes one tensor and gives one."""
@@ -159,6 +161,17 @@ MODELS = {
     "ResNet-50 b32": (lambda: image("resnet50"), lambda: picture(32)),
     "MobileNetV3-L b32": (lambda: image("mobilenet_v3_large"), lambda: picture(32)),
     "EfficientNet-B0 b32": (lambda: image("efficientnet_b0"), lambda: picture(32)),
+    "RegNetY-1.6GF b32": (lambda: image("regnet_y_1_6gf"), lambda: picture(32)),
+    "DenseNet-121 b32": (lambda: image("densenet121"), lambda: picture(32)),
+    "ResNeXt-50 b32": (lambda: image("resnext50_32x4d"), lambda: picture(32)),
+    "BLOOM-560M, 8 layers, b4 s512": (
+        lambda: decoder("BloomModel", "BloomConfig", hidden_size=1024, n_layer=8, n_head=16),
+        lambda: words(4, 512),
+    ),
+    "GPT-NeoX, 8 layers, b4 s512": (
+        lambda: decoder("GPTNeoXModel", "GPTNeoXConfig", **NEOX),
+        lambda: words(4, 512),
+    ),
 }
 
 
