@@ -1,7 +1,8 @@
 //! The windows of an image as the rows of a matrix (im2col), with zeros around the image.
 //!
 //! In: how windows lie along the rows and columns of an image. Out: an [`UnfoldKernel`]. Invariant:
-//! for each plane and each place in a window, the matrix has a row with an element of each window.
+//! for each plane and each place in a window, the matrix has a row with an element of each window;
+//! with the channels last, a row for each window.
 
 use crate::dtype::DType;
 
@@ -13,7 +14,7 @@ const WIDEST: usize = 16;
 const KEPT: usize = 64;
 
 /// A copy of the windows of each plane: `out[plane, i, j, y, x]` is element `[i, j]` of window
-/// `[y, x]`.
+/// `[y, x]`; with the channels last, that of channel `c` is `out[image, y, x, i, j, c]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnfoldKernel {
     /// An identifier.
@@ -24,14 +25,16 @@ pub struct UnfoldKernel {
     pub dtype: DType,
     /// Rows and columns.
     pub axes: [WindowAxis; 2],
+    /// The number of channels, if they lie last.
+    pub channels: Option<usize>,
 }
 
 impl UnfoldKernel {
     /// Neighbouring windows of a thread: their elements are stored in one access, and a row of
-    /// windows consists of whole accesses.
+    /// windows consists of whole accesses. With the channels last, neighbouring channels.
     pub fn vector(&self) -> usize {
         let most = WIDEST / self.dtype.size();
-        1 << self.axes[1].out.trailing_zeros().min(most.ilog2())
+        1 << self.channels.unwrap_or(self.axes[1].out).trailing_zeros().min(most.ilog2())
     }
 
     /// Elements of a row of the image from the first to the last that these windows hold.
@@ -53,7 +56,7 @@ mod tests {
     fn kernel(image: usize, [size, stride, dilation]: [usize; 3], dtype: DType) -> UnfoldKernel {
         let out = (image - (size - 1) * dilation - 1) / stride + 1;
         let axis = WindowAxis { image, out, size, stride, dilation, before: 0 };
-        UnfoldKernel { name: "unfold".into(), doc: String::new(), dtype, axes: [axis; 2] }
+        UnfoldKernel { name: "unfold".into(), doc: String::new(), dtype, axes: [axis; 2], channels: None }
     }
 
     #[test]

@@ -420,10 +420,10 @@ fn perform(
             copies::gather_elements(workers, source(0), source(1), *axis, outs[0])?;
         }
         (Action::GatherNd(batch), _) => copies::gather_nd(workers, source(0), source(1), *batch, outs[0])?,
-        (Action::Unfold(windows), _) => {
+        (Action::Unfold(how), _) => {
             let (x, result) = (&step.reads[0], &step.writes[0]);
             let image = &reads[0][x.offset * x.dtype.size()..];
-            unfold(image, &x.shape, windows, &result.shape, x.dtype.size(), outs[0]);
+            unfold(image, &x.shape, how, &result.shape, x.dtype.size(), outs[0]);
         }
         (Action::Cumsum(how), _) => cumsum::cumsum(workers, source(0), *how, outs[0]),
         (Action::Argmax(axis, last), _) => reduce::argmax(workers, source(0), *axis, *last, outs[0]),

@@ -48,7 +48,7 @@ pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
     Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, FactorTerm, GemmStep,
-    PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep,
+    PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep, UnfoldStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use windows::{OnPlanes, rows_and_columns};

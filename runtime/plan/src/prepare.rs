@@ -20,7 +20,7 @@ use super::rows::Rows;
 use super::{Options, narrow_weights};
 use hypatia_graph::{
     Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Region, Replacement, Strategy, Symbols, builtin,
-    cluster_rows, constant_nodes, is_pointwise, with_own_wide_values, with_reductions_in_turn,
+    cluster_rows, constant_nodes, is_pointwise, with_channels_last, with_own_wide_values, with_reductions_in_turn,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
@@ -132,7 +132,13 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants, w
     })?;
     // Where results must be the bits of the plan without rules, constants round as they do there.
     let together = options.cluster && !options.allowed.is_exact();
-    let parts = inlined(&parts, device)?;
+    let mut parts = inlined(&parts, device)?;
+    if together
+        && !device.is_host()
+        && let Some(last) = with_channels_last(&parts)?
+    {
+        parts = last;
+    }
     let kept = match weights {
         Weights::Narrow => narrow_weights::kept(&parts, options),
         Weights::Folded => Vec::new(),

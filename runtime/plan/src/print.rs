@@ -109,7 +109,10 @@ impl Plan {
             Action::Copy => "copy".to_string(),
             Action::Concat(axis) => format!("concat along {axis}"),
             Action::Pad(before) => format!("pad from {before:?}"),
-            Action::Unfold(windows) => format!("windows of {:?}", windows.iter().map(|w| w.size).collect::<Vec<_>>()),
+            Action::Unfold(u) => {
+                let sizes: Vec<usize> = u.windows.iter().map(|w| w.size).collect();
+                format!("windows of {sizes:?}{}", if u.channels_last { ", channels last" } else { "" })
+            }
             Action::Gather(axis) => format!("gather along {axis}"),
             Action::GatherElements(axis) => format!("gather elements along {axis}"),
             Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),

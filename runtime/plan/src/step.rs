@@ -46,6 +46,30 @@ impl GemmStep {
     }
 }
 
+/// The windows of `reads[0]`, `[n, c, image..]`, with zeros around it, as `[n, c, size..,
+/// windows..]`. With the channels last: those of `[n, image.., c]` as `[n, windows.., size.., c]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct UnfoldStep {
+    /// The windows along each axis of the image.
+    pub windows: Vec<Window>,
+    /// True if the channels lie last.
+    pub channels_last: bool,
+}
+
+impl UnfoldStep {
+    /// The axes of the image, and those of the result that number the places in a window and the
+    /// windows.
+    pub fn axes(&self) -> [std::ops::Range<usize>; 3] {
+        let n = self.windows.len();
+        if self.channels_last { [1..1 + n, 1 + n..1 + 2 * n, 1..1 + n] } else { [2..2 + n, 2..2 + n, 2 + n..2 + 2 * n] }
+    }
+
+    /// The axis of the channels in an image and in a result of these ranks.
+    pub fn channels(&self, ranks: [usize; 2]) -> [usize; 2] {
+        if self.channels_last { ranks.map(|rank| rank.saturating_sub(1)) } else { [1, 1] }
+    }
+}
+
 /// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are
 /// last; `reads[1]` is `[o, c / groups, ..]`. Both are contiguous. The operands of the term follow,
 /// broadcast to the result.
@@ -288,9 +312,8 @@ pub enum Action {
     Concat(usize),
     /// Fills with `reads[1]`, then stores `reads[0]` at that offset along each axis.
     Pad(Vec<i64>),
-    /// The windows of `reads[0]`, `[n, c, image..]`, with zeros around it, as `[n, c, size..,
-    /// windows..]`: the rows of a matrix (im2col).
-    Unfold(Vec<Window>),
+    /// The windows of an image as the rows or the columns of a matrix (im2col).
+    Unfold(UnfoldStep),
     /// Slices of `reads[0]` along an axis, selected by `reads[1]`.
     Gather(usize),
     /// Elements of `reads[0]` along an axis, selected by `reads[1]`.

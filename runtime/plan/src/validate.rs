@@ -431,12 +431,16 @@ fn moves(action: &Action, reads: &[View], out: &View) -> bool {
             reads.iter().all(|v| v.dtype == out.dtype && beside(v, out, *axis))
                 && reads.iter().map(|v| v.shape[*axis]).sum::<usize>() == out.shape[*axis]
         }
-        Action::Unfold(windows) => {
-            let [n, c, image @ ..] = x.shape.as_slice() else { return false };
-            let [out_n, out_c, rest @ ..] = out.shape.as_slice() else { return false };
-            let sizes: Vec<usize> = windows.iter().map(|w| w.size).collect();
-            let whole = x.is_contiguous() && windows.len() == image.len() && (n, c) == (out_n, out_c);
-            whole && rest.len() == 2 * sizes.len() && rest[..sizes.len()] == sizes
+        Action::Unfold(u) => {
+            let axes = u.windows.len();
+            if [x.shape.len(), out.shape.len()] != [2 + axes, 2 + 2 * axes] {
+                return false;
+            }
+            let [_, places, _] = u.axes();
+            let [from, to] = u.channels([x.shape.len(), out.shape.len()]);
+            let sizes: Vec<usize> = u.windows.iter().map(|w| w.size).collect();
+            let alike = x.shape[0] == out.shape[0] && x.shape[from] == out.shape[to];
+            x.is_contiguous() && alike && out.shape[places] == sizes
         }
         Action::Pad(before) => {
             before.len() == out.shape.len() && x.shape.len() == out.shape.len() && reads[1].len() == 1

@@ -38,8 +38,7 @@ use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
 use hypatia_templates::instances::Body;
 
 use hypatia_graph::DeclaredLaunch;
-use hypatia_graph::prim::Window;
-use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, View, collapse, row_major, rows_and_columns};
+use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, UnfoldStep, View, collapse, row_major, rows_and_columns};
 
 /// The work of a kernel, without its pointers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -149,7 +148,7 @@ fn step_kernel(step: &Step) -> Option<(Body, Work)> {
         Action::Copy => step.reads.first().map(copy),
         Action::Concat(axis) => concat(step, *axis),
         Action::Pad(before) => pad(step, before),
-        Action::Unfold(axes) => unfold(step, axes),
+        Action::Unfold(how) => unfold(step, how),
         Action::Gather(axis) => gather(step, *axis),
         Action::GatherElements(axis) => gather_elements(step, *axis),
         Action::GatherNd(batch) => gather_nd(step, *batch),
@@ -283,20 +282,45 @@ fn concat(step: &Step, axis: usize) -> Option<(Body, Work)> {
     Some((move_body("concat", moves, out.dtype), work))
 }
 
-fn pad(step: &Step, before: &[i64]) -> Option<(Body, Work)> {
-    let ([x, _], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
-    let (rows, n) = rows_of(&out.shape);
-    let shape = ranked(&out.shape, 1);
-    let mut work = Work::new(rows, n).sizes(SizeName::Axes, &shape).sizes(SizeName::Data, &ranked(&x.shape, 1));
-    work.sizes.push((SizeName::Before, ranked(before, 0)));
-    let work = work.strides(ArgRole::Read(0), &ranked(&x.strides, 0));
-    Some((move_body("pad", Move::Pad { rank: shape.len() }, out.dtype), work))
+/// A pad with each last axis that nothing is added to as part of the axis before it: short rows, as
+/// those of channels that lie last, leave threads idle.
+fn with_long_rows(x: &View, out: &[usize], before: &[i64]) -> (View, Vec<usize>, Vec<i64>) {
+    let (mut x, mut out, mut before) = (x.clone(), out.to_vec(), before.to_vec());
+    while let ([.., rows, row], [.., apart, 1]) = (x.shape.as_slice(), x.strides.as_slice()) {
+        let (rows, row) = (*rows, *row);
+        if out.last() != Some(&row) || before.last() != Some(&0) || *apart != row as isize {
+            break;
+        }
+        for sizes in [&mut x.shape, &mut out] {
+            sizes.pop();
+            sizes.iter_mut().last().into_iter().for_each(|size| *size *= row);
+        }
+        before.pop();
+        before.iter_mut().last().into_iter().for_each(|b| *b *= row as i64);
+        x.strides.pop();
+        x.strides.iter_mut().last().into_iter().for_each(|s| *s = 1);
+        debug_assert_eq!(x.shape.last(), Some(&(rows * row)));
+    }
+    (x, out, before)
 }
 
-fn unfold(step: &Step, axes: &[Window]) -> Option<(Body, Work)> {
+fn pad(step: &Step, before: &[i64]) -> Option<(Body, Work)> {
+    let ([x, _], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let (x, out, before) = with_long_rows(x, &out.shape, before);
+    let (rows, n) = rows_of(&out);
+    let shape = ranked(&out, 1);
+    let mut work = Work::new(rows, n).sizes(SizeName::Axes, &shape).sizes(SizeName::Data, &ranked(&x.shape, 1));
+    work.sizes.push((SizeName::Before, ranked(&before, 0)));
+    let work = work.strides(ArgRole::Read(0), &ranked(&x.strides, 0));
+    Some((move_body("pad", Move::Pad { rank: shape.len() }, x.dtype), work))
+}
+
+fn unfold(step: &Step, how: &UnfoldStep) -> Option<(Body, Work)> {
     let ([x], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
-    let (axes, _) = rows_and_columns(axes, &x.shape[2..], &out.shape[2 + axes.len()..])?;
-    let kernel = UnfoldKernel { name: "unfold".into(), doc: String::new(), dtype: x.dtype, axes };
+    let ([image, _, windows], [channels, _]) = (how.axes(), how.channels([x.shape.len(), out.shape.len()]));
+    let (axes, _) = rows_and_columns(&how.windows, &x.shape[image], &out.shape[windows])?;
+    let channels = how.channels_last.then_some(x.shape[channels]);
+    let kernel = UnfoldKernel { name: "unfold".into(), doc: String::new(), dtype: x.dtype, axes, channels };
     Some((Body::Unfold(kernel), Work::new(1, out.len())))
 }
 

@@ -59,6 +59,77 @@ fn case(dtype: DType, Shape(image, filters, [groups, stride, dilation], before, 
     Case { what: format!("{dtype}{image:?} by {filters:?} before {before:?}"), graph: g, inputs }
 }
 
+/// A network for images: a convolution of three channels, pooling, convolutions of points and of
+/// windows, a residual, a concatenation, gates of channels, and means. `image` is its input.
+fn network(dtype: DType, image: [usize; 4], [stride, dilation, after]: [i64; 3]) -> Case {
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
+    let mut inputs = vec![("x".to_string(), filled(dtype, &image, 37))];
+    let x = g.input("x", ty(dtype, &image));
+    let mut seed = 11;
+    let mut conv = |g: &mut Graph, x, [o, i, k]: [usize; 3], attrs: [i64; 4]| {
+        seed += 2;
+        let w = g.constant(filled(dtype, &[o, i, k, k], seed));
+        let [stride, before, after, dilation] = attrs.map(|a| AttrValue::from([a, a]));
+        let attrs = [("strides", stride), ("before", before), ("after", after), ("dilations", dilation)];
+        let y = g.call("conv", &[x, w], &attrs).unwrap()[0];
+        let bias = g.constant(filled(dtype, &[o, 1, 1], seed + 40));
+        let y = g.call("add", &[y, bias], &[]).unwrap()[0];
+        g.call("relu", &[y], &[]).unwrap()[0]
+    };
+    let y = conv(&mut g, x, [16, 3, 5], [2, 2, 2, 1]);
+    let lowest = g.number(dtype, f64::NEG_INFINITY).unwrap();
+    let around = |n: i64| AttrValue::from([0, 0, n, n]);
+    let y = g.call("pad", &[y, lowest], &[("before", around(1)), ("after", around(1))]).unwrap()[0];
+    let windows = |g: &mut Graph, y, n: i64, s: i64, how: &str| {
+        let lists = [("sizes", [n, n]), ("strides", [s, s]), ("dilations", [1, 1])];
+        let y = g.call("windows", &[y], &lists.map(|(name, list)| (name, list.into()))).unwrap()[0];
+        g.call(how, &[y], &[("axes", [4i64, 5].into()), ("keepdims", false.into())]).unwrap()[0]
+    };
+    let pooled = windows(&mut g, y, 3, 2, "amax");
+    let y = conv(&mut g, pooled, [8, 16, 1], [1, 0, 0, 1]);
+    let y = conv(&mut g, y, [16, 8, 3], [1, 1, 1, 1]);
+    let y = g.call("add", &[y, pooled], &[]).unwrap()[0];
+    let wide = conv(&mut g, y, [24, 16, 3], [stride, dilation, after, dilation]);
+    let other = conv(&mut g, y, [16, 16, 1], [stride, 0, 0, 1]);
+    let of = |g: &Graph, v, axis: usize| g.ty(v).shape[axis].as_const().unwrap();
+    // As far as both reach.
+    let mut parts = [wide, other];
+    for axis in [2usize, 3] {
+        let size = parts.iter().map(|v| of(&g, *v, axis)).min().unwrap();
+        for v in &mut parts {
+            let attrs = [("axis", (axis as i64).into()), ("start", 0i64.into()), ("stop", size.into())];
+            *v = g.call("slice", &[*v], &attrs).unwrap()[0];
+        }
+    }
+    let y = g.call("concat", &parts, &[("axis", 1i64.into())]).unwrap()[0];
+    let means = g.call("mean", &[y], &[("axes", [2i64, 3].into())]).unwrap()[0];
+    let gate = conv(&mut g, means, [40, 40, 1], [1, 0, 0, 1]);
+    let y = g.call("mul", &[y, gate], &[]).unwrap()[0];
+    let y = conv(&mut g, y, [8, 40, 1], [1, 0, 0, 1]);
+    g.output("image", y);
+    let y = windows(&mut g, y, 1, 1, "mean");
+    let y = g.call("mean", &[y], &[("axes", [2i64, 3].into()), ("keepdims", false.into())]).unwrap()[0];
+    g.output("means", y);
+    inputs.truncate(1);
+    Case { what: format!("a network in {dtype} of {image:?}, {stride}, {dilation}, {after}"), graph: g, inputs }
+}
+
+/// Numbers between -1 and 1 that differ.
+fn filled(dtype: DType, shape: &[usize], factor: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let depth: usize = shape.iter().skip(1).product();
+    let scale = if shape.len() == 4 { (depth as f64).sqrt().min(4.0) } else { 1.0 };
+    let values: Vec<f64> = (0..count).map(|i| ((i * factor % 101) as f64 / 50.0 - 1.0) / scale).collect();
+    Tensor::from_f64(dtype, shape, &values).unwrap()
+}
+
+fn networks() -> Vec<Case> {
+    let sizes = [([2, 3, 23, 18], [1, 1, 1]), ([1, 3, 40, 33], [2, 1, 0]), ([3, 3, 16, 16], [1, 2, 3])];
+    let types = [DType::BF16, DType::F16, DType::F32, DType::F64];
+    let all = types.into_iter().flat_map(|t| sizes.map(|(image, attrs)| network(t, image, attrs)));
+    all.collect()
+}
+
 fn all() -> Vec<Case> {
     let types = [DType::BF16, DType::F32, DType::F16];
     SHAPES.iter().enumerate().map(|(i, shape)| case(types[i % 3], shape)).collect()
@@ -85,14 +156,32 @@ fn a_convolution_is_windows_and_a_product_on_a_gpu() {
     assert!(unfold(&plan(&case(DType::BF16, &patches))).is_none());
 }
 
+/// Convolutions that follow each other compute with channels last, without a copy.
+#[test]
+fn a_network_for_images_keeps_its_channels_last() {
+    for case in networks() {
+        let plan = plan(&case);
+        let last = |s: &&Step| matches!(&s.action, Action::Unfold(u) if u.channels_last);
+        let strided = usize::from(case.what.ends_with("2, 1, 0"));
+        assert_eq!(plan.steps.iter().filter(last).count(), 2 + strided, "{}\n{plan}", case.what);
+        let first = |s: &&Step| matches!(&s.action, Action::Unfold(u) if !u.channels_last);
+        assert_eq!(plan.steps.iter().filter(first).count(), 1, "{}\n{plan}", case.what);
+        // Only the results of the graph are copied into its order.
+        let copied = |s: &&Step| matches!(s.action, Action::Copy);
+        assert!(plan.steps.iter().filter(copied).count() <= 1, "{}\n{plan}", case.what);
+    }
+}
+
 #[test]
 fn convolutions_as_products_agree_with_the_reference_on_the_cpu() {
-    for case in all() {
+    for case in all().into_iter().chain(networks()) {
         let plan = std::sync::Arc::new(plan(&case));
         let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
         let tensors: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();
         let got = hypatia_cpu::Executor::new(plan, 2).unwrap().poisoned().run(&tensors).unwrap();
-        compare(&got[0], &want[0].to_tensor().unwrap(), want[0].dtype, coarsest(&case.graph), &case.what);
+        for (got, want) in got.iter().zip(&want) {
+            compare(got, &want.to_tensor().unwrap(), want.dtype, coarsest(&case.graph), &case.what);
+        }
     }
 }
 
@@ -130,10 +219,59 @@ fn emulated_windows_of_convolutions_are_those_of_the_image() {
     }
 }
 
+/// The kernel for channels that lie last, alone: wide and narrow accesses, strides, dilations.
+#[test]
+fn emulated_windows_of_channels_that_lie_last_are_those_of_the_image() {
+    let mut accesses = Vec::new();
+    for case in networks() {
+        let plan = plan(&case);
+        for step in &plan.steps {
+            let Action::Unfold(how) = &step.action else { continue };
+            if !how.channels_last {
+                continue;
+            }
+            let [(body, work)] = &step_kernels(step)[..] else { panic!("{}", case.what) };
+            let source = body.emit(&plan.program).unwrap();
+            let size = step.reads[0].dtype.size();
+            let x: Vec<u8> = (0..step.reads[0].len() * size).map(|i| (i * 131 % 251) as u8).collect();
+            let got = match emulated::alone(&source, work, &[("in0", &x)], step.writes[0].len() * size) {
+                Ok(got) => got,
+                Err(why) => return eprintln!("SKIPPED: {why}"),
+            };
+            let ([n, rows, columns, c], to) = (step.reads[0].shape[..].try_into().unwrap(), &step.writes[0].shape);
+            let [n_out, y, x_out, i, j, c_out]: [usize; 6] = to[..].try_into().unwrap();
+            assert_eq!([n, c], [n_out, c_out]);
+            accesses.push(c * size % 16);
+            for (at, element) in got.chunks_exact(size).enumerate() {
+                let (pixel, channel) = (at / c, at % c);
+                let (window, place) = (pixel / (i * j), [pixel / j % i, pixel % j]);
+                let window_at = [window / x_out % y, window % x_out];
+                let from: Vec<Option<usize>> = (0..2)
+                    .map(|a| {
+                        let w = how.windows[a];
+                        let at = (window_at[a] * w.stride + place[a] * w.dilation).checked_sub(w.before)?;
+                        (at < [rows, columns][a]).then_some(at)
+                    })
+                    .collect();
+                let image = window / (y * x_out);
+                let want = match from[..] {
+                    [Some(row), Some(column)] => {
+                        let at = ((image * rows + row) * columns + column) * c + channel;
+                        x[at * size..][..size].to_vec()
+                    }
+                    _ => vec![0; size],
+                };
+                assert_eq!(element, want, "{} at {at}", case.what);
+            }
+        }
+    }
+    assert!(accesses.contains(&0), "no whole accesses");
+}
+
 #[test]
 fn convolutions_as_products_agree_with_the_reference_on_a_gpu() {
-    let Some(gpu) = gpu(SHAPES.len()) else { return };
-    for case in all() {
+    let Some(gpu) = gpu(SHAPES.len() + networks().len()) else { return };
+    for case in all().into_iter().chain(networks()) {
         agrees(&gpu, &case.graph, &case.inputs, &case.what).unwrap_or_else(|why| panic!("{}: {why}", case.what));
     }
 }

@@ -13,7 +13,7 @@ use super::{Lower, plain};
 use crate::view::{View, inverse, row_major};
 use crate::{Action, ConvStep, Storage};
 use hypatia_graph::prim::Window;
-use hypatia_graph::{Graph, Node, Value, builtin};
+use hypatia_graph::{ConvSizes, Graph, Value, builtin};
 use hypatia_tensor::error::{Error, Result};
 
 /// Minimum number of filters for which channels last pays off.
@@ -42,17 +42,18 @@ fn channels_last(rank: usize) -> Vec<usize> {
 }
 
 impl Lower<'_> {
-    /// A convolution, which may be followed by another. The host runs it as one step, with any
+    /// The convolution of the graph's node `index`. The host runs it as one step, with any
     /// epilogue; other devices run the steps that [`super::im2col`] makes of it.
     pub(super) fn conv(
         &mut self,
-        node: &Node,
+        index: usize,
         operands: &[Value],
         term: Option<&Term>,
         (windows, groups): (Vec<Window>, usize),
         (dtype, shape): (DType, &[usize]),
-        follows: bool,
     ) -> Result<View> {
+        let (graph, follows) = (self.graph, self.feeds_convolution[index]);
+        let node = &graph.nodes[index];
         let [x, w, reads @ ..] = operands else { return Err(Error::Internal("a convolution of one operand".into())) };
         let (x, w) = (self.value(*x)?, self.value(*w)?);
         let acc = x.dtype.compute();
@@ -74,11 +75,14 @@ impl Lower<'_> {
             return Ok(out.transposed(&inverse(&order)));
         }
         let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
-        let out = self.fresh(dtype, shape)?;
         if !self.plan.device.is_host() {
+            let products = ConvSizes::new(groups, &w.shape, shape).is_some_and(|s| s.are_products() && s.groups == 1);
+            let last = products && shape.len() == 4 && graph.is_read_channels_last(&self.users[index]);
+            let [_, out] = self.fresh_in(dtype, shape, last.then(|| channels_last(shape.len())).as_deref())?;
             self.im2col(node, step, [x, w], reads, out.clone())?;
             return Ok(out);
         }
+        let out = self.fresh(dtype, shape)?;
         let mut views = vec![self.contiguous(&x, &node.name)?, self.contiguous(&w, &node.name)?];
         views.extend(reads);
         self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);

@@ -17,12 +17,14 @@ use super::Lower;
 use crate::rows::fitted;
 use crate::view::View;
 use crate::windows::rows_and_columns;
-use crate::{Action, ConvStep, GemmStep};
+use crate::{Action, ConvStep, GemmStep, UnfoldStep};
 use hypatia_graph::prim::Window;
 use hypatia_graph::{ConvSizes, Known, Node};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
+/// The axes of an image from channels first to channels last.
+const CHANNELS_LAST: [usize; 4] = [0, 2, 3, 1];
 /// The most elements of a window that are read one by one, and those that one pass adds up: each
 /// takes the registers of two addresses.
 const MOST_TAPS: usize = 64;
@@ -46,6 +48,10 @@ impl Lower<'_> {
             views.extend(reads);
             self.step(name, Action::Conv(step), views, vec![out]);
             return Ok(());
+        }
+        if let Some(rows) = self.unfolded_pixels(name, &step, &x, &sizes)? {
+            let w = w.transposed(&CHANNELS_LAST);
+            return self.filtered(node, step, (&sizes, rows, w), reads, out);
         }
         if sizes.are_products()
             && let Some(columns) = self.unfolded(name, &step, &x, &sizes)?
@@ -96,12 +102,29 @@ impl Lower<'_> {
         }
         let from = self.contiguous(x, name)?;
         let out = self.fresh(x.dtype, &[&[*n, *c], sizes.taps.as_slice(), &sizes.out].concat())?;
-        self.step(name, Action::Unfold(step.windows.clone()), vec![from], vec![out.clone()]);
+        let windows = UnfoldStep { windows: step.windows.clone(), channels_last: false };
+        self.step(name, Action::Unfold(windows), vec![from], vec![out.clone()]);
         Ok(out.reshaped(&matrix))
     }
 
+    /// The windows of an image whose channels lie last, as the right operand of a product: a column
+    /// for each, whose elements are side by side. `None` for another image.
+    fn unfolded_pixels(&mut self, name: &str, step: &ConvStep, x: &View, sizes: &ConvSizes) -> Result<Option<View>> {
+        let image = x.shape.len() == CHANNELS_LAST.len() && sizes.groups == 1 && !sizes.out.contains(&0);
+        if !image || x.is_empty() || x.is_contiguous() || !x.transposed(&CHANNELS_LAST).is_contiguous() {
+            return Ok(None);
+        }
+        let from = x.transposed(&CHANNELS_LAST);
+        let shape = [&[sizes.batch], sizes.out.as_slice(), &sizes.taps, &[sizes.channels]].concat();
+        let out = self.fresh(x.dtype, &shape)?;
+        let windows = UnfoldStep { windows: step.windows.clone(), channels_last: true };
+        self.step(name, Action::Unfold(windows), vec![from], vec![out.clone()]);
+        let rows = out.reshaped(&[sizes.batch, 1, sizes.columns(), sizes.depth()]);
+        Ok(rows.map(|v| v.transposed(&[0, 1, 3, 2])))
+    }
+
     /// The product of filters and windows. The right operand has a row for each channel and place
-    /// in a window.
+    /// in a window, in the order of the axes of `w` behind the first.
     fn filtered(
         &mut self,
         node: &Node,
@@ -114,19 +137,37 @@ impl Lower<'_> {
         let odd = || Error::Internal(format!("a convolution with {:?}", w.shape));
         let (k, n) = (sizes.depth(), sizes.columns());
         let [rows, _] = sizes.factors();
-        let filters = self.contiguous(&w, name)?.reshaped(&[sizes.groups, sizes.filters, k]).ok_or_else(odd)?;
+        let filters = self.matrix_of_filters(name, &w, sizes)?.ok_or_else(odd)?;
         let filters = filters.broadcast(&rows).ok_or_else(odd)?;
         let result = sizes.behind_groups(&[&[sizes.filters, n]]);
-        let mut facts: Vec<Known> = vec![self.known(&filters), self.known(&columns)];
         let mut views = vec![filters, columns];
         for read in &reads {
-            facts.push(self.known(read));
             views.push(self.as_shape(name, read, &result)?);
         }
+        let mut out = out.reshaped(&result).ok_or_else(odd)?;
         let batch = vec![sizes.batch, sizes.groups];
-        let product = GemmStep { batch, m: sizes.filters, n, k, acc: step.acc, term: step.term };
-        let out = out.reshaped(&result).ok_or_else(odd)?;
+        let mut product = GemmStep { batch, m: sizes.filters, n, k, acc: step.acc, term: step.term };
+        // Channels last: the result is that of the transposed product.
+        if !out.is_contiguous() {
+            views.swap(0, 1);
+            views.iter_mut().chain([&mut out]).for_each(|v| *v = v.transposed(&[0, 1, 3, 2]));
+            std::mem::swap(&mut product.m, &mut product.n);
+        }
+        let facts: Vec<Known> = views[..2].iter().chain(&reads).map(|v| self.known(v)).collect();
         self.product(name, product, (views, [false; 2]), (facts, &node.kernels), out)
+    }
+
+    /// The filters of each group as the rows of a matrix; where the elements of all filters at one
+    /// place lie side by side, as its columns.
+    fn matrix_of_filters(&mut self, name: &str, w: &View, sizes: &ConvSizes) -> Result<Option<View>> {
+        let k = sizes.depth();
+        let order: Vec<usize> = (1..w.shape.len()).chain([0]).collect();
+        let by_place = w.transposed(&order);
+        if sizes.groups == 1 && by_place.is_contiguous() {
+            let columns = by_place.reshaped(&[1, k, sizes.filters]);
+            return Ok(columns.map(|v| v.transposed(&[0, 2, 1])));
+        }
+        Ok(self.contiguous(w, name)?.reshaped(&[sizes.groups, sizes.filters, k]))
     }
 
     /// The operand with the padding that windows reach.

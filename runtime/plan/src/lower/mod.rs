@@ -61,11 +61,11 @@ pub(super) struct Lower<'a> {
     /// graph's value.
     pub(super) channels_last: HashSet<BufferId>,
     /// True for nodes whose result reaches a convolution with its layout unchanged.
-    feeds_convolution: Vec<bool>,
+    pub(super) feeds_convolution: Vec<bool>,
     /// Nodes that become one launch, in order.
     groups: Vec<Region>,
     /// The users of each node.
-    users: Vec<Vec<NodeId>>,
+    pub(super) users: Vec<Vec<NodeId>>,
     options: &'a Options,
 }
 
@@ -312,8 +312,7 @@ impl Lower<'_> {
         if op.multiplies() {
             let view = match prim {
                 Prim::Conv { axes, groups } => {
-                    let follows = self.feeds_convolution[index];
-                    self.conv(node, &operands, term.as_ref(), (axes, groups), (dtype, &shape), follows)?
+                    self.conv(index, &operands, term.as_ref(), (axes, groups), (dtype, &shape))?
                 }
                 _ => self.gemm(id, node, &operands, term.as_ref(), (dtype, &shape))?,
             };
