@@ -1,6 +1,6 @@
 //! `hypatia calibrate`: measures this device's rates, for the cost model.
 //!
-//! In: a device. Out: a file with its bandwidth, its launch, its rates of pointwise work and of
+//! In: a device. Out: a file with its bandwidths, its launch, its rates of pointwise work and of
 //! products, which `--costs FILE` takes. Invariant: each rate is measured by the executor that runs
 //! plans, with the kernels that plans run; a file is for the device that it names.
 
@@ -36,6 +36,10 @@ const TUNING: std::time::Duration = std::time::Duration::from_secs(60);
 const SIDES: [usize; 2] = [768, 4096];
 /// Elements of f32 that are copied, likewise: more than all caches hold.
 const COPIED: [usize; 2] = [1 << 24, 1 << 26];
+/// Elements of f32 that a GPU's last cache holds, with a result of as many.
+const CACHED: usize = 1 << 21;
+/// The side of a product that is a few tiles.
+const SMALL: usize = 128;
 /// Elements and operations of pointwise work that computes much and moves little.
 const COMPUTED: [usize; 2] = [1 << 16, 1 << 24];
 const OPERATIONS: usize = 64;
@@ -120,6 +124,8 @@ impl Calibrate {
         let launch = bench.launch()?;
         say("a copy of memory");
         let bandwidth = bench.bandwidth(launch)?;
+        let gpu = bench.gpu.is_some();
+        let cache_bandwidth = if gpu { Some(bench.cached(launch)?) } else { None };
         say("pointwise work");
         let vector = bench.vector(launch)?;
         let mut matrix = Vec::new();
@@ -127,7 +133,8 @@ impl Calibrate {
             say(&format!("products of {dtype}"));
             matrix.push((dtype, bench.product(dtype, launch)?));
         }
-        let rates = Rates { bandwidth, launch, vector, matrix };
+        let ramp = if gpu { Some(bench.ramp(launch)?) } else { None };
+        let rates = Rates { bandwidth, cache_bandwidth, launch, ramp, vector, matrix };
         let calibrated = bench.device.calibrated(&rates).map_err(Error::Internal)?;
         let device = bench.gpu.as_ref().map_or_else(|| "CPU".to_string(), |on| on.gpu.name().to_string());
         let costs = Costs { target: bench.device.name.into(), device, rates };
@@ -145,7 +152,13 @@ fn table(before: &Device, now: &Device) -> String {
         format!("{:<24} {:>12} {:>12}\n", before.name, format!("{:?}", before.figures).to_lowercase(), "measured");
     let mut row = |what: &str, a: f64, b: f64| out.push_str(&format!("{what:<24} {a:>12.1} {b:>12.1}\n"));
     row("bandwidth, GB/s", before.bandwidth / 1e9, now.bandwidth / 1e9);
+    if !before.is_host() {
+        row("cached, GB/s", before.cache_bandwidth / 1e9, now.cache_bandwidth / 1e9);
+    }
     row("launch, ns", before.launch * 1e9, now.launch * 1e9);
+    if !before.is_host() {
+        row("ramp of a product, ns", before.ramp * 1e9, now.ramp * 1e9);
+    }
     row("pointwise, GFLOP/s", before.vector / 1e9, now.vector / 1e9);
     for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
         row(&format!("products {dtype}, GFLOP/s"), before.matrix_rate(dtype) / 1e9, now.matrix_rate(dtype) / 1e9);
@@ -214,6 +227,17 @@ impl Bench {
         Ok(2.0 * 4.0 * elements as f64 / (seconds - launch).max(1e-9))
     }
 
+    /// Bytes per second of a pass over what the last cache of a GPU holds.
+    fn cached(&self, launch: f64) -> Result<f64> {
+        let seconds = self.chain(CACHED, 1, true)?;
+        Ok(2.0 * 4.0 * CACHED as f64 / (seconds - launch).max(1e-9))
+    }
+
+    /// Seconds that a product takes besides its launch and its arithmetic: of one of next to none.
+    fn ramp(&self, launch: f64) -> Result<f64> {
+        Ok((self.product_seconds(DType::BF16, SMALL)? - launch).max(1e-9))
+    }
+
     /// Operations per second of pointwise work.
     fn vector(&self, launch: f64) -> Result<f64> {
         let elements = self.size(COMPUTED);
@@ -224,13 +248,18 @@ impl Bench {
     /// Operations per second of a product.
     fn product(&self, dtype: DType, launch: f64) -> Result<f64> {
         let side = self.size(SIDES);
+        let seconds = self.product_seconds(dtype, side)?;
+        Ok(2.0 * (side as f64).powi(3) / (seconds - launch).max(1e-9))
+    }
+
+    /// Seconds of a product of square matrices.
+    fn product_seconds(&self, dtype: DType, side: usize) -> Result<f64> {
         let mut graph = Graph::new(library::load(&[])?);
         let x = graph.input("x", ty(dtype, &[side, side]));
         let w = graph.constant(noise(dtype, &[side, side])?);
         let y = graph.builtin(BuiltinOp::Matmul, &[x, w], vec![])?;
         graph.output("y", *y.first().ok_or_else(|| Error::Internal("a product".into()))?);
-        let seconds = self.seconds(&graph, &[noise(dtype, &[side, side])?], true)?;
-        Ok(2.0 * (side as f64).powi(3) / (seconds - launch).max(1e-9))
+        self.seconds(&graph, &[noise(dtype, &[side, side])?], true)
     }
 }
 

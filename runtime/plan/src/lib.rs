@@ -24,6 +24,7 @@ mod narrow_weights;
 mod options;
 mod outside;
 mod plan;
+mod predict;
 mod prepare;
 mod print;
 mod prologue;

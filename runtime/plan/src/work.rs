@@ -1,12 +1,11 @@
 //! The arithmetic and memory traffic of steps, with which measured times are compared.
 //!
-//! In: a step, or a plan. Out: its operations and bytes, and the time that a device's profile
-//! predicts for them. Invariant: operations and bytes depend on the plan alone, never on a device.
+//! In: a step, or a plan. Out: its operations and bytes. Invariant: they depend on the plan alone,
+//! never on a device.
 
 use hypatia_dsl::scalar::{Term, TermNode};
 
 use super::{Action, CallStep, Called, GemmStep, Plan, Step, View};
-use hypatia_target::device::Device;
 
 /// Arithmetic and memory traffic of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -96,23 +95,8 @@ impl Step {
         StepWork { flops, bytes: read + self.writes.iter().take(writes).map(bytes).sum::<f64>() }
     }
 
-    /// Seconds on a device as its profile predicts them: the arithmetic or the memory traffic,
-    /// whichever takes longer, and a launch.
-    pub fn predicted(&self, device: &Device) -> f64 {
-        let work = self.work();
-        // What a GPU has left of convolutions are sums of single channels.
-        let multiplies = match self.action {
-            Action::Gemm(_) | Action::Call(_) => true,
-            Action::Conv(_) => device.is_host(),
-            _ => false,
-        };
-        let operand = self.reads.first().map(|v| v.dtype).filter(|_| multiplies);
-        let rate = operand.map_or(device.vector, |dtype| device.matrix_rate(dtype));
-        (work.flops / rate).max(work.bytes / device.bandwidth) + device.launch
-    }
-
     /// The product that the step computes, if it is a single one.
-    fn product(&self) -> Option<&GemmStep> {
+    pub(super) fn product(&self) -> Option<&GemmStep> {
         match &self.action {
             Action::Gemm(g) => Some(g),
             Action::Call(call) => match &call.called {
@@ -158,11 +142,6 @@ impl Step {
 }
 
 impl Plan {
-    /// Seconds on the plan's device as its profile predicts them.
-    pub fn predicted(&self) -> f64 {
-        self.steps.iter().map(|s| s.predicted(&self.device)).sum()
-    }
-
     /// The work of all steps.
     pub fn work(&self) -> StepWork {
         self.steps

@@ -50,8 +50,16 @@ pub struct Device {
     pub sm: u32,
     /// Memory bandwidth in bytes per second.
     pub bandwidth: f64,
+    /// Bytes that the last cache keeps from one kernel to the next; 0 if that is not counted.
+    pub cache: f64,
+    /// Bandwidth of what that cache holds, in bytes per second.
+    pub cache_bandwidth: f64,
     /// Seconds from the end of one kernel to the start of the next.
     pub launch: f64,
+    /// Seconds that a product's pipeline takes to fill and to empty; 0 on a host.
+    pub ramp: f64,
+    /// Multiprocessors, which share the tiles of a product; 1 for a host.
+    pub units: f64,
     /// f32 operations per second outside of matrix units.
     pub vector: f64,
     /// Operations per second of a matrix product, by the dtype of its operands.
@@ -73,28 +81,40 @@ const fn matrix([half, single, double, byte]: [f64; 4]) -> [(DType, f64); 6] {
     ]
 }
 
+/// Measured on one H200, and assumed for other GPUs.
+const RAMP: f64 = 1.2e-6;
+
 /// One NVIDIA H200 SXM. Measured: 8192-cubed products at 790 (bf16, f16) and 51 (f32) TFLOP/s, a
-/// copy at 4.24 TB/s, a launch inside a CUDA graph 1 us. From the data sheet: f64 (67, tensor
-/// cores), int8 (1979), and 67 TFLOP/s of f32 outside of the tensor cores.
+/// copy at 4.24 TB/s, a launch inside a CUDA graph 1 us, row-wise kernels on what the last cache
+/// holds at 5.5 TB/s. From the data sheet: f64 (67, tensor cores), int8 (1979), and 67 TFLOP/s of
+/// f32 outside of the tensor cores, 50 MB of cache, of which four fifths count.
 const H200: Device = Device {
     name: "h200",
     figures: Figures::Measured,
     sm: 90,
     bandwidth: 4.24e12,
+    cache: 40e6,
+    cache_bandwidth: 5.5e12,
     launch: 1.0e-6,
+    ramp: RAMP,
+    units: 132.0,
     vector: 67e12,
     matrix: matrix([790e12, 51e12, 67e12, 1979e12]),
 };
 
 /// One NVIDIA A100 SXM 80 GB, from NVIDIA's A100 data sheet: 312 TFLOP/s (bf16, f16), 19.5 (f32;
 /// f64 on tensor cores), 624 TOP/s (int8), 2.04 TB/s. The launch cost is assumed to equal the
-/// H200's, as in all profiles from data sheets.
+/// H200's, as in all profiles from data sheets, and the cache to be as much faster than memory.
 const A100: Device = Device {
     name: "a100",
     figures: Figures::DataSheet,
     sm: 80,
     bandwidth: 2.04e12,
+    cache: 32e6,
+    cache_bandwidth: 2.6e12,
     launch: 1.0e-6,
+    ramp: RAMP,
+    units: 108.0,
     vector: 19.5e12,
     matrix: matrix([312e12, 19.5e12, 19.5e12, 624e12]),
 };
@@ -106,7 +126,11 @@ const H100: Device = Device {
     figures: Figures::DataSheet,
     sm: 90,
     bandwidth: 3.35e12,
+    cache: 40e6,
+    cache_bandwidth: 4.3e12,
     launch: 1.0e-6,
+    ramp: RAMP,
+    units: 132.0,
     vector: 67e12,
     matrix: matrix([989e12, 67e12, 67e12, 1979e12]),
 };
@@ -118,7 +142,11 @@ const L40S: Device = Device {
     figures: Figures::DataSheet,
     sm: 89,
     bandwidth: 8.64e11,
+    cache: 77e6,
+    cache_bandwidth: 1.1e12,
     launch: 1.0e-6,
+    ramp: RAMP,
+    units: 142.0,
     vector: 91.6e12,
     matrix: matrix([362e12, 91.6e12, 1.43e12, 733e12]),
 };
@@ -131,7 +159,11 @@ const RTX4090: Device = Device {
     figures: Figures::DataSheet,
     sm: 89,
     bandwidth: 1.008e12,
+    cache: 58e6,
+    cache_bandwidth: 1.3e12,
     launch: 1.0e-6,
+    ramp: RAMP,
+    units: 128.0,
     vector: 82.6e12,
     matrix: matrix([165e12, 82.6e12, 1.29e12, 661e12]),
 };
@@ -143,7 +175,11 @@ const B200: Device = Device {
     figures: Figures::DataSheet,
     sm: 100,
     bandwidth: 7.7e12,
+    cache: 100e6,
+    cache_bandwidth: 10e12,
     launch: 1.0e-6,
+    ramp: RAMP,
+    units: 148.0,
     vector: 75e12,
     matrix: matrix([2250e12, 75e12, 37e12, 4500e12]),
 };
@@ -155,7 +191,11 @@ const CPU: Device = Device {
     figures: Figures::Measured,
     sm: 0,
     bandwidth: 2.0e10,
+    cache: 0.0,
+    cache_bandwidth: 2.0e10,
     launch: 1.0e-6,
+    ramp: 0.0,
+    units: 1.0,
     vector: 5.0e10,
     matrix: matrix([1.0e11, 1.9e11, 9.6e10, 1.0e11]),
 };
@@ -165,29 +205,47 @@ const CPU: Device = Device {
 pub struct Rates {
     /// Memory bandwidth in bytes per second.
     pub bandwidth: f64,
+    /// That of what the last cache holds; none on a host.
+    #[serde(default)]
+    pub cache_bandwidth: Option<f64>,
     /// Seconds of a launch.
     pub launch: f64,
+    /// Seconds that a product takes besides; none on a host.
+    #[serde(default)]
+    pub ramp: Option<f64>,
     /// f32 operations per second outside of matrix units.
     pub vector: f64,
     /// Operations per second of a matrix product, by the dtype of its operands.
     pub matrix: Vec<(DType, f64)>,
 }
 
+/// How much faster than memory the last cache is, on an H200.
+pub(crate) const CACHE_OVER_MEMORY: f64 = 1.3;
+
 impl Device {
+    /// Bytes per second of that much traffic.
+    pub fn bandwidth_of(&self, bytes: f64) -> f64 {
+        if bytes <= self.cache { self.cache_bandwidth } else { self.bandwidth }
+    }
+
     /// The same device with figures that were measured on it; those that were not measured stay.
     ///
     /// # Errors
     /// If a figure is not a positive number.
     pub fn calibrated(&self, rates: &Rates) -> Result<Device, String> {
         let all = [("bandwidth", rates.bandwidth), ("launch", rates.launch), ("vector", rates.vector)];
+        let on_gpu = [("cache_bandwidth", rates.cache_bandwidth), ("ramp", rates.ramp)];
+        let all = all.into_iter().chain(on_gpu.into_iter().filter_map(|(name, rate)| Some((name, rate?))));
         let named = rates.matrix.iter().map(|(dtype, rate)| (dtype.name(), *rate));
-        if let Some((name, value)) = all.into_iter().chain(named).find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
+        if let Some((name, value)) = all.chain(named).find(|(_, v)| !(v.is_finite() && *v > 0.0)) {
             return Err(format!("the figure `{name}` must be a positive number, not {value}"));
         }
         let mut out = Device {
             figures: Figures::Calibrated,
             bandwidth: rates.bandwidth,
+            cache_bandwidth: rates.cache_bandwidth.unwrap_or(self.cache_bandwidth),
             launch: rates.launch,
+            ramp: rates.ramp.unwrap_or(self.ramp),
             vector: rates.vector,
             ..self.clone()
         };
@@ -244,7 +302,8 @@ mod tests {
     fn profiles_are_found_and_sane() {
         for name in Device::names() {
             let d = Device::named(name).unwrap();
-            assert!(d.bandwidth > 0.0 && d.launch > 0.0 && d.vector > 0.0);
+            assert!(d.bandwidth > 0.0 && d.launch > 0.0 && d.vector > 0.0 && d.cache_bandwidth > 0.0);
+            assert!(d.units >= 1.0 && d.ramp >= 0.0);
             assert!(DType::ALL.iter().all(|t| d.matrix_rate(*t) > 0.0));
         }
         assert!(Device::named("tpu").is_none());
@@ -254,10 +313,18 @@ mod tests {
     #[test]
     fn measured_rates_replace_those_of_a_profile() {
         let h200 = Device::named("h200").unwrap();
-        let rates = Rates { bandwidth: 4e12, launch: 2e-6, vector: 5e13, matrix: vec![(DType::F16, 7e14)] };
+        let rates = Rates {
+            bandwidth: 4e12,
+            cache_bandwidth: Some(6e12),
+            launch: 2e-6,
+            ramp: None,
+            vector: 5e13,
+            matrix: vec![(DType::F16, 7e14)],
+        };
         let found = h200.calibrated(&rates).unwrap();
         assert_eq!((found.name, found.figures, found.launch), ("h200", Figures::Calibrated, 2e-6));
         assert_eq!((found.matrix_rate(DType::F16), found.matrix_rate(DType::BF16)), (7e14, 790e12));
+        assert_eq!((found.bandwidth_of(1e6), found.bandwidth_of(1e9), found.ramp), (6e12, 4e12, h200.ramp));
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let why = h200.calibrated(&Rates { vector: bad, ..rates.clone() }).unwrap_err();
             assert!(why.contains("`vector`"), "{why}");

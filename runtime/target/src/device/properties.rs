@@ -6,7 +6,7 @@
 //!
 //! Source: NVIDIA's whitepapers of the generations, without sparsity, f32 accumulators.
 
-use super::{Device, Figures, matrix};
+use super::{CACHE_OVER_MEMORY, Device, Figures, RAMP, matrix};
 
 /// What the driver says of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,12 +49,18 @@ impl Properties {
         let known = self.multiprocessors > 0 && self.clock > 0.0 && self.memory_clock > 0.0 && self.bus > 0;
         let (_, vector, [half, double, byte]) = GENERATIONS.into_iter().find(|(from, ..)| self.sm >= *from)?;
         let cycles = f64::from(self.multiprocessors) * self.clock;
+        let bandwidth = 2.0 * self.memory_clock * f64::from(self.bus) / 8.0;
         known.then(|| Device {
             name: "gpu",
             figures: Figures::Properties,
             sm: self.sm,
-            bandwidth: 2.0 * self.memory_clock * f64::from(self.bus) / 8.0,
+            bandwidth,
+            // How much the cache holds is not asked for.
+            cache: 0.0,
+            cache_bandwidth: bandwidth * CACHE_OVER_MEMORY,
             launch: 1.0e-6,
+            ramp: RAMP,
+            units: f64::from(self.multiprocessors),
             vector: vector * cycles,
             matrix: matrix([half * cycles, vector * cycles, double * cycles, byte * cycles]),
         })

@@ -1,0 +1,129 @@
+//! The time that a device's profile predicts for a step.
+//!
+//! In: a step and a device. Out: seconds. Invariant: the prediction depends on sizes and layouts
+//! alone, never on which kernel the device measured as the fastest. The shares below are fitted to
+//! 2,423 kernels of 26 models on an NVIDIA H200 (docs/benchmarks.md shows how far they are off).
+//!
+//! A launch has a fixed part; behind it, arithmetic and memory traffic overlap. Traffic that the
+//! last cache holds is faster than memory. A product runs in tiles, in waves of one tile for each
+//! multiprocessor: the last wave takes as long as a full one.
+
+use hypatia_dsl::kernel::RowAccess;
+use hypatia_target::device::Device;
+
+use super::view::{View, collapse};
+use super::{Action, CallStep, Called, GemmStep, Plan, Step};
+
+/// Rows and columns of a product's tiles, and the share of the device's rate that they reach.
+const TILES: [([usize; 2], f64); 5] =
+    [([128, 256], 1.0), ([128, 128], 0.95), ([64, 256], 0.95), ([64, 128], 0.8), ([64, 64], 0.7)];
+/// Parts of a sum that tiles may share, and the seconds that adding them up takes.
+const SPLITS: [(usize, f64); 3] = [(1, 0.0), (2, 0.7e-6), (4, 0.7e-6)];
+/// Bytes of an access of the copy engine. Rows that are no whole accesses take more instructions:
+/// these shares of the rate and of the bandwidth are left.
+const ACCESS: usize = 16;
+const UNEVEN: [f64; 2] = [0.25, 0.4];
+/// The shares of attention's rate: its exponentials run beside its products.
+const ATTENTION: f64 = 0.5;
+/// The share of the bandwidth with which elements are read that do not lie in the result's order,
+/// by pointwise work and by other steps.
+const STRIDED: [f64; 2] = [1.0 / 3.0, 0.5];
+/// The shares of the rate and of the bandwidth with which convolutions of single channels run.
+const WINDOWS: [f64; 2] = [0.25, 0.5];
+
+impl Step {
+    /// Seconds on a device as its profile predicts them: a launch, and the arithmetic or the memory
+    /// traffic, whichever takes longer.
+    pub fn predicted(&self, device: &Device) -> f64 {
+        let work = self.work();
+        let operand = self.reads.first().map(|v| v.dtype);
+        let matrix = operand.map_or(device.vector, |dtype| device.matrix_rate(dtype));
+        let bandwidth = device.bandwidth_of(work.bytes);
+        if device.is_host() {
+            let multiplies = matches!(self.action, Action::Gemm(_) | Action::Call(_) | Action::Conv(_));
+            let rate = if multiplies { matrix } else { device.vector };
+            return device.launch + (work.flops / rate).max(work.bytes / bandwidth);
+        }
+        let (fixed, [rate, share]) = match &self.action {
+            Action::Call(CallStep { called: Called::Attention(_) | Called::AttentionGrad(_), .. }) => {
+                (device.ramp, [matrix * ATTENTION, 1.0])
+            }
+            Action::Gemm(_) | Action::Call(_) => {
+                let Some(product) = self.product() else {
+                    return device.launch + device.ramp + (work.flops / matrix).max(work.bytes / bandwidth);
+                };
+                let seconds = self.product_seconds(product, matrix / device.units, device.units);
+                let [slower, share] = if self.rows_are_even() { [1.0, 1.0] } else { UNEVEN };
+                let passes = if product.terms() > 0.0 { work.flops / product.terms() } else { 1.0 };
+                let arithmetic = seconds * passes.max(1.0).floor() / slower;
+                return device.launch + device.ramp + arithmetic.max(work.bytes / (bandwidth * share));
+            }
+            Action::Conv(_) => (device.ramp, [device.vector * WINDOWS[0], WINDOWS[1]]),
+            Action::Pointwise(p) => (0.0, [device.vector, if p.kernel.is_flat() { 1.0 } else { self.strided_share() }]),
+            Action::Rowwise(r) => {
+                let apart = r.kernel.inputs.first().is_some_and(|i| i.1 == RowAccess::Strided);
+                (0.0, [device.vector, if apart { STRIDED[1] } else { 1.0 }])
+            }
+            Action::Copy | Action::Concat(_) | Action::Pad(_) | Action::Reduce(..) => {
+                (0.0, [device.vector, STRIDED[1]])
+            }
+            _ => (0.0, [device.vector, 1.0]),
+        };
+        device.launch + fixed + (work.flops / rate).max(work.bytes / (bandwidth * share))
+    }
+
+    /// Seconds of a product's arithmetic in the best tiles, on so many multiprocessors of that rate.
+    fn product_seconds(&self, product: &GemmStep, rate: f64, units: f64) -> f64 {
+        let (matrices, rows) = match self.reads.as_slice() {
+            [a, b, ..] if shares_right(product, a, b) => (1, product.batch.iter().product::<usize>() * product.m),
+            _ => (product.batch.iter().product(), product.m),
+        };
+        let mut best = f64::INFINITY;
+        for ([tile_rows, tile_columns], share) in TILES {
+            let tiles = matrices * rows.div_ceil(tile_rows) * product.n.div_ceil(tile_columns);
+            let of_tile = 2.0 * (tile_rows * tile_columns * product.k) as f64 / (rate * share);
+            for (parts, joined) in SPLITS {
+                let waves = ((tiles * parts) as f64 / units).ceil();
+                best = best.min(waves * of_tile / parts as f64 + joined);
+            }
+        }
+        best
+    }
+
+    /// True if both factors have rows, or columns, of whole accesses.
+    fn rows_are_even(&self) -> bool {
+        let even = |v: &View| {
+            let bytes = |stride: &isize| stride.unsigned_abs() * v.dtype.size();
+            let mut apart = v.strides.iter().zip(&v.shape).filter(|(stride, size)| **size > 1 && stride.abs() > 1);
+            apart.all(|(stride, _)| bytes(stride).is_multiple_of(ACCESS))
+        };
+        self.reads.iter().take(2).chain(&self.writes).all(even)
+    }
+
+    /// The share of the bandwidth that pointwise work reaches whose operands lie apart.
+    fn strided_share(&self) -> f64 {
+        let apart = |v: &View| !v.strides.contains(&0) && !v.is_contiguous();
+        if self.reads.iter().any(apart) { STRIDED[0] } else { 1.0 }
+    }
+}
+
+impl GemmStep {
+    /// Operations of its sums.
+    fn terms(&self) -> f64 {
+        2.0 * (self.batch.iter().product::<usize>() * self.m * self.n) as f64 * self.k as f64
+    }
+}
+
+/// True if all matrices share the right factor, and the rows of the left ones are those of one.
+fn shares_right(product: &GemmStep, a: &View, b: &View) -> bool {
+    let lead = product.batch.len();
+    let shared = b.strides.iter().zip(&b.shape).take(lead).all(|(stride, size)| *stride == 0 || *size == 1);
+    a.shape.len() > lead && shared && collapse(&a.shape[..=lead], &[a.strides[..=lead].to_vec()]).0.len() == 1
+}
+
+impl Plan {
+    /// Seconds on the plan's device as its profile predicts them.
+    pub fn predicted(&self) -> f64 {
+        self.steps.iter().map(|s| s.predicted(&self.device)).sum()
+    }
+}
