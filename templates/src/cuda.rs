@@ -41,6 +41,7 @@ mod tests;
 mod tiles;
 mod unfold;
 mod windows;
+mod windows_last;
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -54,9 +55,9 @@ use hypatia_dsl::kernel::attention_grad::AttentionGradKernel;
 use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
-    MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel,
-    WarpGemm, WindowsKernel,
+    ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
+    GemvKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel,
+    ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use term::Functions;
 
@@ -260,6 +261,11 @@ pub fn unfold(program: &Program, kernel: &UnfoldKernel) -> Result<CudaSource, Em
 /// Prints a kernel of windows times filters.
 pub fn windows(program: &Program, kernel: &WindowsKernel) -> Result<CudaSource, EmitError> {
     windows::emit(program, kernel)
+}
+
+/// Prints a kernel of windows times filters, with the channels last.
+pub fn channel_windows(program: &Program, kernel: &ChannelWindowsKernel) -> Result<CudaSource, EmitError> {
+    windows_last::emit(program, kernel)
 }
 
 /// Prints a kernel that moves elements.

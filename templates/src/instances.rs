@@ -19,9 +19,9 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
-    ArgmaxKernel, BlockSumsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel, GemvKernel, JoinSumsKernel,
-    MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel,
-    UnfoldKernel, WarpGemm, WindowsKernel,
+    ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
+    GemvKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel,
+    ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -101,6 +101,8 @@ pub enum Body {
     Unfold(UnfoldKernel),
     /// Windows times filters.
     Windows(WindowsKernel),
+    /// Windows times filters, with the channels last.
+    ChannelWindows(ChannelWindowsKernel),
     /// Elements moved.
     Move(MoveKernel),
     /// Positions of largest elements.
@@ -139,6 +141,7 @@ impl Body {
             Body::AttentionGrad(k) => cuda::attention_grad(program, k),
             Body::Unfold(k) => cuda::unfold(program, k),
             Body::Windows(k) => cuda::windows(program, k),
+            Body::ChannelWindows(k) => cuda::channel_windows(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
             Body::Product(k) => cuda::product(program, k),
@@ -171,6 +174,7 @@ impl Body {
             Body::WarpGemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
             Body::Gemv(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
             Body::Windows(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
+            Body::ChannelWindows(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
             _ => Vec::new(),
         }
     }
@@ -193,6 +197,7 @@ impl Body {
             Body::WarpAttention(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::AttentionGrad(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::Windows(k) => (&mut k.name, &mut k.doc),
+            Body::ChannelWindows(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Unfold(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),

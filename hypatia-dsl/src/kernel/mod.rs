@@ -11,6 +11,7 @@ pub mod attention_grad;
 pub mod attention_sm80;
 mod body;
 pub mod chain;
+mod channel_windows;
 mod checksum;
 mod derive;
 mod gemm;
@@ -35,6 +36,7 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 pub use body::{fits_a_kernel, reduction};
+pub use channel_windows::ChannelWindowsKernel;
 pub use checksum::{
     BlockSumsKernel, ChecksumKernel, Compared, DisturbKernel, RowSums, bytes_of_sum, sum_type, sums_in_memory,
 };

@@ -64,7 +64,7 @@ pub fn with_channels_last(graph: &Graph) -> Result<Option<Graph>> {
     Ok((pass.convolved > 0 && pass.moved <= pass.convolved / MOVED).then_some(pass.out))
 }
 
-/// How a convolution of all channels is computed.
+/// How a convolution of all channels, or of single ones, is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     /// As a product of pixels.
@@ -73,6 +73,8 @@ enum How {
     Windows,
     /// As a convolution that reads channels first: too few for whole accesses.
     FewChannels,
+    /// As a convolution of single channels, that reads and stores channels last.
+    SingleChannels,
 }
 
 /// The order of a value's axes.
@@ -198,7 +200,8 @@ impl Channels<'_> {
         Ok(Some(made.into_iter().map(|value| Lies { value, axes }).collect()))
     }
 
-    /// A convolution of all channels, with its result's channels last; `None` for another node.
+    /// A convolution of all channels, or of single ones, with its result's channels last; `None`
+    /// for another node.
     fn convolution(&mut self, node: &Node) -> Result<Option<Value>> {
         let Some((how, sizes)) = self.how(node) else { return Ok(None) };
         let [Some(x), Some(w), reads @ ..] = node.operands.as_slice() else { return Ok(None) };
@@ -209,16 +212,21 @@ impl Channels<'_> {
                 let operands = [self.transposed(x, &FIRST)?, self.arranged(*w, &LAST)?];
                 self.kept(node, operands, reads)?
             }
+            How::SingleChannels => {
+                let x = self.last(*x)?;
+                let operands = [self.transposed(x, &FIRST)?, self.first(*w)?];
+                self.kept(node, operands, reads)?
+            }
             How::FewChannels => {
                 let operands = [self.first(*x)?, self.arranged(*w, &[1, 2, 3, 0])?];
                 self.kept(node, operands, reads)?
             }
         };
-        self.convolved += sizes.filters * sizes.columns();
+        self.convolved += sizes.groups * sizes.filters * sizes.columns();
         Ok(Some(made))
     }
 
-    /// How a convolution of all channels is computed; `None` for another node.
+    /// How such a convolution is computed; `None` for another node.
     fn how(&self, node: &Node) -> Option<(How, ConvSizes)> {
         let sizes = self.graph.conv_sizes_of_image(node)?;
         let NodeKind::Op { attrs, term, .. } = &node.kind else { return None };
@@ -226,14 +234,18 @@ impl Channels<'_> {
         let all =
             |list: &AttrValue, value: i64| matches!(list, AttrValue::List(l) if l.iter().all(|a| *a == value.into()));
         let one = sizes.taps.iter().all(|t| *t == 1) && all(strides, 1) && all(before, 0) && all(after, 0);
-        let products = sizes.groups == 1 && sizes.are_products() && term.as_ref().is_none_or(broadcasts);
+        let products = sizes.groups == 1 && sizes.are_products();
+        let single =
+            sizes.groups > 1 && [sizes.channels, sizes.filters] == [1, 1] && sizes.groups.is_multiple_of(ACCESS);
         let constant = node.operands.get(1).copied().flatten().is_some_and(|w| self.constant[w.node.index()]);
         let how = match sizes.channels.is_multiple_of(ACCESS) {
+            _ if single => How::SingleChannels,
             false => How::FewChannels,
             true if one => How::Points,
             true => How::Windows,
         };
-        (products && constant).then_some((how, sizes))
+        let broadcasts = term.as_ref().is_none_or(broadcasts);
+        ((products || single) && broadcasts && constant).then_some((how, sizes))
     }
 
     /// A convolution of single pixels: a product of all of them by the filters.

@@ -52,5 +52,5 @@ pub use step::{
     PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep, UnfoldStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
-pub use windows::{OnPlanes, rows_and_columns};
+pub use windows::{OnChannels, OnPlanes, rows_and_columns};
 pub use work::StepWork;

@@ -1,10 +1,11 @@
-//! Convolutions of single channels, as a GPU's kernel computes them: windows on planes.
+//! Convolutions of single channels, as a GPU's kernels compute them: windows on planes, or of
+//! channels that lie last.
 //!
 //! In: a [`ConvStep`] and the views of its operands. Out: how its windows lie on rows and columns,
-//! and how blocks share the planes; none if the kernel does not compute it. Invariant: the planner
-//! leaves a convolution as it is exactly if this says that it is one on planes.
+//! and how blocks share the planes; none if no kernel computes it. Invariant: the planner leaves a
+//! convolution as it is exactly if this says that it is one on planes or on channels.
 
-use hypatia_dsl::kernel::{WindowAxis, WindowTile};
+use hypatia_dsl::kernel::{ChannelWindowsKernel, WindowAxis, WindowTile};
 
 use super::step::ConvStep;
 use super::view::View;
@@ -21,6 +22,17 @@ pub struct OnPlanes {
     pub planes: usize,
     /// How blocks share the planes.
     pub tile: WindowTile,
+}
+
+/// A convolution of single channels that lie last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnChannels {
+    /// How windows lie along rows and columns.
+    pub axes: [WindowAxis; 2],
+    /// Images.
+    pub images: usize,
+    /// Channels.
+    pub channels: usize,
 }
 
 /// The axes of windows as rows and columns, and which axes these are, behind batch and channels;
@@ -46,6 +58,23 @@ pub fn rows_and_columns(
 }
 
 impl ConvStep {
+    /// The convolution as one of single channels that lie last; `None` if it is none, or has windows
+    /// that a kernel does not hold.
+    pub fn on_channels(&self, x: &View, w: &View, out: &View) -> Option<OnChannels> {
+        let ([images, counts @ .., all], [filters, 1, ..], [_, image @ .., channels]) =
+            (out.shape.as_slice(), w.shape.as_slice(), x.shape.as_slice())
+        else {
+            return None;
+        };
+        if !self.channels_last || self.windows.len() != 2 || [filters, all] != [channels; 2] {
+            return None;
+        }
+        let (axes, _) = rows_and_columns(&self.windows, image, counts)?;
+        let float = w.dtype.is_float() && !w.dtype.only_stored() && self.acc.is_float();
+        let fits = float && ChannelWindowsKernel::fits(axes, *channels, x.dtype);
+        fits.then_some(OnChannels { axes, images: *images, channels: *channels })
+    }
+
     /// The convolution as one on planes; `None` if it is none, or has windows that a block does not
     /// hold.
     pub fn on_planes(&self, x: &View, w: &View, out: &View) -> Option<OnPlanes> {

@@ -15,12 +15,12 @@ use super::{
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Operand, WindowAxis, WindowsKernel};
-use hypatia_dsl::scalar::TermNode;
+use hypatia_dsl::scalar::{Term, TermNode};
 
 /// Operands before those of the epilogue: the image and the filters.
-const FACTORS: usize = 2;
+pub(super) const FACTORS: usize = 2;
 /// Strides of an operand: along batch, channels, rows and columns.
-const STRIDES: usize = 4;
+pub(super) const STRIDES: usize = 4;
 /// The most accesses to the image that a thread has on their way.
 const MOST_AHEAD: usize = 8;
 
@@ -32,8 +32,16 @@ pub(super) fn emit(program: &Program, kernel: &WindowsKernel) -> Result<CudaSour
     if kernel.inputs.iter().any(|o| o.access == Access::Row) {
         return malformed("an operand is read by columns");
     }
+    let summed = Summed {
+        name: &kernel.name,
+        term: &kernel.term,
+        inputs: &kernel.inputs,
+        acc: kernel.acc,
+        output: kernel.output,
+        results: kernel.tile.each[0] * kernel.tile.each[1],
+    };
     let mut functions = Functions::new(program);
-    let value = value(&mut functions, kernel)?;
+    let value = value(&mut functions, &summed)?;
     if kernel.inputs.iter().any(strided) {
         functions.need("axes");
     }
@@ -42,7 +50,7 @@ pub(super) fn emit(program: &Program, kernel: &WindowsKernel) -> Result<CudaSour
     let name = identifier("hypatia_", &kernel.name);
     let entries = vec![Entry { name: name.clone(), geometry: Geometry::Blocks { block } }];
     let formula =
-        vec![format!("out0 = {}, where acc = the sum of a window of in0 times in1", formula(program, kernel))];
+        vec![format!("out0 = {}, where acc = the sum of a window of in0 times in1", formula(program, &summed))];
     let header = Header {
         name: &kernel.name,
         kind: "windows times filters",
@@ -130,7 +138,7 @@ fn elements(kernel: &WindowsKernel) -> Value {
     }
 }
 
-fn strided(o: &Operand) -> bool {
+pub(super) fn strided(o: &Operand) -> bool {
     matches!(o.access, Access::Col | Access::Strided)
 }
 
@@ -177,35 +185,49 @@ fn arguments(kernel: &WindowsKernel) -> Vec<Arg> {
     out
 }
 
+/// A sum of a window with its epilogue.
+pub(super) struct Summed<'k> {
+    /// The kernel's name.
+    pub name: &'k str,
+    /// The epilogue, and what it reads.
+    pub term: &'k Term,
+    pub inputs: &'k [Operand],
+    /// Element type of the sums, and of the result.
+    pub acc: DType,
+    pub output: DType,
+    /// Results of a thread.
+    pub results: usize,
+}
+
 /// The term as text.
-fn formula(program: &Program, kernel: &WindowsKernel) -> String {
-    super::term::formula(program, &kernel.term, kernel.term.root(), &|node| match node {
+pub(super) fn formula(program: &Program, of: &Summed<'_>) -> String {
+    super::term::formula(program, of.term, of.term.root(), &|node| match node {
         TermNode::In { input, .. } => Some(format!("in{}", *input as usize + FACTORS)),
         _ => None,
     })
 }
 
 /// The function of a result: the epilogue of a sum and its operands, rounded once.
-fn value(functions: &mut Functions<'_>, kernel: &WindowsKernel) -> Result<String, EmitError> {
-    let types = kernel.inputs.iter().map(|o| o.dtype).chain([kernel.acc, kernel.output]);
+pub(super) fn value(functions: &mut Functions<'_>, of: &Summed<'_>) -> Result<String, EmitError> {
+    let types = of.inputs.iter().map(|o| o.dtype).chain([of.acc, of.output]);
     let leaf = |node: &TermNode| match node {
-        TermNode::Acc => Some(("acc".to_string(), kernel.acc)),
+        TermNode::Acc => Some(("acc".to_string(), of.acc)),
         TermNode::In { input, .. } => {
-            let o = kernel.inputs.get(*input as usize)?;
+            let o = of.inputs.get(*input as usize)?;
             Some((format!("in{}", *input as usize + FACTORS), o.dtype.compute()))
         }
         _ => None,
     };
-    let lowered = functions.lower(&kernel.term, default_type(types), &leaf)?;
+    let lowered = functions.lower(of.term, default_type(types), &leaf)?;
     let root = lowered.roots.first().cloned();
-    let root = root.ok_or_else(|| EmitError::Malformed(format!("windows {}: no value", kernel.name)))?;
+    let root = root.ok_or_else(|| EmitError::Malformed(format!("windows {}: no value", of.name)))?;
     let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + FACTORS);
-    let params = std::iter::once(format!("const {} acc", compute_name(kernel.acc)));
-    let params: Vec<String> = params.chain(kernel.inputs.iter().enumerate().map(operand)).collect();
-    let inline = inlining(lowered.size, (kernel.tile.each[0] * kernel.tile.each[1]) as u64);
-    let (result, params) = (storage(kernel.output), params.join(", "));
+    let params = std::iter::once(format!("const {} acc", compute_name(of.acc)));
+    let params: Vec<String> = params.chain(of.inputs.iter().enumerate().map(operand)).collect();
+    let inline = inlining(lowered.size, of.results as u64);
+    let (result, params) = (storage(of.output), params.join(", "));
     let mut text = format!("// The value of one element.\nstatic __device__ {inline} {result} value({params}) {{\n");
     lowered.statements.iter().for_each(|s| text.push_str(&format!("  {s}\n")));
-    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, kernel.output)));
+    text.push_str(&format!("  return {};\n}}\n", functions.store(&root, of.output)));
     Ok(text)
 }

@@ -4,7 +4,7 @@
 //! is no convolution on planes. Invariant: image and filters are read as they lie, without padding;
 //! only operands of the epilogue have strides.
 
-use hypatia_dsl::kernel::{Access, Operand, WindowsKernel};
+use hypatia_dsl::kernel::{Access, ChannelWindowsKernel, Operand, WindowsKernel};
 use hypatia_plan::{ConvStep, OnPlanes, Step, View, row_major};
 use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
@@ -40,6 +40,47 @@ pub(super) fn windows(step: &Step, c: &ConvStep) -> Option<(Body, Work)> {
         }
     }
     Some((Body::Windows(kernel), work))
+}
+
+/// The kernel of a convolution of single channels that lie last.
+pub(super) fn channel_windows(step: &Step, c: &ConvStep) -> Option<(Body, Work)> {
+    let ([x, w, beside @ ..], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let on = c.on_channels(x, w, out)?;
+    let accesses: Vec<Access> = beside.iter().map(|v| of_channels(v, out)).collect();
+    let inputs = beside.iter().zip(&accesses).map(|(v, a)| Operand { dtype: v.dtype, access: a.clone() });
+    let kernel = ChannelWindowsKernel {
+        name: "windows".into(),
+        doc: String::new(),
+        factors: [x.dtype, w.dtype],
+        axes: on.axes,
+        channels: on.channels,
+        acc: c.acc,
+        term: c.term.clone(),
+        inputs: inputs.collect(),
+        output: out.dtype,
+        passes: 1,
+    };
+    let kernel = kernel.with_passes(on.images);
+    let mut work = Work::new(kernel.blocks(on.images), on.images);
+    for (i, (view, access)) in beside.iter().zip(accesses).enumerate() {
+        if let (Access::Strided, [n, y, x, c]) = (access, &view.strides[..]) {
+            work = work.strides(ArgRole::Read(i + FACTORS), &[*n, *y, *x, *c]);
+        }
+    }
+    Some((Body::ChannelWindows(kernel), work))
+}
+
+/// How an operand with the shape of a result with channels last is read.
+fn of_channels(view: &View, out: &View) -> Access {
+    let dense = row_major(&out.shape);
+    let fixed = |a: usize| view.strides[a] == 0 || view.shape[a] == 1;
+    let axes = 0..view.shape.len();
+    match () {
+        () if axes.clone().all(fixed) => Access::Splat,
+        () if (0..3).all(fixed) && view.strides.get(3) == Some(&1) => Access::Row,
+        () if axes.clone().all(|a| view.shape[a] == 1 || view.strides[a] == dense[a]) => Access::Full,
+        () => Access::Strided,
+    }
 }
 
 /// How an operand with the shape of the result is read.

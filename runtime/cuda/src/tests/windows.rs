@@ -181,9 +181,14 @@ fn case(dtype: DType, shape: &Shape) -> Case {
     }
     g.output("y", y);
     let what = format!("{dtype} {:?} of {:?}, stride {}", shape.window, shape.size, shape.stride);
+    Case { what, graph: optimized(&g), inputs }
+}
+
+/// The graph with what the library's rules fuse.
+fn optimized(graph: &Graph) -> Graph {
     let device = Device::named("h200").unwrap();
     let options = hypatia_optimize::Options { device, ..hypatia_optimize::Options::default() };
-    Case { what, graph: pipeline::optimize(&g, &options).unwrap().graph, inputs }
+    pipeline::optimize(graph, &options).unwrap().graph
 }
 
 const TYPES: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
@@ -225,13 +230,95 @@ fn windows_of_single_channels_are_one_step() {
     assert!(long.steps.iter().any(|s| matches!(s.action, Action::Rowwise(_))), "{long}");
 }
 
+/// Convolutions of single channels that follow each other, so that channels lie last: several
+/// windows, dilations and paddings, and what follows each in the same term. The last has strides.
+fn chain(dtype: DType, batch: usize, channels: usize, size: [usize; 2]) -> Case {
+    let mut rng = ChaCha8Rng::seed_from_u64((channels + size[0]) as u64);
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
+    let mut filled = |shape: &[usize], scale: f64| {
+        let count: usize = shape.iter().product();
+        let values: Vec<f64> = (0..count).map(|_| rng.random_range(-1.0..1.0) * scale).collect();
+        Tensor::from_f64(dtype, shape, &values).unwrap()
+    };
+    let shapes = [vec![batch, channels, size[0] + 1, size[1]], vec![batch, channels, 1, 1], size.to_vec()];
+    let mut inputs = Vec::new();
+    for (name, shape) in ["x", "gate", "places"].iter().zip(&shapes) {
+        inputs.push((name.to_string(), filled(shape, 1.0)));
+    }
+    let [x, gate, places] = [0, 1, 2].map(|i| g.input(inputs[i].0.clone(), ty(dtype, inputs[i].1.shape())));
+    let mut y = x;
+    // Each moves as many elements as it computes: one in eight may be moved for all of them.
+    for i in 0..24 {
+        let last = i == 23;
+        // The window, its dilation, and the padding in front and behind.
+        let (window, dilation, around) = match i % 4 {
+            0 => ([3, 3], 1, [1, 1, 1, 1]),
+            1 => ([5, 1], 1, [3, 0, 1, 0]),
+            2 => ([1, 7], 1, [0, 2, 0, 4]),
+            _ => ([3, 3], 2, [2, 2, 2, 2]),
+        };
+        let w = g.constant(filled(&[channels, 1, window[0], window[1]], 0.4));
+        let stride = if last { 2i64 } else { 1 };
+        let attrs = [
+            ("strides", AttrValue::from([stride; 2])),
+            ("before", AttrValue::from([around[0], around[1]])),
+            ("after", AttrValue::from([around[2], around[3]])),
+            ("dilations", AttrValue::from([dilation as i64; 2])),
+            ("groups", (channels as i64).into()),
+        ];
+        let before = y;
+        y = g.call("conv", &[y, w], &attrs).unwrap()[0];
+        let bias = g.constant(filled(&[channels, 1, 1], 1.0));
+        y = g.call("add", &[y, bias], &[]).unwrap()[0];
+        y = g.call("hardswish", &[y], &[]).unwrap()[0];
+        let half = g.number(dtype, 0.5).unwrap();
+        y = match i % 5 {
+            0 => y,
+            1 if !last => g.call("add", &[y, before], &[]).unwrap()[0],
+            2 => g.call("mul", &[y, gate], &[]).unwrap()[0],
+            3 if !last => g.call("add", &[y, places], &[]).unwrap()[0],
+            _ => g.call("mul", &[y, half], &[]).unwrap()[0],
+        };
+        // The first one reads the graph's input as it lies. Pooling stores channels last.
+        if i == 0 {
+            let lists = [("sizes", [2i64, 1]), ("strides", [1, 1]), ("dilations", [1, 1])];
+            y = g.call("windows", &[y], &lists.map(|(name, list)| (name, list.into()))).unwrap()[0];
+            let axes = [("axes", [4i64, 5].into()), ("keepdims", false.into())];
+            y = g.call("amax", &[y], &axes).unwrap()[0];
+        }
+    }
+    g.output("y", y);
+    let what = format!("a chain in {dtype} of {batch} x {channels} channels, {size:?}");
+    Case { what, graph: optimized(&g), inputs }
+}
+
+fn chains() -> Vec<Case> {
+    vec![
+        chain(DType::F32, 2, 24, [6, 9]),
+        chain(DType::BF16, 1, 184, [5, 7]),
+        chain(DType::F16, 3, 8, [9, 4]),
+        chain(DType::F64, 1, 16, [1, 5]),
+    ]
+}
+
+#[test]
+fn channels_that_lie_last_are_convolved_as_they_lie() {
+    for Case { what, graph, .. } in chains() {
+        let plan = pipeline::plan(&graph, &Options::new(Device::named("h200").unwrap())).unwrap();
+        let last = |s: &&hypatia_plan::Step| matches!(&s.action, Action::Conv(c) if c.channels_last);
+        assert_eq!(plan.steps.iter().filter(last).count(), 23, "{what}\n{plan}");
+        let copies = plan.steps.iter().filter(|s| matches!(s.action, Action::Copy)).count();
+        assert!(copies <= 2 && plan.steps.len() == 25 + copies, "{what}\n{plan}");
+    }
+}
+
 /// Of so many cases one is emulated, of each type others.
 const EMULATED: usize = 3;
 
 #[test]
 fn emulated_windows_agree_with_the_reference() {
     // Compilation is slow.
-    let cases: Vec<Case> = all().into_iter().step_by(EMULATED).collect();
+    let cases: Vec<Case> = all().into_iter().step_by(EMULATED).chain(chains()).collect();
     let results = match emulated::run(&cases) {
         Ok(results) => results,
         Err(why) => return eprintln!("SKIPPED {} emulated cases: {why}", cases.len()),
@@ -247,7 +334,7 @@ fn emulated_windows_agree_with_the_reference() {
 
 #[test]
 fn windows_agree_with_the_reference_on_a_gpu() {
-    let cases = all();
+    let cases: Vec<Case> = all().into_iter().chain(chains()).collect();
     let Some(gpu) = gpu(cases.len()) else { return };
     for Case { what, graph, inputs } in cases {
         agrees(&gpu, &graph, &inputs, &what).unwrap_or_else(|why| panic!("{what}: {why}"));

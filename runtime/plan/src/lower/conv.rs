@@ -76,6 +76,10 @@ impl Lower<'_> {
         }
         let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
         if !self.plan.device.is_host() {
+            let seen = self.of_channels(index, &step, [&x, &w], &reads, (dtype, shape))?;
+            if let Some(out) = seen {
+                return Ok(out);
+            }
             let products = ConvSizes::new(groups, &w.shape, shape).is_some_and(|s| s.are_products() && s.groups == 1);
             let last = products && shape.len() == 4 && graph.is_read_channels_last(&self.users[index]);
             let [_, out] = self.fresh_in(dtype, shape, last.then(|| channels_last(shape.len())).as_deref())?;
@@ -87,6 +91,35 @@ impl Lower<'_> {
         views.extend(reads);
         self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
         Ok(out)
+    }
+
+    /// A convolution of single channels, if image and result lie with their channels last; the view
+    /// of its result.
+    fn of_channels(
+        &mut self,
+        index: usize,
+        step: &ConvStep,
+        [x, w]: [&View; 2],
+        reads: &[View],
+        (dtype, shape): (DType, &[usize]),
+    ) -> Result<Option<View>> {
+        let (graph, order) = (self.graph, channels_last(shape.len()));
+        let last = x.shape.len() == 4 && !x.is_contiguous() && x.transposed(&order).is_contiguous();
+        if !last || !w.is_contiguous() || !graph.is_read_channels_last(&self.users[index]) {
+            return Ok(None);
+        }
+        let step = ConvStep { channels_last: true, ..step.clone() };
+        let x = x.transposed(&order);
+        let stored: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
+        let [out, seen] = self.fresh_in(dtype, shape, Some(&order))?;
+        debug_assert_eq!(out.shape, stored);
+        if step.on_channels(&x, w, &out).is_none() {
+            return Ok(None);
+        }
+        let mut views = vec![x, w.clone()];
+        views.extend(reads.iter().map(|v| v.transposed(&order)));
+        self.step(&graph.nodes[index].name, Action::Conv(step), views, vec![out]);
+        Ok(Some(seen))
     }
 
     /// True if a convolution is computed with channels last.
