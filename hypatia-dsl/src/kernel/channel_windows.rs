@@ -10,13 +10,18 @@ use crate::scalar::Term;
 
 use super::{Operand, WindowAxis};
 
-/// Bytes of an access.
-const ACCESS: usize = 16;
+/// Bytes of an access. Wider ones would take twice the registers.
+const ACCESS: usize = 8;
 /// Threads of a block, and how many of them at most have the channels of a pixel.
 const THREADS: usize = 256;
-const MOST_LANES: usize = 16;
-const FEWEST_LANES: usize = 4;
-const USUAL_LANES: usize = 8;
+const MOST_LANES: usize = 32;
+const FEWEST_LANES: usize = 8;
+const USUAL_LANES: usize = 16;
+/// Registers of a multiprocessor in words, those of a thread besides what it multiplies and adds
+/// up, and the most blocks that should run beside each other.
+const REGISTERS: usize = 1 << 16;
+const BESIDES: usize = 40;
+const MOST_BESIDE: usize = 4;
 /// The most results of a thread at a time.
 const ACROSS: usize = 4;
 /// The most elements of a row of the image that a thread keeps for them, and of a window.
@@ -99,6 +104,12 @@ impl ChannelWindowsKernel {
         (self.lanes() * self.side()).next_multiple_of(32)
     }
 
+    /// Blocks that should run beside each other on a multiprocessor.
+    pub fn beside(&self) -> usize {
+        let words = (self.span() + self.across()) * self.vector() * self.acc.size().div_ceil(4) + BESIDES;
+        (REGISTERS / (THREADS * words)).clamp(1, MOST_BESIDE)
+    }
+
     /// Neighbouring results of a thread in a row.
     pub fn across(&self) -> usize {
         across(&self.axes[1])
@@ -174,8 +185,8 @@ mod tests {
                 }
             }
         }
-        // 15 accesses of the channels of a pixel, and 23, which nothing divides.
-        assert_eq!([120, 184].map(|c| kernel(c, 3, 1, DType::BF16).lanes()), [15, 8]);
+        // 30 accesses of the channels of a pixel, and 46, which 23 divides, and 37.
+        assert_eq!([120, 184, 148].map(|c| kernel(c, 3, 1, DType::BF16).lanes()), [30, 23, 16]);
     }
 
     #[test]
@@ -186,6 +197,6 @@ mod tests {
         };
         let fits = |axes, channels| ChannelWindowsKernel::fits(axes, channels, DType::F16);
         assert!(fits(axes(8, 1), 16) && fits(axes(3, 7), 16));
-        assert!(!fits(axes(9, 1), 16) && !fits(axes(3, 8), 16) && !fits(axes(3, 1), 12) && !fits(axes(3, 1), 0));
+        assert!(!fits(axes(9, 1), 16) && !fits(axes(3, 8), 16) && !fits(axes(3, 1), 10) && !fits(axes(3, 1), 0));
     }
 }

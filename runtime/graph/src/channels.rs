@@ -118,6 +118,9 @@ impl Channels<'_> {
         if let Some(made) = self.convolution(node)? {
             return Ok(vec![Lies { value: made, axes: Axes::Last }]);
         }
+        if let Some(made) = self.exchanged(node) {
+            return Ok(vec![made]);
+        }
         let lie = |axes: Axes| node.operands.iter().flatten().any(|v| self.of(*v).axes == axes);
         let made = match builtin(self.graph, node) {
             _ if is_pointwise(self.graph, node) && lie(Axes::Last) => self.as_image(node, |node| node.clone())?,
@@ -131,6 +134,21 @@ impl Channels<'_> {
                 let operands = operands.collect::<Result<Vec<_>>>()?;
                 Ok(copy(&mut self.out, node, &operands)?.into_iter().map(Lies::kept).collect())
             }
+        }
+    }
+
+    /// A transposition that a model has from one order to the other: the value as it lies.
+    fn exchanged(&self, node: &Node) -> Option<Lies> {
+        let NodeKind::Op { attrs, .. } = &node.kind else { return None };
+        let (Some(BuiltinOp::Transpose), [Some(v)]) = (builtin(self.graph, node), node.operands.as_slice()) else {
+            return None;
+        };
+        let Lies { value, axes } = self.of(*v);
+        let orders = |order: [usize; 4]| attrs.first() == Some(&order.map(|a| a as i64).into());
+        match axes {
+            Axes::Kept if orders(FIRST) => Some(Lies { value, axes: Axes::Last }),
+            Axes::Last if orders(LAST) => Some(Lies { value, axes: Axes::Kept }),
+            _ => None,
         }
     }
 

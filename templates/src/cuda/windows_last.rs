@@ -84,6 +84,7 @@ fn sizes(kernel: &ChannelWindowsKernel) -> Value {
         lanes => kernel.lanes(),
         side => kernel.side(),
         passes => kernel.passes.max(1),
+        beside => kernel.beside(),
         across => kernel.across(),
         span => kernel.span(),
         rows_unrolled => if rows.size * columns.size <= UNROLLED { rows.size } else { 1 },
