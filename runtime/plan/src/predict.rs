@@ -72,7 +72,7 @@ impl Step {
         device.launch + fixed + (work.flops / rate).max(work.bytes / (bandwidth * share))
     }
 
-    /// Seconds of a product's arithmetic in the best tiles, on so many multiprocessors of that rate.
+    /// Seconds of the arithmetic of a product in its best tiles, on so many multiprocessors.
     fn product_seconds(&self, product: &GemmStep, rate: f64, units: f64) -> f64 {
         let (matrices, rows) = match self.reads.as_slice() {
             [a, b, ..] if shares_right(product, a, b) => (1, product.batch.iter().product::<usize>() * product.m),

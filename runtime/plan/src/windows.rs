@@ -58,8 +58,8 @@ pub fn rows_and_columns(
 }
 
 impl ConvStep {
-    /// The convolution as one of single channels that lie last; `None` if it is none, or has windows
-    /// that a kernel does not hold.
+    /// The convolution as one of single channels that lie last; `None` if it is none, or has
+    /// windows that a kernel does not hold.
     pub fn on_channels(&self, x: &View, w: &View, out: &View) -> Option<OnChannels> {
         let ([images, counts @ .., all], [filters, 1, ..], [_, image @ .., channels]) =
             (out.shape.as_slice(), w.shape.as_slice(), x.shape.as_slice())

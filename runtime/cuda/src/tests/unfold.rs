@@ -59,8 +59,9 @@ fn case(dtype: DType, Shape(image, filters, [groups, stride, dilation], before, 
     Case { what: format!("{dtype}{image:?} by {filters:?} before {before:?}"), graph: g, inputs }
 }
 
-/// A network for images: a convolution of three channels, pooling, convolutions of points and of
-/// windows and of single channels, a residual, a concatenation, gates of channels, and means. `image` is its input.
+/// A network for images: a convolution of three channels, pooling, convolutions of points, of
+/// windows and of single channels, a residual, a concatenation, gates of channels, and means.
+/// `image` is its input.
 fn network(dtype: DType, image: [usize; 4], [stride, dilation, after]: [i64; 3]) -> Case {
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let mut inputs = vec![("x".to_string(), filled(dtype, &image, 37))];
