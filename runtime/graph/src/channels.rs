@@ -168,15 +168,13 @@ impl Channels<'_> {
                 Ok(lies.filter(|_| two).map(|l| vec![Lies { axes: Axes::Windows, ..l }]))
             }
             (Concat, _) if node.operands.iter().flatten().all(image) => {
-                let at = |node: &Node| with(node, 0, |a| moved_axis(a));
+                let at = |node: &Node| with(node, 0, moved_axis);
                 self.as_image(node, at)
             }
-            (Slice | Split, Some(Axes::Last)) => self.as_image(node, |node| with(node, 0, |a| moved_axis(a))),
-            (Pad, Some(Axes::Last)) => {
-                self.as_image(node, |node| with(&with(node, 0, |a| in_order(a)), 1, |a| in_order(a)))
-            }
+            (Slice | Split, Some(Axes::Last)) => self.as_image(node, |node| with(node, 0, moved_axis)),
+            (Pad, Some(Axes::Last)) => self.as_image(node, |node| with(&with(node, 0, in_order), 1, in_order)),
             (Expand, Some(Axes::Last)) if node.results.iter().all(|ty| ty.shape.len() == LAST.len()) => {
-                self.as_image(node, |node| with(node, 0, |a| in_order(a)))
+                self.as_image(node, |node| with(node, 0, in_order))
             }
             _ => Ok(None),
         }

@@ -128,7 +128,7 @@ fn arguments(kernel: &ChannelWindowsKernel) -> Vec<Arg> {
     let [image, filters] = kernel.factors;
     let whole = "images, rows, columns, channels";
     let mut out =
-        vec![Arg::read(0, image, &format!("the image: {whole}")), Arg::read(1, filters, "a filter for each channel")];
+        vec![Arg::read(0, image, format!("the image: {whole}")), Arg::read(1, filters, "a filter for each channel")];
     out.extend((FACTORS..).zip(&kernel.inputs).map(|(at, o)| match o.access {
         Access::Row => Arg::read(at, o.dtype, "one element a channel"),
         _ => Arg::read(at, o.dtype, about(&o.access, "as the result lies")),
