@@ -123,7 +123,9 @@ impl Channels<'_> {
         }
         let lie = |axes: Axes| node.operands.iter().flatten().any(|v| self.of(*v).axes == axes);
         let made = match builtin(self.graph, node) {
-            _ if is_pointwise(self.graph, node) && lie(Axes::Last) => self.as_image(node, |node| node.clone())?,
+            _ if is_pointwise(self.graph, node) && lie(Axes::Last) && self.is_image(node) => {
+                self.as_image(node, Node::clone)?
+            }
             Some(op) if lie(Axes::Last) || lie(Axes::Windows) => self.of_image(op, node)?,
             _ => None,
         };
@@ -135,6 +137,11 @@ impl Channels<'_> {
                 Ok(copy(&mut self.out, node, &operands)?.into_iter().map(Lies::kept).collect())
             }
         }
+    }
+
+    /// True for a node whose result has the axes of an image.
+    fn is_image(&self, node: &Node) -> bool {
+        node.results.iter().all(|ty| ty.shape.len() == LAST.len())
     }
 
     /// A transposition that a model has from one order to the other: the value as it lies.
@@ -173,9 +180,7 @@ impl Channels<'_> {
             }
             (Slice | Split, Some(Axes::Last)) => self.as_image(node, |node| with(node, 0, moved_axis)),
             (Pad, Some(Axes::Last)) => self.as_image(node, |node| with(&with(node, 0, in_order), 1, in_order)),
-            (Expand, Some(Axes::Last)) if node.results.iter().all(|ty| ty.shape.len() == LAST.len()) => {
-                self.as_image(node, |node| with(node, 0, in_order))
-            }
+            (Expand, Some(Axes::Last)) if self.is_image(node) => self.as_image(node, |node| with(node, 0, in_order)),
             _ => Ok(None),
         }
     }

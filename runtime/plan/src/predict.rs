@@ -127,3 +127,71 @@ impl Plan {
         self.steps.iter().map(|s| s.predicted(&self.device)).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::dtype::DType;
+    use hypatia_dsl::scalar::Term;
+
+    use super::*;
+    use crate::BufferId;
+
+    fn h200() -> Device {
+        Device::named("h200").unwrap()
+    }
+
+    fn whole(id: u32, shape: &[usize]) -> View {
+        View::whole(BufferId(id), DType::BF16, shape)
+    }
+
+    fn step(action: Action, reads: Vec<View>, out: View) -> Step {
+        Step { name: String::new(), action, reads, writes: vec![out], in_place: vec![None], kernel: None }
+    }
+
+    /// A product of that batch; all matrices share the right factor if it is a view of one.
+    fn product(batch: usize, [m, n, k]: [usize; 3], shared: bool) -> Step {
+        let g = GemmStep { batch: vec![batch], m, n, k, acc: DType::F32, term: Term::empty() };
+        let b = if shared { whole(1, &[k, n]).broadcast(&[batch, k, n]).unwrap() } else { whole(1, &[batch, k, n]) };
+        step(Action::Gemm(g), vec![whole(0, &[batch, m, k]), b], whole(2, &[batch, m, n]))
+    }
+
+    #[test]
+    fn a_product_takes_whole_waves() {
+        let us = |tiles: usize| product(1, [128 * tiles, 256, 4096], true).predicted(&h200());
+        // 132 tiles of 128 x 256 are one wave.
+        assert!(us(132) < 1.1 * us(100), "{} {}", us(132), us(100));
+        assert!(us(140) > 1.15 * us(132), "{} {}", us(140), us(132));
+    }
+
+    #[test]
+    fn matrices_that_share_a_factor_are_one() {
+        let us = |shared| product(64, [7, 512, 2048], shared).predicted(&h200());
+        assert!(us(true) < us(false) / 2.0, "{} {}", us(true), us(false));
+    }
+
+    #[test]
+    fn rows_that_are_no_whole_accesses_are_slow() {
+        let us = |n| product(1, [4096, n, 4096], true).predicted(&h200());
+        assert!(us(4095) > 2.0 * us(4096), "{} {}", us(4095), us(4096));
+    }
+
+    #[test]
+    fn what_the_cache_holds_is_faster_than_memory() {
+        let device = h200();
+        let seconds = |elements| {
+            let copy = step(Action::Copy, vec![whole(0, &[elements])], whole(1, &[elements]));
+            (copy.predicted(&device) - device.launch) / elements as f64
+        };
+        assert!(seconds(1 << 20) < 0.9 * seconds(1 << 28));
+    }
+
+    #[test]
+    fn a_host_counts_neither_tiles_nor_waves() {
+        let cpu = Device::cpu();
+        let product = product(1, [129, 65, 64], true);
+        let work = product.work();
+        let want = cpu.launch + (work.flops / cpu.matrix_rate(DType::BF16)).max(work.bytes / cpu.bandwidth);
+        assert!((product.predicted(&cpu) / want - 1.0).abs() < 1e-9);
+    }
+}

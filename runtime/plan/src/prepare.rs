@@ -133,8 +133,10 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants, w
     // Where results must be the bits of the plan without rules, constants round as they do there.
     let together = options.cluster && !options.allowed.is_exact();
     let mut parts = inlined(&parts, device)?;
+    // How means of channels are divided may depend on the batch.
     if together
         && !device.is_host()
+        && !options.allowed.batch_invariant
         && let Some(last) = with_channels_last(&parts)?
     {
         parts = last;

@@ -65,7 +65,6 @@ ALBERT = {
     "num_attention_heads": 12,
     "intermediate_size": 3072,
 }
-
 NEOX = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "num_attention_heads": 16}
 
 

@@ -179,6 +179,33 @@ fn a_network_for_images_keeps_its_channels_last() {
     }
 }
 
+/// What has other axes than an image reads channels first.
+#[test]
+fn images_among_other_axes_agree_with_the_reference() {
+    let dtype = DType::F32;
+    let Case { what, mut graph, inputs } = network(dtype, [1, 3, 40, 33], [2, 1, 0]);
+    let (_, image) = graph.outputs[0].clone();
+    let shape: Vec<usize> = graph.ty(image).shape.iter().map(|d| d.as_const().unwrap() as usize).collect();
+    // Two volumes of numbers, a row of them, and the image's own axes in another order.
+    let volume = graph.constant(filled(dtype, &[&[2], shape.as_slice()].concat(), 7));
+    let row = graph.constant(filled(dtype, &shape[3..], 5));
+    let sum = graph.call("add", &[image, volume], &[]).unwrap()[0];
+    let with_row = graph.call("mul", &[image, row], &[]).unwrap()[0];
+    let flat = graph.call("reshape", &[with_row], &[("shape", [1, shape.iter().product::<usize>() as i64].into())]);
+    let turned = graph.call("transpose", &[image], &[("perm", [0i64, 3, 1, 2].into())]).unwrap()[0];
+    for (name, v) in [("sum", sum), ("flat", flat.unwrap()[0]), ("turned", turned)] {
+        graph.output(name, v);
+    }
+    let plan = pipeline::plan(&graph, &Options::new(Device::named("h200").unwrap())).unwrap();
+    assert!(plan.steps.iter().any(|s| matches!(&s.action, Action::Unfold(u) if u.channels_last)), "{plan}");
+    let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
+    let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
+    let got = hypatia_cpu::Executor::new(std::sync::Arc::new(plan), 2).unwrap().poisoned().run(&tensors).unwrap();
+    for (got, want) in got.iter().zip(&want) {
+        compare(got, &want.to_tensor().unwrap(), want.dtype, coarsest(&graph), &what);
+    }
+}
+
 #[test]
 fn convolutions_as_products_agree_with_the_reference_on_the_cpu() {
     // The host has no convolution of single channels that lie last in 16 bits.
