@@ -522,6 +522,9 @@ impl Site<'_> {
         if let Some(hint) = self.no_operand() {
             return d.hint(hint);
         }
+        if self.open_choice() {
+            return d.hint("a choice has a value for both cases: write `if c then a else b`");
+        }
         if opens_item(self.tokens, self.i, self.builder.text) && self.i > 0 {
             return d.hint("is there a `;` missing before it?");
         }
@@ -537,6 +540,13 @@ impl Site<'_> {
         let open = before.iter().rposition(|t| t.text(self.builder.text) == "(")?;
         let class = open.checked_sub(1).map(|at| self.text(at))?;
         matches!(class, "approx" | "within").then_some("write the bound of a class without a sign: it is at least 0")
+    }
+
+    /// `if c then x`: a choice that ends before its `else`.
+    fn open_choice(&self) -> bool {
+        let before = self.tokens.get(..self.i).unwrap_or_default();
+        let last = before.iter().rev().map(|t| t.text(self.builder.text)).find(|w| matches!(*w, "then" | "else"));
+        last == Some("then") && self.expects(Rule::kw_else)
     }
 
     /// `x + ;`, `x + * 2`: an operator without its operand.
