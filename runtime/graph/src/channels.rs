@@ -10,12 +10,13 @@
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{AttrValue, InView};
+use hypatia_dsl::kernel::{ChannelWindowsKernel, WindowAxis};
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::shape::Dim;
 
 use super::constants::constant_nodes;
 use super::kinds::{builtin, is_pointwise};
-use super::prim::{Prim, sizes};
+use super::prim::{Prim, Window, sizes};
 use super::replace::copy;
 use super::{ConvSizes, Graph, Node, NodeId, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
@@ -23,7 +24,7 @@ use hypatia_tensor::error::{Error, Result};
 mod pool;
 
 /// Axes of an image from channels first to channels last, and back.
-pub const LAST: [usize; 4] = [0, 2, 3, 1];
+const LAST: [usize; 4] = [0, 2, 3, 1];
 const FIRST: [usize; 4] = [0, 3, 1, 2];
 /// Elements of 16 bits in the widest access: filters of other channels stay first.
 const ACCESS: usize = 8;
@@ -38,7 +39,7 @@ const FEWEST: usize = 2;
 /// # Errors
 /// If a node cannot be built.
 pub fn with_channels_last(graph: &Graph) -> Result<Option<Graph>> {
-    let convolutions = graph.nodes.iter().filter(|n| graph.conv_sizes_of_image(n).is_some()).count();
+    let convolutions = graph.nodes.iter().filter(|n| graph.conv_of_image(n).is_some()).count();
     if convolutions < FEWEST {
         return Ok(None);
     }
@@ -73,7 +74,7 @@ enum How {
     Windows,
     /// As a convolution that reads channels first: too few for whole accesses.
     FewChannels,
-    /// As a convolution of single channels, that reads and stores channels last.
+    /// As a convolution of single channels that a kernel reads and stores last.
     SingleChannels,
 }
 
@@ -249,15 +250,16 @@ impl Channels<'_> {
 
     /// How such a convolution is computed; `None` for another node.
     fn how(&self, node: &Node) -> Option<(How, ConvSizes)> {
-        let sizes = self.graph.conv_sizes_of_image(node)?;
+        let (sizes, axes) = self.graph.conv_of_image(node)?;
         let NodeKind::Op { attrs, term, .. } = &node.kind else { return None };
         let [strides, before, after, ..] = attrs.as_slice() else { return None };
         let all =
             |list: &AttrValue, value: i64| matches!(list, AttrValue::List(l) if l.iter().all(|a| *a == value.into()));
         let one = sizes.taps.iter().all(|t| *t == 1) && all(strides, 1) && all(before, 0) && all(after, 0);
         let products = sizes.groups == 1 && sizes.are_products();
-        let single =
-            sizes.groups > 1 && [sizes.channels, sizes.filters] == [1, 1] && sizes.groups.is_multiple_of(ACCESS);
+        let dtype = node.operands.first().copied().flatten().map(|x| self.graph.ty(x).dtype)?;
+        let fits = sizes.groups.is_multiple_of(ACCESS) && ChannelWindowsKernel::fits(axes, sizes.groups, dtype);
+        let single = sizes.groups > 1 && [sizes.channels, sizes.filters] == [1, 1] && fits;
         let constant = node.operands.get(1).copied().flatten().is_some_and(|w| self.constant[w.node.index()]);
         let how = match sizes.channels.is_multiple_of(ACCESS) {
             _ if single => How::SingleChannels,
@@ -374,8 +376,8 @@ impl Channels<'_> {
 
 impl Graph {
     /// The sizes of a node that is a convolution of images, whose sizes but for the batch's are
-    /// known. The batch counts as one image.
-    fn conv_sizes_of_image(&self, node: &Node) -> Option<ConvSizes> {
+    /// known, and how its windows lie along rows and columns. The batch counts as one image.
+    fn conv_of_image(&self, node: &Node) -> Option<(ConvSizes, [WindowAxis; 2])> {
         let (op, NodeKind::Op { attrs, .. }) = (builtin(self, node)?, &node.kind) else { return None };
         let of = |shape: &[Dim]| {
             let (_, rest) = shape.split_first()?;
@@ -384,7 +386,15 @@ impl Graph {
         let operand = |i: usize| node.operands.get(i).copied().flatten().map(|v| self.ty(v).shape.clone());
         let (x, filters, out) = (of(&operand(0)?)?, sizes(&operand(1)?, &|_| None).ok()?, of(&node.results[0].shape)?);
         match Prim::read(op, attrs, &|_| None, &[&x, &filters], &out).ok()? {
-            Prim::Conv { groups, axes } if axes.len() == 2 => ConvSizes::new(groups, &filters, &out),
+            Prim::Conv { groups, axes } => {
+                let [rows, columns]: [Window; 2] = axes.try_into().ok()?;
+                let axis = |w: Window, at: usize| {
+                    let (image, out) = (*x.get(at)?, *out.get(at)?);
+                    let Window { size, stride, dilation, before } = w;
+                    Some(WindowAxis { image, out, size, stride, dilation, before }.plain())
+                };
+                Some((ConvSizes::new(groups, &filters, &out)?, [axis(rows, 2)?, axis(columns, 3)?]))
+            }
             _ => None,
         }
     }

@@ -7,11 +7,12 @@ use minijinja::context;
 
 use super::pointwise::declarations;
 use super::term::Functions;
+use super::windows::along;
 use super::{
     Arg, CudaSource, EmitError, Entry, Geometry, Header, POINTWISE_BLOCK, common, identifier, render, storage,
 };
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{UnfoldKernel, WindowAxis};
+use hypatia_dsl::kernel::UnfoldKernel;
 
 /// Rows of the image that a thread reads ahead: elements that it may keep.
 const AHEAD: usize = 64;
@@ -51,24 +52,17 @@ pub(super) fn emit(program: &Program, kernel: &UnfoldKernel) -> Result<CudaSourc
         entries: &entries,
         in_place: false,
     };
-    let both = |of: fn(&WindowAxis) -> usize| vec![of(&rows), of(&columns)];
     let ctx = context! {
         entry => entries[0].name.clone(),
         block => POINTWISE_BLOCK,
         type => storage(kernel.dtype),
         args => declarations(&args, &[]),
-        image => both(|a| a.image),
-        out => both(|a| a.out),
-        size => both(|a| a.size),
-        stride => both(|a| a.stride),
-        dilation => both(|a| a.dilation),
-        before => both(|a| a.before),
         vector => vector,
         channels => kernel.channels,
         span => kernel.span(),
         keeps_rows => kernel.keeps_rows(),
         rows_ahead => (AHEAD / kernel.span().max(1)).clamp(1, rows.size),
-        ..common(header, &functions, [kernel.dtype].into_iter(), &[])?
+        ..context! { ..along(kernel.axes), ..common(header, &functions, [kernel.dtype].into_iter(), &[])? }
     };
     let template = if last { "unfold_last.cu.j2" } else { "unfold.cu.j2" };
     let text = render(template, &format!("{}.cu", identifier("", &kernel.name)), ctx)?;

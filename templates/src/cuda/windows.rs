@@ -75,10 +75,22 @@ pub(super) fn emit(program: &Program, kernel: &WindowsKernel) -> Result<CudaSour
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
 }
 
+/// How windows lie along rows and columns, as constants of a source.
+pub(super) fn along([rows, columns]: [WindowAxis; 2]) -> Value {
+    let both = |of: fn(&WindowAxis) -> usize| vec![of(&rows), of(&columns)];
+    context! {
+        image => both(|a| a.image),
+        out => both(|a| a.out),
+        size => both(|a| a.size),
+        stride => both(|a| a.stride),
+        dilation => both(|a| a.dilation),
+        before => both(|a| a.before),
+    }
+}
+
 /// The constants of the source.
 fn sizes(kernel: &WindowsKernel) -> Value {
     let [rows, columns] = kernel.axes;
-    let both = |of: fn(&WindowAxis) -> usize| vec![of(&rows), of(&columns)];
     let ([high, wide], [pitch, plane]) = (kernel.needed(), kernel.pitches());
     let tiles = kernel.tiles();
     let tile = kernel.tile;
@@ -92,12 +104,6 @@ fn sizes(kernel: &WindowsKernel) -> Value {
     let padded = |a: &WindowAxis| a.before > 0 || a.span(a.out) > a.image;
     let packs = (tile.planes * come[0] * come[1] / kernel.vector()).div_ceil(tile.block());
     context! {
-        image => both(|a| a.image),
-        out => both(|a| a.out),
-        size => both(|a| a.size),
-        stride => both(|a| a.stride),
-        dilation => both(|a| a.dilation),
-        before => both(|a| a.before),
         down => tile.each[0],
         across => tile.each[1],
         high => tile.threads[0],
@@ -118,6 +124,7 @@ fn sizes(kernel: &WindowsKernel) -> Value {
         ahead => packs.clamp(1, MOST_AHEAD),
         whole => whole,
         fill => whole && (padded(&rows) || padded(&columns)),
+        ..along(kernel.axes)
     }
 }
 

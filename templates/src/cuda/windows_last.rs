@@ -8,11 +8,11 @@ use minijinja::{Value, context};
 use super::pointwise::declarations;
 use super::term::{Functions, compute_name, widen};
 use super::tiles::about;
-use super::windows::{FACTORS, STRIDES, Summed, formula, strided, value};
+use super::windows::{FACTORS, STRIDES, Summed, along, formula, strided, value};
 use super::{Arg, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, common, identifier, render, storage};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, ChannelWindowsKernel, Operand, WindowAxis};
+use hypatia_dsl::kernel::{Access, ChannelWindowsKernel, Operand};
 
 /// The most elements of a window whose rows are all unrolled.
 const UNROLLED: usize = 25;
@@ -71,14 +71,7 @@ pub(super) fn emit(program: &Program, kernel: &ChannelWindowsKernel) -> Result<C
 /// The constants of the source.
 fn sizes(kernel: &ChannelWindowsKernel) -> Value {
     let [rows, columns] = kernel.axes;
-    let both = |of: fn(&WindowAxis) -> usize| vec![of(&rows), of(&columns)];
     context! {
-        image => both(|a| a.image),
-        out => both(|a| a.out),
-        size => both(|a| a.size),
-        stride => both(|a| a.stride),
-        dilation => both(|a| a.dilation),
-        before => both(|a| a.before),
         channels => kernel.channels,
         vector => kernel.vector(),
         lanes => kernel.lanes(),
@@ -88,6 +81,7 @@ fn sizes(kernel: &ChannelWindowsKernel) -> Value {
         across => kernel.across(),
         span => kernel.span(),
         rows_unrolled => if rows.size * columns.size <= UNROLLED { rows.size } else { 1 },
+        ..along(kernel.axes)
     }
 }
 

@@ -128,10 +128,13 @@ fn filled(dtype: DType, shape: &[usize], factor: usize) -> Tensor {
     Tensor::from_f64(dtype, shape, &values).unwrap()
 }
 
+/// The image of a network, and its stride, dilation and padding behind.
+const NETWORKS: [([usize; 4], [i64; 3]); 3] =
+    [([2, 3, 23, 18], [1, 1, 1]), ([1, 3, 40, 33], [2, 1, 0]), ([3, 3, 16, 16], [1, 2, 3])];
+
 fn networks() -> Vec<Case> {
-    let sizes = [([2, 3, 23, 18], [1, 1, 1]), ([1, 3, 40, 33], [2, 1, 0]), ([3, 3, 16, 16], [1, 2, 3])];
     let types = [DType::BF16, DType::F16, DType::F32, DType::F64];
-    let all = types.into_iter().flat_map(|t| sizes.map(|(image, attrs)| network(t, image, attrs)));
+    let all = types.into_iter().flat_map(|t| NETWORKS.map(|(image, attrs)| network(t, image, attrs)));
     all.collect()
 }
 
@@ -164,10 +167,10 @@ fn a_convolution_is_windows_and_a_product_on_a_gpu() {
 /// Convolutions that follow each other compute with channels last, without a copy.
 #[test]
 fn a_network_for_images_keeps_its_channels_last() {
-    for case in networks() {
+    for (case, (_, [stride, ..])) in networks().into_iter().zip(NETWORKS.into_iter().cycle()) {
         let plan = plan(&case);
         let last = |s: &&Step| matches!(&s.action, Action::Unfold(u) if u.channels_last);
-        let strided = usize::from(case.what.ends_with("2, 1, 0"));
+        let strided = usize::from(stride > 1);
         assert_eq!(plan.steps.iter().filter(last).count(), 2 + strided, "{}\n{plan}", case.what);
         let first = |s: &&Step| matches!(&s.action, Action::Unfold(u) if !u.channels_last);
         assert_eq!(plan.steps.iter().filter(first).count(), 1, "{}\n{plan}", case.what);

@@ -35,10 +35,16 @@ pub(super) fn feeds_convolution(graph: &Graph, pointwise: &[bool]) -> Vec<bool> 
 }
 
 /// The permutation that moves the channels, axis 1, to the end.
-fn channels_last(rank: usize) -> Vec<usize> {
+pub(super) fn channels_last(rank: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..rank).filter(|a| *a != 1).collect();
     order.push(1);
     order
+}
+
+/// An image whose channels lie last in memory, with its axes in that order; `None` for another.
+pub(super) fn as_lies_last(x: &View) -> Option<View> {
+    let last = (x.shape.len() == 4 && !x.is_empty()).then(|| x.transposed(&channels_last(4)))?;
+    (last.is_contiguous() && !x.is_contiguous()).then_some(last)
 }
 
 impl Lower<'_> {
@@ -104,18 +110,14 @@ impl Lower<'_> {
         (dtype, shape): (DType, &[usize]),
     ) -> Result<Option<View>> {
         let (graph, order) = (self.graph, channels_last(shape.len()));
-        let last = x.shape.len() == 4 && !x.is_contiguous() && x.transposed(&order).is_contiguous();
-        if !last || !w.is_contiguous() || !graph.is_read_channels_last(&self.users[index]) {
-            return Ok(None);
-        }
+        let Some(x) = as_lies_last(x).filter(|_| w.is_contiguous()) else { return Ok(None) };
         let step = ConvStep { channels_last: true, ..step.clone() };
-        let x = x.transposed(&order);
         let stored: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
-        let [out, seen] = self.fresh_in(dtype, shape, Some(&order))?;
-        debug_assert_eq!(out.shape, stored);
-        if step.on_channels(&x, w, &out).is_none() {
+        let fits = step.on_channels(&x, w, &View::whole(x.buffer, dtype, &stored)).is_some();
+        if !fits || !graph.is_read_channels_last(&self.users[index]) {
             return Ok(None);
         }
+        let [out, seen] = self.fresh_in(dtype, shape, Some(&order))?;
         let mut views = vec![x, w.clone()];
         views.extend(reads.iter().map(|v| v.transposed(&order)));
         self.step(&graph.nodes[index].name, Action::Conv(step), views, vec![out]);

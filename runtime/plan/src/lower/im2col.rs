@@ -14,6 +14,7 @@ use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 
 use super::Lower;
+use super::conv::{as_lies_last, channels_last};
 use crate::rows::fitted;
 use crate::view::View;
 use crate::windows::rows_and_columns;
@@ -23,8 +24,6 @@ use hypatia_graph::{ConvSizes, Known, Node};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
-/// The axes of an image from channels first to channels last.
-const CHANNELS_LAST: [usize; 4] = [0, 2, 3, 1];
 /// The most elements of a window that are read one by one, and those that one pass adds up: each
 /// takes the registers of two addresses.
 const MOST_TAPS: usize = 64;
@@ -50,7 +49,7 @@ impl Lower<'_> {
             return Ok(());
         }
         if let Some(rows) = self.unfolded_pixels(name, &step, &x, &sizes)? {
-            let w = w.transposed(&CHANNELS_LAST);
+            let w = w.transposed(&channels_last(w.shape.len()));
             return self.filtered(node, step, (&sizes, rows, w), reads, out);
         }
         if sizes.are_products()
@@ -110,11 +109,8 @@ impl Lower<'_> {
     /// The windows of an image whose channels lie last, as the right operand of a product: a column
     /// for each, whose elements are side by side. `None` for another image.
     fn unfolded_pixels(&mut self, name: &str, step: &ConvStep, x: &View, sizes: &ConvSizes) -> Result<Option<View>> {
-        let image = x.shape.len() == CHANNELS_LAST.len() && sizes.groups == 1 && !sizes.out.contains(&0);
-        if !image || x.is_empty() || x.is_contiguous() || !x.transposed(&CHANNELS_LAST).is_contiguous() {
-            return Ok(None);
-        }
-        let from = x.transposed(&CHANNELS_LAST);
+        let whole = sizes.groups == 1 && !sizes.out.contains(&0);
+        let Some(from) = as_lies_last(x).filter(|_| whole) else { return Ok(None) };
         let shape = [&[sizes.batch], sizes.out.as_slice(), &sizes.taps, &[sizes.channels]].concat();
         let out = self.fresh(x.dtype, &shape)?;
         let windows = UnfoldStep { windows: step.windows.clone(), channels_last: true };
