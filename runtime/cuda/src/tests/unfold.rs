@@ -70,7 +70,10 @@ fn network(dtype: DType, image: [usize; 4], [stride, dilation, after]: [i64; 3])
     let mut conv = |g: &mut Graph, x, [o, i, k]: [usize; 3], attrs: [i64; 4]| {
         seed += 2;
         let w = g.constant(filled(dtype, &[o, i, k, k], seed));
-        let [stride, before, after, dilation] = attrs.map(|a| AttrValue::from([a, a]));
+        let [stride, before, after, dilation] = attrs;
+        let [stride, dilation] = [stride, dilation].map(|a| AttrValue::from([a, a]));
+        // Rows and columns are padded on different sides.
+        let [before, after] = [[before, after], [after, before]].map(AttrValue::from);
         let groups = if i == 1 { o as i64 } else { 1 };
         let around = [("strides", stride), ("before", before), ("after", after), ("dilations", dilation)];
         let attrs = [around.as_slice(), &[("groups", groups.into())]].concat();
@@ -180,6 +183,36 @@ fn a_network_for_images_keeps_its_channels_last() {
         let copied = |s: &&Step| matches!(s.action, Action::Copy);
         assert!(plan.steps.iter().filter(copied).count() <= 1, "{}\n{plan}", case.what);
     }
+}
+
+/// Windows that no kernel for single channels holds are none of its steps, in whatever order.
+#[test]
+fn long_windows_of_single_channels_are_sums() {
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
+    let x = g.input("x", ty(DType::F32, &[1, 3, 12, 12]));
+    let mut y = x;
+    // The second window has 81 elements.
+    for (i, [o, channels, k]) in [[16, 3, 3], [16, 1, 9], [64, 16, 1], [64, 64, 1]].into_iter().enumerate() {
+        let w = g.constant(filled(DType::F32, &[o, channels, k, k], 13 + 2 * i));
+        let (ones, around) = (AttrValue::from([1i64, 1]), AttrValue::from([k as i64 / 2; 2]));
+        let groups = if channels == 1 { o as i64 } else { 1 };
+        let attrs = [
+            ("strides", ones.clone()),
+            ("before", around.clone()),
+            ("after", around),
+            ("dilations", ones),
+            ("groups", groups.into()),
+        ];
+        y = g.call("conv", &[y, w], &attrs).unwrap()[0];
+    }
+    g.output("y", y);
+    let plan = pipeline::plan(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
+    assert!(!plan.steps.iter().any(|s| matches!(s.action, Action::Conv(_))), "{plan}");
+    let inputs = vec![("x".to_string(), filled(DType::F32, &[1, 3, 12, 12], 37))];
+    let want = evaluate(&g, &inputs, Mode::Rounded).unwrap();
+    let executor = hypatia_cpu::Executor::new(std::sync::Arc::new(plan), 2).unwrap().poisoned();
+    let got = executor.run(&[inputs[0].1.clone()]).unwrap();
+    compare(&got[0], &want[0].to_tensor().unwrap(), want[0].dtype, coarsest(&g), "long windows");
 }
 
 /// What has other axes than an image reads channels first.
