@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 use super::checksum::RowSums;
+use super::prologue::{Prologue, UNIT};
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
@@ -25,6 +26,13 @@ const MAX_FETCHED: usize = 2;
 /// Slots from which a result is stored in turn, and rows of a slot.
 const SLOTS: usize = 2;
 const SLOT_ROWS: usize = 64;
+/// Threads of a group.
+const GROUP: usize = 128;
+/// Units of a stage that a thread computes at most: each takes four registers.
+const UNITS: usize = 12;
+/// Bytes that are on their way to where factors are computed, and stages of them at most.
+const ON_THEIR_WAY: usize = 32_768;
+const MAX_AHEAD: usize = 4;
 /// More stages than this hide no more latency.
 const MAX_STAGES: usize = 12;
 
@@ -99,11 +107,6 @@ impl Tiling {
         self.columns.is_multiple_of(128)
     }
 
-    /// Threads of a block: the producer's group and the consumers'.
-    pub fn threads(&self) -> usize {
-        128 * (self.consumers + 1)
-    }
-
     /// Blocks of a cluster.
     pub fn blocks(&self) -> usize {
         self.cluster[0] * self.cluster[1]
@@ -137,6 +140,8 @@ pub struct GemmKernel {
     /// For the left and the right factors, true if k is the dense axis: `[m, k]` or `[n, k]` in
     /// memory.
     pub dense_k: [bool; 2],
+    /// How the left factor and the right ones are computed, if they do not lie in memory.
+    pub prologues: [Option<Prologue>; 2],
     /// What the epilogue's `In` leaves read.
     pub inputs: Vec<Operand>,
     /// Element types of the results, one for each root of `term`.
@@ -153,6 +158,63 @@ impl GemmKernel {
     /// Factors of the products, which come before the epilogue's operands.
     pub fn factors(&self) -> usize {
         if self.pair { 3 } else { 2 }
+    }
+
+    /// Operands of all factors, which come before those of the epilogue.
+    pub fn reads(&self) -> usize {
+        let [left, right] = [0, 1].map(|i| self.prologues[i].as_ref().map_or(1, |p| p.inputs.len()));
+        left + right * (self.factors() - 1)
+    }
+
+    /// True if a factor is computed where it is read.
+    pub fn computes(&self) -> bool {
+        self.prologues.iter().any(Option::is_some)
+    }
+
+    /// Groups of the producer: one warp of one loads, two compute.
+    pub fn producers(&self) -> usize {
+        if self.computes() { 2 } else { 1 }
+    }
+
+    /// Threads of a block.
+    pub fn threads(&self) -> usize {
+        GROUP * (self.tiling.consumers + self.producers())
+    }
+
+    /// Registers of a thread of the producer and of a consumer, where they differ from the share
+    /// of a thread: all groups together have no more than at first.
+    pub fn registers(&self) -> Option<[usize; 2]> {
+        match (self.tiling.consumers, self.computes()) {
+            (1, false) => None,
+            (_, false) => Some([40, 232]),
+            (1, true) => Some([128, 240]),
+            (_, true) => Some([72, 184]),
+        }
+    }
+
+    /// Whether registers hold what a thread computes: units of a stage, and the sums of one
+    /// multiplication in the share of a thread in all registers.
+    fn computes_in_registers(&self) -> bool {
+        let t = &self.tiling;
+        let lines = [t.block_rows(), t.columns];
+        let of = |(p, lines): (&Option<Prologue>, usize)| if p.is_some() { lines * TILE_K / (UNIT * GROUP) } else { 0 };
+        let units: usize = self.prologues.iter().zip(lines).map(of).sum();
+        units <= UNITS && (t.consumers == 1 || t.columns <= 128)
+    }
+
+    /// Bytes of what the computed factors of a stage are computed from.
+    fn raw(&self) -> usize {
+        let t = &self.tiling;
+        let of = |i: usize, lines: usize| {
+            let bytes = |p: &Prologue| p.unit_bytes(self.dense_k[i]) * lines * TILE_K / UNIT;
+            self.prologues[i].as_ref().map_or(0, bytes)
+        };
+        of(0, t.block_rows()) + of(1, t.columns)
+    }
+
+    /// Stages of a group of producers for which that is on its way.
+    pub fn ahead(&self) -> usize {
+        (ON_THEIR_WAY / (self.producers() * self.raw()).max(1)).clamp(2, MAX_AHEAD)
     }
 
     /// Columns of the result in a tile.
@@ -177,7 +239,11 @@ impl GemmKernel {
     pub fn refusal(&self) -> Option<&'static str> {
         let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
         let other_half = |o: &Operand| half(o.dtype) && o.dtype != self.factor;
+        let prologues = || self.prologues.iter().flatten().find_map(|p| p.refusal(self.factor));
         match () {
+            () if self.computes() && self.row_sums != RowSums::Off => {
+                Some("a product with computed factors is not checked")
+            }
             () if !half(self.factor) => Some("its factors are not f16 or bf16"),
             () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")
@@ -187,7 +253,7 @@ impl GemmKernel {
             }
             () if self.outputs.iter().any(|o| *o != self.outputs[0]) => Some("its results have several types"),
             () if self.inputs.iter().any(other_half) => Some("its epilogue reads both f16 and bf16"),
-            () => None,
+            () => prologues(),
         }
     }
 
@@ -223,7 +289,8 @@ impl GemmKernel {
     fn overhead(&self) -> usize {
         let barriers = 8 * (2 * MAX_STAGES + self.tiling.consumers);
         let rows = self.staged_rows().len() * self.columns() * 4;
-        self.tiling.consumers * (self.staging() + rows) + ALIGNMENT + barriers
+        let raw = if self.computes() { self.producers() * self.ahead() * self.raw() } else { 0 };
+        self.tiling.consumers * (self.staging() + rows) + raw + ALIGNMENT + barriers
     }
 
     /// Stages that fit into shared memory; `None` if fewer than two do, or if a factor whose dense
@@ -234,6 +301,9 @@ impl GemmKernel {
         let cut = |dense: bool, size: usize, parts: usize| dense || (size / parts).is_multiple_of(64);
         let cut = cut(a, self.tiling.block_rows(), n) && cut(b, self.tiling.columns, m);
         let cut = cut && (!self.pair || self.tiling.has_pairs());
+        // Each block computes what it multiplies.
+        // Of 512 threads, none may have more sums of one multiplication than 64 columns give.
+        let cut = cut && (!self.computes() || (self.tiling.blocks() == 1 && self.computes_in_registers()));
         let stages = SHARED.checked_sub(self.overhead())? / self.stage();
         (cut && stages >= 2).then_some(stages.min(MAX_STAGES))
     }
@@ -263,6 +333,7 @@ mod tests {
             factor: DType::BF16,
             pair: false,
             dense_k: [true, true],
+            prologues: [None, None],
             inputs: vec![full; fulls],
             outputs: vec![DType::BF16],
             term,

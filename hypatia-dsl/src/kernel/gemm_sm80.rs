@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 use super::checksum::RowSums;
+use super::prologue::{Prologue, UNIT};
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
@@ -133,8 +134,10 @@ pub struct WarpGemm {
     pub doc: String,
     /// What is multiplied: f16, bf16, or f32 in TF32.
     pub multiplied: DType,
-    /// Both factors.
+    /// Both factors. Those that are computed where they are read lie as what has their size does.
     pub factors: [Factor; 2],
+    /// How each factor is computed, if it does not lie in memory.
+    pub prologues: [Option<Prologue>; 2],
     /// What the epilogue's `In` leaves read. Of `Full` operands and of the result, every row begins
     /// at a multiple of `vector` elements; `Row` operands begin at one.
     pub inputs: Vec<Operand>,
@@ -171,6 +174,7 @@ impl WarpGemm {
         let other_half = |d: DType| is_half(d) && Some(d) != half;
         let [a, b] = self.factors;
         let bytes = |f: Factor| f.dtype == DType::I8;
+        let computed = self.prologues.iter().any(Option::is_some);
         match () {
             () if !is_half(self.multiplied) && self.multiplied != DType::F32 => {
                 Some("its factors are not f16, bf16 or f32")
@@ -180,6 +184,9 @@ impl WarpGemm {
             }
             () if bytes(b) && (self.multiplied == DType::F32 || !a.dense_k || !b.dense_k) => {
                 Some("bytes are widened only to f16 and bf16, and where k is the dense axis of both factors")
+            }
+            () if computed && (!is_half(self.multiplied) || bytes(b) || self.row_sums != RowSums::Off) => {
+                Some("only products of f16 and bf16 that are not checked have computed factors")
             }
             () if self.factors.iter().any(|f| f.unit < f.dtype.size() || bytes(*f) && f.unit < 4) => {
                 Some("the rows of a factor begin within an element or a word")
@@ -197,6 +204,21 @@ impl WarpGemm {
         }
     }
 
+    /// Operands of both factors, which come before those of the epilogue.
+    pub fn reads(&self) -> usize {
+        self.prologues.iter().map(|p| p.as_ref().map_or(1, |p| p.inputs.len())).sum()
+    }
+
+    /// Bytes of what the computed factors of a slice are computed from: whole units of all threads.
+    fn raw(&self) -> usize {
+        let t = &self.tiling;
+        let of = |(prologue, (factor, lines)): (&Option<Prologue>, (Factor, usize))| {
+            let units = (lines * t.depth / UNIT).next_multiple_of(t.threads());
+            prologue.as_ref().map_or(0, |p| p.unit_bytes(factor.dense_k) * units)
+        };
+        self.prologues.iter().zip(self.factors.into_iter().zip([t.rows, t.columns])).map(of).sum()
+    }
+
     /// Bytes of a slice of each factor.
     fn stage(&self) -> usize {
         let [a, b] = self.factors.map(|f| f.dtype.size());
@@ -211,7 +233,7 @@ impl WarpGemm {
 
     /// Dynamic shared memory of a block, in bytes.
     pub fn shared(&self) -> usize {
-        (self.tiling.stages * self.stage()).max(self.staging())
+        (self.tiling.stages * (self.stage() + self.raw())).max(self.staging())
     }
 
     /// Whether the tiling fits: its slices into shared memory, and a row of a slice among the
@@ -254,6 +276,7 @@ mod tests {
             doc: String::new(),
             multiplied: DType::BF16,
             factors: [Factor { dtype: DType::BF16, dense_k: true, unit: 16 }; 2],
+            prologues: [None, None],
             inputs: Vec::new(),
             outputs: vec![DType::BF16],
             vector: 8,

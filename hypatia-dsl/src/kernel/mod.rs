@@ -48,7 +48,7 @@ pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
-pub use prologue::{Accesses, FactorAccess, FactorInput, Prologue, Walked};
+pub use prologue::{Accesses, FactorAccess, FactorInput, Prologue, UNIT, Walked};
 pub use region::{ColumnSum, RowOperand, RowRegion, RowValue, SharedWork};
 pub use sums::{JoinSumsKernel, MAX_SUMS, ROWS_AHEAD, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};

@@ -10,10 +10,15 @@ use crate::dtype::DType;
 use crate::ir::{Program, ScalarBody};
 use crate::scalar::{Term, TermId, TermNode, prune};
 
+use super::gemm_sm80::Factor;
+
 /// The widest access, in bytes.
 const WIDEST: usize = 16;
 /// Bytes of a word.
 const WORD: usize = 4;
+/// Elements that a thread computes side by side where a factor is stored in shared memory: 16 bytes
+/// of 16-bit numbers.
+pub const UNIT: usize = 8;
 
 /// How an operand lies along k and along the lines of a factor: the rows of the left one, the
 /// columns of the right one.
@@ -49,10 +54,8 @@ pub struct Prologue {
     pub inputs: Vec<FactorInput>,
     /// Elements of k in a group; those of all of k if nothing is read by groups.
     pub group: usize,
-    /// An element of the factor, without `line`.
+    /// An element of the factor.
     pub term: Term,
-    /// By what the sums of a line are multiplied: the part of an element that is the same along k.
-    pub line: Option<Term>,
 }
 
 /// How a thread walks a factor in a step.
@@ -64,6 +67,14 @@ pub struct Walked {
     pub lines: usize,
     /// Elements of k side by side.
     pub neighbours: usize,
+}
+
+impl Walked {
+    /// A unit of a factor that is stored in shared memory.
+    pub fn unit(by_k: bool) -> Walked {
+        let (lines, neighbours) = if by_k { (1, UNIT) } else { (UNIT, 1) };
+        Walked { by_k, lines, neighbours }
+    }
 }
 
 /// The accesses with which a thread reads an operand: how many, and the elements of each.
@@ -95,6 +106,12 @@ impl FactorInput {
         matches!(self.access, FactorAccess::Line | FactorAccess::Splat)
     }
 
+    /// Bytes of what a unit reads of it, at least a word.
+    pub fn unit_bytes(&self, by_k: bool) -> usize {
+        let Accesses { count, elements } = self.accesses(Walked::unit(by_k));
+        count * (elements * self.dtype.size()).max(WORD)
+    }
+
     /// Words of an access of so many elements.
     pub fn words(&self, elements: usize) -> usize {
         (elements * self.dtype.size()).div_ceil(WORD)
@@ -110,6 +127,11 @@ impl Prologue {
             words[usize::from(input.is_kept())] += count * input.words(elements);
         }
         words
+    }
+
+    /// Bytes of what a unit is computed from.
+    pub fn unit_bytes(&self, by_k: bool) -> usize {
+        self.inputs.iter().map(|i| i.unit_bytes(by_k)).sum()
     }
 
     /// Bytes that are read for each element of the factor.
@@ -152,17 +174,42 @@ impl Prologue {
         self.inputs.iter().all(bytes)
     }
 
-    /// The prologue with the part of its term that is the same along k taken out of it: a factor of
-    /// the whole. The sums are multiplied by it instead of each element, and it is not rounded. The
-    /// rest must be bytes: another number may leave the range of `half` where its product with the
-    /// factor does not.
-    pub fn with_line(mut self, program: &Program, half: DType) -> Prologue {
+    /// Why it cannot be stored in shared memory as the factor of `factor`, whose sums have `depth`
+    /// terms and which has that many lines, if it cannot.
+    pub fn unit_refusal(&self, factor: Factor, depth: usize, lines: usize) -> Option<&'static str> {
+        let dense = if factor.dense_k { depth } else { lines };
+        match () {
+            () if !dense.is_multiple_of(UNIT) => Some("its computed factor has rows that are no whole units"),
+            () if !self.fits(Walked::unit(factor.dense_k)) => {
+                Some("what its factor is computed from does not begin where an access of a unit may")
+            }
+            () => self.refusal(factor.dtype),
+        }
+    }
+
+    /// Forgets the operands that the term does not read. The places of the others are returned.
+    pub fn drop_unread(&mut self) -> Vec<usize> {
+        let kept: Vec<usize> = self.read_by(&self.term).collect();
+        self.inputs = kept.iter().map(|i| self.inputs[*i]).collect();
+        for node in &mut self.term.nodes {
+            if let TermNode::In { input, .. } = node {
+                *input = kept.iter().position(|i| *i == *input as usize).unwrap_or_default() as u32;
+            }
+        }
+        kept
+    }
+
+    /// Takes the part of the term that is the same along k out of it: a factor of the whole. The
+    /// sums are multiplied by it instead of each element, and it is not rounded. The rest must be
+    /// bytes: another number may leave the range of `half` where its product with the factor does
+    /// not.
+    pub fn take_line(&mut self, program: &Program, half: DType) -> Option<Term> {
         let term = &self.term;
         let root = match term.node(term.root()) {
             TermNode::Cast { to, arg } if *to == half => *arg,
             _ => term.root(),
         };
-        let TermNode::Call { scalar, args } = term.node(root) else { return self };
+        let TermNode::Call { scalar, args } = term.node(root) else { return None };
         let multiplies = matches!(program.scalar(*scalar).body, ScalarBody::Builtin(BuiltinScalar::Mul));
         let along = |id: TermId| {
             let kept = |node: &TermNode| match node {
@@ -175,14 +222,14 @@ impl Prologue {
         let (of_element, of_line) = match args.as_slice() {
             [a, b] if multiplies && along(*a) && !along(*b) => (*a, *b),
             [a, b] if multiplies && along(*b) && !along(*a) => (*b, *a),
-            _ => return self,
+            _ => return None,
         };
         let part = |root: TermId| prune(&Term { nodes: term.nodes.clone(), roots: vec![root] });
         let (element, line) = (part(of_element), part(of_line));
-        if self.is_bytes(program, &element, half) {
-            (self.line, self.term) = (Some(line), element);
-        }
-        self
+        self.is_bytes(program, &element, half).then(|| {
+            self.term = element;
+            line
+        })
     }
 
     /// True for a byte, and for the sum or the difference of two.
@@ -263,7 +310,7 @@ mod tests {
         let both = term.add(TermNode::Cast { to: DType::BF16, arg: both });
         term.roots.push(both);
         let inputs = vec![input(DType::I8, FactorAccess::Each), input(DType::I8, FactorAccess::Line)];
-        let prologue = Prologue { inputs, group: 64, term, line: None };
+        let prologue = Prologue { inputs, group: 64, term };
         let (term, numbers) = prologue.as_numbers(&prologue.term, DType::BF16);
         // The second operand is used as the integer that it is.
         assert_eq!(numbers, [true, false]);
@@ -285,15 +332,19 @@ mod tests {
             let both = term.add(TermNode::Cast { to: DType::F16, arg: both });
             term.roots.push(both);
             let inputs = vec![input(first, FactorAccess::Each), input(DType::F16, second)];
-            Prologue { inputs, group: 64, term, line: None }.with_line(&program, DType::F16)
+            let mut prologue = Prologue { inputs, group: 64, term };
+            let line = prologue.take_line(&program, DType::F16);
+            (prologue, line)
         };
-        let scaled = of(DType::I8, FactorAccess::Line);
+        let (scaled, line) = of(DType::I8, FactorAccess::Line);
         assert_eq!(scaled.read_by(&scaled.term).collect::<Vec<_>>(), [0]);
-        assert_eq!(scaled.read_by(scaled.line.as_ref().unwrap()).collect::<Vec<_>>(), [1]);
-        assert!(of(DType::I8, FactorAccess::Splat).line.is_some());
-        assert!(of(DType::I8, FactorAccess::Group).line.is_none());
+        assert_eq!(scaled.read_by(&line.unwrap()).collect::<Vec<_>>(), [1]);
+        let mut without = scaled.clone();
+        assert_eq!((without.drop_unread(), without.inputs), (vec![0], scaled.inputs[..1].to_vec()));
+        assert!(of(DType::I8, FactorAccess::Splat).1.is_some());
+        assert!(of(DType::I8, FactorAccess::Group).1.is_none());
         // 1e6 is beyond the range of f16, and 1e6 times 1e-3 is not.
-        assert!(of(DType::F32, FactorAccess::Line).line.is_none());
+        assert!(of(DType::F32, FactorAccess::Line).1.is_none());
     }
 
     #[test]
@@ -306,13 +357,19 @@ mod tests {
         let q = reading(&mut term, 0);
         term.roots.push(q);
         let scale = input(DType::F32, FactorAccess::Group);
-        let mut p = Prologue { inputs: vec![each, scale], group: 12, term, line: None };
+        let mut p = Prologue { inputs: vec![each, scale], group: 12, term };
         assert_eq!((p.words(walked(true, 8)), p.words(walked(false, 8))), ([8 + 4, 0], [8 + 4, 0]));
         assert!(!p.fits(walked(true, 8)) && p.refusal(DType::F16).is_none());
         p.group = 8;
         assert!(p.fits(walked(true, 8)) && !p.fits(walked(true, 16)));
         p.inputs[0].unit = 4;
         assert!(!p.fits(walked(true, 8)) && p.fits(walked(false, 8)) && !p.has_bytes());
+        let factor = |dense_k| Factor { dtype: DType::F16, dense_k, unit: 16 };
+        assert!(p.unit_refusal(factor(true), 64, 40).is_some() && p.unit_refusal(factor(false), 64, 40).is_some());
+        p.inputs[0].unit = 8;
+        assert!(p.unit_refusal(factor(true), 64, 41).is_none() && p.unit_refusal(factor(true), 60, 40).is_some());
+        p.inputs[1].unit = 16;
+        assert!(p.unit_refusal(factor(false), 63, 40).is_none() && p.unit_refusal(factor(false), 64, 41).is_some());
         p.inputs[0].dtype = DType::BF16;
         assert!(p.refusal(DType::F16).is_some());
     }

@@ -1,29 +1,38 @@
 //! Joins products with the pointwise work that computes their factors.
 //!
-//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which a product of
-//! few rows and the pointwise steps whose results only it reads, as its factors, are one step with
-//! these steps as its fallback. Invariant: a factor is rounded as it would be stored; nothing is
-//! joined whose result is a result of the plan, or is read by another step.
+//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which a product
+//! and the pointwise steps whose results only it reads, as its factors, are one step with these
+//! steps as its fallback. Invariant: a factor is rounded as it would be stored; nothing is joined
+//! whose result is a result of the plan, or is read by another step.
 //!
 //! Weights of 8 bits or with scales, casts of weights, activations in front: like pointwise regions
 //! and chains, these are clustered after extraction, since rules would need one for each term.
 
 use std::collections::HashMap;
 
-use hypatia_dsl::ir::Backend;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{Backend, KernelId};
 use hypatia_dsl::kernel::MOST_ROWS;
 
+use super::chain::tiles;
 use super::{Action, BufferId, Called, FactorTerm, GemmStep, Plan, PointwiseStep, PrologueStep, Step, View};
+
+/// The most rows of a product whose right factor is computed where it is read: each tile of rows
+/// computes it again. With more of them, a pass over the factor was as quick on an H200 or quicker
+/// (docs/gpu-tests.md). Each tile of columns computes the left factor again, so it is computed only
+/// for the rows that the template of few rows takes.
+const MOST_RIGHT_ROWS: usize = 64;
 
 /// Joins products of a plan with what computes their factors.
 pub(super) fn cluster(plan: &mut Plan) {
     if plan.allowed.is_exact() || plan.allowed.batch_invariant {
         return;
     }
+    let Some(kernel) = tiles(&plan.program, &plan.device) else { return };
     let makers = makers(plan);
     let mut gone = vec![false; plan.steps.len()];
     for at in 0..plan.steps.len() {
-        if let Some((step, of_factors)) = joined(plan, &makers, at) {
+        if let Some((step, of_factors)) = joined(plan, &makers, kernel, at) {
             of_factors.iter().for_each(|i| gone[*i] = true);
             plan.steps[at] = step;
         }
@@ -49,27 +58,31 @@ fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
     made.filter(|(buffer, _)| readers.get(buffer) == Some(&1)).collect()
 }
 
-/// The product of a step that a generated kernel computes, and its number of factors.
+/// The product of a step that a generated kernel may compute, what the launch reads, and its number
+/// of factors.
 fn product<'p>(plan: &'p Plan, step: &'p Step) -> Option<(&'p GemmStep, &'p [View], usize)> {
-    let Action::Call(call) = &step.action else { return None };
-    let own = matches!(plan.program.kernels[step.kernel?.index()].backend, Backend::Tiled);
-    let reads = &step.reads[..call.reads];
-    match &call.called {
-        Called::Product(g) if own => Some((g, reads, 2)),
-        Called::Pair(g) if own => Some((g, reads, 3)),
-        _ => None,
-    }
+    let own = || step.kernel.is_some_and(|k| matches!(plan.program.kernels[k.index()].backend, Backend::Tiled));
+    let (g, reads, factors) = match &step.action {
+        Action::Gemm(g) => (g, step.reads.as_slice(), 2),
+        Action::Call(call) if own() => match &call.called {
+            Called::Product(g) => (g, &step.reads[..call.reads], 2),
+            Called::Pair(g) => (g, &step.reads[..call.reads], 3),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let half = matches!(reads[0].dtype, DType::F16 | DType::BF16);
+    (half && g.term.roots.len() == 1).then_some((g, reads, factors))
 }
 
 /// A factor that a pointwise step computes: that step's place, its term, and what it reads.
 type Computed = (usize, FactorTerm, Vec<View>);
 
 /// The step at that place with the steps that compute its factors, and the places of these.
-fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, at: usize) -> Option<(Step, Vec<usize>)> {
+fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: usize) -> Option<(Step, Vec<usize>)> {
     let step = &plan.steps[at];
     let (g, own, factors) = product(plan, step)?;
-    let rows = g.batch.iter().product::<usize>() * g.m;
-    if !(1..=MOST_ROWS).contains(&rows) || g.k * g.n == 0 {
+    if g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
         return None;
     }
     let found = computed(plan, makers, g, own, factors);
@@ -90,9 +103,9 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, at: usize) -> Option<(
     names.dedup();
     let name = names.join(" + ");
     let called = Called::Prologue(PrologueStep { product: g.clone(), factors: terms });
-    let Action::Call(call) = &step.action else { return None };
-    let joined = Step::call(&name, called, reads, step.writes[..call.writes].to_vec(), parts);
-    Some((Step { kernel: step.kernel, ..joined }, of_factors))
+    let joined = Step::call(&name, called, reads, step.writes[..1].to_vec(), parts);
+    let kernel = if factors == 3 { step.kernel? } else { tiles };
+    Some((Step { kernel: Some(kernel), ..joined }, of_factors))
 }
 
 /// How each factor of a product is computed, if a pointwise step does that for it alone. `own` are
@@ -110,6 +123,10 @@ fn computed(
         let maker = *makers.get(&view.buffer).filter(|_| alone)?;
         let Action::Pointwise(p) = &plan.steps[maker].action else { return None };
         let side = if i == 0 { Side::Left } else { Side::Right };
+        let most = if side == Side::Left { MOST_ROWS } else { MOST_RIGHT_ROWS };
+        if g.batch.iter().product::<usize>() * g.m > most {
+            return None;
+        }
         let (term, reads) = factor(p, &plan.steps[maker], view, side, g)?;
         Some((maker, term, reads))
     };

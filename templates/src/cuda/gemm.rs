@@ -6,6 +6,7 @@
 
 use minijinja::{Value, context};
 
+use super::prologue;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded};
 use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
@@ -26,11 +27,18 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     }
     let mut functions = Functions::bare(program);
     let t = &kernel.tiling;
-    let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: kernel.factors() };
-    let body = term.function(&mut functions, EPILOGUE, &kernel.outputs, (t.rows * kernel.columns() / 128) as u64)?;
-    if kernel.inputs.iter().any(|o| o.access == Access::Strided) {
+    let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: kernel.reads() };
+    let per_thread = t.rows * kernel.columns() / 128;
+    let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
+    let walks = prologue::units(&kernel.prologues, kernel.dense_k, kernel.factor);
+    for (walk, lines) in walks.iter().zip([t.block_rows(), t.columns]) {
+        let copies = lines * TILE_K / (128 * kernel.producers());
+        bodies.extend(walk.map(|w| w.function(&mut functions, copies)).transpose()?);
+    }
+    if kernel.computes() || kernel.inputs.iter().any(|o| o.access == Access::Strided) {
         functions.need("axes");
     }
+    let rights = rights(kernel);
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
@@ -40,22 +48,24 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
             "a matrix product with its epilogue"
         },
         formula: format!(
-            "{}, where acc = in0 in1{}",
+            "{}, where {}",
             term.formulas(program),
-            if kernel.pair { format!(" and {SECOND} = in0 in2") } else { String::new() }
+            prologue::factors(program, walks, rights[0], &["acc", SECOND][..rights.len()])
         ),
         args: arguments(kernel),
         geometry: Geometry::Tiles {
-            block: t.threads() as u32,
+            block: kernel.threads() as u32,
             cluster: t.blocks() as u32,
             rows: (t.block_rows() * t.cluster[0]) as u32,
             columns: (kernel.columns() * t.cluster[1]) as u32,
             shared: kernel.shared() as u32,
         },
-        bodies: vec![body],
+        bodies,
         template: "gemm_sm90.cu.j2",
     };
     let [a, b] = kernel.dense_k;
+    let [left, right] = walks;
+    let registers = kernel.registers();
     let own = context! {
         half => kernel.factor.name(),
         axes => 3,
@@ -75,7 +85,14 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         pair => kernel.pair,
         a_by_k => a,
         b_by_k => b,
-        fetched => kernel.fetched().iter().map(|i| i + kernel.factors()).collect::<Value>(),
+        left => left.map(|w| w.context()),
+        right => right.map(|w| w.context()),
+        rights => rights.iter().map(|at| format!("in{at}")).collect::<Value>(),
+        ahead => kernel.ahead(),
+        producers => kernel.producers(),
+        of_producer => registers.map(|[producer, _]| producer),
+        of_consumer => registers.map(|[_, consumer]| consumer),
+        fetched => kernel.fetched().iter().map(|i| i + kernel.reads()).collect::<Value>(),
         rows => kernel.staged_rows().iter().map(|i| row(kernel, *i)).collect::<Value>(),
         row_sums => super::checksum::word(kernel.row_sums),
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
@@ -83,16 +100,22 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     tiles.render(&functions, own)
 }
 
+/// The number of the first operand of each right factor.
+fn rights(kernel: &GemmKernel) -> Vec<usize> {
+    let [left, right] = [0, 1].map(|i| kernel.prologues[i].as_ref().map_or(1, |p| p.inputs.len()));
+    (1..kernel.factors()).map(|i| left + (i - 1) * right).collect()
+}
+
 /// An operand of a row as the template sees it.
 fn row(kernel: &GemmKernel, i: usize) -> Value {
-    context! { index => i + kernel.factors(), size => kernel.inputs[i].dtype.size() }
+    context! { index => i + kernel.reads(), size => kernel.inputs[i].dtype.size() }
 }
 
 /// An operand of the epilogue as the template sees it.
 fn input(kernel: &GemmKernel, i: usize, o: &Operand) -> Value {
     let place = |list: Vec<usize>| list.iter().position(|f| *f == i);
     let (fetched, row) = (place(kernel.fetched()), place(kernel.staged_rows()));
-    let name = format!("in{}", i + kernel.factors());
+    let name = format!("in{}", i + kernel.reads());
     let zero = format!("({})0", compute_name(o.dtype));
     let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
     let value = match (&o.access, fetched.or(row)) {
@@ -120,7 +143,7 @@ fn input(kernel: &GemmKernel, i: usize, o: &Operand) -> Value {
         }
     };
     context! {
-        index => i + kernel.factors(),
+        index => i + kernel.reads(),
         splat => o.access == Access::Splat,
         first => load("0"),
         compute => compute_name(o.dtype),
@@ -131,17 +154,20 @@ fn input(kernel: &GemmKernel, i: usize, o: &Operand) -> Value {
 fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let t = &kernel.tiling;
     let [m, n] = t.cluster;
-    let factor = |i: usize, dense: bool, part: usize, about: &str| {
-        let lead = if dense { [TILE_K, part] } else { [BOX, TILE_K] };
-        Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about)
+    let factor = |i: usize, side: usize, part: usize, about: &str| {
+        let lead = if kernel.dense_k[side] { [TILE_K, part] } else { [BOX, TILE_K] };
+        match &kernel.prologues[side] {
+            Some(p) => prologue::arguments(p, i, ["rows", "columns"][side]),
+            None => vec![Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about)],
+        }
     };
     let [a, b] = kernel.dense_k;
     // A box of each of two right factors; of one, a block of the cluster loads its part.
     let part = if kernel.pair { kernel.columns() } else { t.columns / m };
     let right = if b { "batches x columns x depth" } else { "batches x depth x columns" };
     let left = if a { "batches x rows x depth" } else { "batches x depth x rows" };
-    let mut out = vec![factor(0, a, t.block_rows() / n, left)];
-    out.extend((1..kernel.factors()).map(|i| factor(i, b, part, right)));
+    let mut out = factor(0, 0, t.block_rows() / n, left);
+    out.extend(rights(kernel).into_iter().flat_map(|at| factor(at, 1, part, right)));
     let result = [kernel.chunk(), BOX];
     let shape = "batches x rows x columns";
     for (i, o) in kernel.outputs.iter().enumerate() {
@@ -149,7 +175,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     }
     let fetched = kernel.fetched();
     for (i, o) in kernel.inputs.iter().enumerate() {
-        let at = i + kernel.factors();
+        let at = i + kernel.reads();
         if fetched.contains(&i) {
             out.push(Arg::map(format!("in{at}_map"), ArgRole::Read(at), o.dtype, result, shape));
             continue;

@@ -7,18 +7,16 @@
 use minijinja::{Value, context};
 
 use super::gemm::EPILOGUE;
+use super::prologue;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
 use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, Factor, Operand, WarpGemm};
+use hypatia_dsl::kernel::{Access, Factor, Operand, Prologue, WarpGemm};
 
 /// Strides of an operand: along both axes of the batch, the rows and the columns.
 pub(super) const STRIDES: usize = 4;
-
-/// Factors of the product, which come before the epilogue's operands.
-pub(super) const FACTORS: usize = 2;
 
 pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
@@ -29,14 +27,26 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         return Err(malformed(why));
     }
     let mut functions = Functions::bare(program);
-    let term = OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: FACTORS };
-    let body = term.function(&mut functions, EPILOGUE, &kernel.outputs, (t.rows * t.columns / t.threads()) as u64)?;
+    let reads = kernel.reads();
+    let term = OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: reads };
+    let per_thread = t.rows * t.columns / t.threads();
+    let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
+    let [a, b] = kernel.factors;
+    let walks = prologue::units(&kernel.prologues, [a.dense_k, b.dense_k], kernel.multiplied);
+    for (walk, lines) in walks.iter().zip([t.rows, t.columns]) {
+        let copies = lines * t.depth / t.threads();
+        bodies.extend(walk.map(|w| w.function(&mut functions, copies)).transpose()?);
+    }
     functions.need("axes");
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
         kind: "a matrix product with its epilogue",
-        formula: format!("{}, where acc = in0 in1", term.formulas(program)),
+        formula: format!(
+            "{}, where {}",
+            term.formulas(program),
+            prologue::factors(program, walks, kernel.prologues[0].as_ref().map_or(1, |p| p.inputs.len()), &["acc"])
+        ),
         args: arguments(kernel),
         geometry: Geometry::Tiles {
             block: t.threads() as u32,
@@ -45,10 +55,10 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
             columns: t.columns as u32,
             shared: kernel.shared() as u32,
         },
-        bodies: vec![body],
+        bodies,
         template: "gemm_sm80.cu.j2",
     };
-    let [a, b] = kernel.factors;
+    let [left, right] = walks;
     let own = context! {
         half => kernel.half().map(DType::name),
         unit => if kernel.multiplied == DType::F32 { "tf32" } else { kernel.multiplied.name() },
@@ -57,6 +67,9 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         b_size => b.dtype.size(),
         a_by_k => a.dense_k,
         b_by_k => b.dense_k,
+        left => left.map(|w| w.context()),
+        right => right.map(|w| w.context()),
+        right_factor => format!("in{}", left.map_or(1, |w| w.prologue.inputs.len())),
         a_unit => a.unit,
         b_unit => b.unit,
         results => kernel.outputs.iter().map(|o| result(*o)).collect::<Value>(),
@@ -70,7 +83,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         stages => t.stages,
         group => t.group,
         row_sums => super::checksum::word(kernel.row_sums),
-        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + FACTORS, o)).collect::<Value>(),
+        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + reads, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
 }
@@ -110,21 +123,36 @@ pub(super) fn result(dtype: DType) -> Value {
 }
 
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
-    let mut out = product_arguments(&kernel.factors, &kernel.outputs, &kernel.inputs);
+    let mut out = of_factors(&kernel.prologues, &kernel.factors, 1);
+    out.extend(other_arguments(kernel.reads(), &kernel.outputs, &kernel.inputs));
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out
 }
 
-/// The arguments of a product of warps: its operands with their strides, and its sizes.
-pub(super) fn product_arguments(factors: &[Factor], outputs: &[DType], inputs: &[Operand]) -> Vec<Arg> {
-    let mut out: Vec<Arg> = factors.iter().enumerate().flat_map(|(i, f)| factor_arguments(i, i, f)).collect();
-    out.extend(other_arguments(factors.len(), outputs, inputs));
+/// The arguments of the left factor and of so many right ones: those in memory, or of what each is
+/// computed from.
+pub(super) fn of_factors(prologues: &[Option<Prologue>; 2], factors: &[Factor; 2], rights: usize) -> Vec<Arg> {
+    let mut out = Vec::new();
+    let mut at = 0;
+    for factor in 0..1 + rights {
+        let side = factor.min(1);
+        match &prologues[side] {
+            Some(p) => {
+                out.extend(prologue::arguments(p, at, ["rows", "columns"][side]));
+                at += p.inputs.len();
+            }
+            None => {
+                out.extend(factor_arguments(at, factor, &factors[side]));
+                at += 1;
+            }
+        }
+    }
     out
 }
 
 /// The arguments of a factor, which is operand `at` of the kernel; the first factor is the left
 /// one.
-pub(super) fn factor_arguments(at: usize, factor: usize, Factor { dtype, dense_k, .. }: &Factor) -> [Arg; 2] {
+fn factor_arguments(at: usize, factor: usize, Factor { dtype, dense_k, .. }: &Factor) -> [Arg; 2] {
     let by_k = ["products x rows x depth", "products x columns x depth"];
     let by_other = ["products x depth x rows", "products x depth x columns"];
     let side = factor.min(1);

@@ -7,7 +7,7 @@
 use minijinja::{Value, context};
 
 use super::gemm::EPILOGUE;
-use super::gemm_sm80::{STRIDES, factor_arguments, other_arguments};
+use super::gemm_sm80::{STRIDES, of_factors, other_arguments};
 use super::prologue::{self, Walk};
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, loaded, plain_storage};
@@ -34,10 +34,11 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
     let walks = walks(kernel);
     for walk in walks.iter().flatten() {
         let of_step = walk.walked.neighbours * walk.walked.lines;
-        bodies.extend(walk.functions(&mut functions, of_step * t.unroll)?);
+        bodies.push(walk.function(&mut functions, of_step * t.unroll)?);
     }
     functions.need("axes");
-    let factors = factors(&functions, kernel, walks);
+    let accumulators = &["acc", SECOND][..kernel.rights()];
+    let factors = prologue::factors(program, walks, rights(kernel)[0], accumulators);
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
@@ -97,6 +98,7 @@ fn walks(kernel: &GemvKernel) -> [Option<Walk<'_>>; 2] {
             first: first[factor],
             walked: kernel.walked(factor),
             half: kernel.half(),
+            keeps: true,
         })
     };
     [walk(0), walk(1)]
@@ -108,36 +110,9 @@ fn rights(kernel: &GemvKernel) -> Vec<usize> {
     (0..kernel.rights()).map(|i| left + i * right).collect()
 }
 
-/// What the accumulators are, in words.
-fn factors(functions: &Functions<'_>, kernel: &GemvKernel, [left, right]: [Option<Walk<'_>>; 2]) -> String {
-    let program = functions.program();
-    let text = |walk: Option<Walk<'_>>, at: usize| match walk {
-        Some(walk) => format!("({})", Walk { first: at, ..walk }.formula(program)),
-        None => format!("in{at}"),
-    };
-    let left = text(left, 0);
-    let acc = |name: &str, at: usize| format!("{name} = {left} {}", text(right, at));
-    let all = rights(kernel).into_iter().zip(["acc", SECOND]).map(|(at, name)| acc(name, at));
-    all.collect::<Vec<_>>().join(" and ")
-}
-
 fn arguments(kernel: &GemvKernel) -> Vec<Arg> {
-    let mut out = Vec::new();
-    let mut at = 0;
-    for factor in 0..1 + kernel.rights() {
-        let side = factor.min(1);
-        match &kernel.prologues[side] {
-            Some(p) => {
-                out.extend(prologue::arguments(p, at, ["rows", "columns"][side]));
-                at += p.inputs.len();
-            }
-            None => {
-                out.extend(factor_arguments(at, factor, &kernel.factors[side]));
-                at += 1;
-            }
-        }
-    }
-    out.extend(other_arguments(at, &[kernel.output], &kernel.inputs));
+    let mut out = of_factors(&kernel.prologues, &kernel.factors, kernel.rights());
+    out.extend(other_arguments(kernel.reads(), &[kernel.output], &kernel.inputs));
     out
 }
 

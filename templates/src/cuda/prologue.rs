@@ -7,12 +7,15 @@
 use minijinja::{Value, context};
 
 use super::term::{Functions, inlining};
-use super::tiles::{loaded, plain_storage};
+use super::tiles::plain_storage;
 use super::{Arg, ArgRole, EmitError};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{FactorAccess, FactorInput, Prologue, Walked};
 use hypatia_dsl::scalar::{Term, TermNode};
+
+/// Bytes of operands from which a thread computes units at a time.
+const AT_ONCE: usize = 48;
 
 /// A factor of a product as a thread walks it.
 #[derive(Clone, Copy)]
@@ -27,6 +30,37 @@ pub(super) struct Walk<'a> {
     pub walked: Walked,
     /// The type that is multiplied.
     pub half: DType,
+    /// True if what is the same in each step is read once for all steps.
+    pub keeps: bool,
+}
+
+/// How units of the factors of a product of tiles are computed. `dense` says of which factors k is
+/// the dense axis.
+pub(super) fn units(prologues: &[Option<Prologue>; 2], dense: [bool; 2], half: DType) -> [Option<Walk<'_>>; 2] {
+    let first = [0, prologues[0].as_ref().map_or(1, |p| p.inputs.len())];
+    [0, 1].map(|i| {
+        let prologue = prologues[i].as_ref()?;
+        let walked = Walked::unit(dense[i]);
+        Some(Walk { name: ["left", "right"][i], prologue, first: first[i], walked, half, keeps: false })
+    })
+}
+
+/// What the accumulators are, in words: the left factor times each right one, of which the first is
+/// operand `first` and each has that many.
+pub(super) fn factors(
+    program: &Program,
+    [left, right]: [Option<Walk<'_>>; 2],
+    first: usize,
+    accumulators: &[&str],
+) -> String {
+    let text = |walk: Option<Walk<'_>>, at: usize| match walk {
+        Some(walk) => format!("({})", Walk { first: at, ..walk }.formula(program)),
+        None => format!("in{at}"),
+    };
+    let count = right.map_or(1, |w| w.prologue.inputs.len());
+    let left = text(left, 0);
+    let acc = |(i, name): (usize, &&str)| format!("{name} = {left} {}", text(right, first + i * count));
+    accumulators.iter().enumerate().map(acc).collect::<Vec<_>>().join(" and ")
 }
 
 impl Walk<'_> {
@@ -38,24 +72,12 @@ impl Walk<'_> {
                 _ => None,
             })
         };
-        let element = text(&self.prologue.term);
-        self.prologue.line.as_ref().map_or(element.clone(), |line| format!("({element}) * ({})", text(line)))
+        text(&self.prologue.term)
     }
 
-    /// The device functions of an element, which is called `copies` times, and of what multiplies
-    /// the sums of a line.
-    pub fn functions(&self, functions: &mut Functions<'_>, copies: usize) -> Result<Vec<String>, EmitError> {
-        let of_element = ("element", "An element of the", &self.prologue.term, copies);
-        let of_line =
-            self.prologue.line.as_ref().map(|term| ("line", "What multiplies the sums of a line of the", term, 1));
-        [Some(of_element), of_line].into_iter().flatten().map(|of| self.function(functions, of)).collect()
-    }
-
-    fn function(
-        &self,
-        functions: &mut Functions<'_>,
-        (what, about, term, copies): (&str, &str, &Term, usize),
-    ) -> Result<String, EmitError> {
+    /// The device function of an element, which is called `copies` times.
+    pub fn function(&self, functions: &mut Functions<'_>, copies: usize) -> Result<String, EmitError> {
+        let term = &self.prologue.term;
         let own: Vec<usize> = self.prologue.read_by(term).collect();
         let (term, numbers) = self.prologue.as_numbers(term, self.half);
         let whole = |i: usize| self.is_whole(i, &numbers);
@@ -74,7 +96,7 @@ impl Walk<'_> {
         let params: Vec<String> = own.into_iter().map(param).collect();
         let inline = inlining(lowered.size, copies as u64);
         let mut text = format!(
-            "// {about} {} factor.\nstatic __device__ {inline} float {}_{what}({}) {{\n",
+            "// An element of the {} factor.\nstatic __device__ {inline} float {}_element({}) {{\n",
             self.name,
             self.name,
             params.join(", ")
@@ -104,16 +126,18 @@ impl Walk<'_> {
             }
             _ => None,
         };
-        let line = prologue.line.as_ref().map(|line| {
-            let (_, numbers) = prologue.as_numbers(line, self.half);
-            let of = |right: usize| {
-                let of_input = |i: usize| self.of_line(i, right, &numbers);
-                prologue.read_by(line).map(of_input).collect::<Vec<String>>().join(", ")
-            };
-            vec![of(0), of(1)]
-        });
         let inputs: Value = prologue.read_by(&prologue.term).map(input).collect();
-        context! { inputs => inputs, pair => pair, line => line }
+        let raw = prologue.unit_bytes(self.walked.by_k);
+        // Units whose operands a thread may hold at a time.
+        let at_once = (AT_ONCE / raw.max(1)).clamp(1, 4);
+        context! {
+            inputs => inputs,
+            pair => pair,
+            keeps => self.keeps,
+            by_k => self.walked.by_k,
+            raw => raw,
+            at_once => at_once,
+        }
     }
 
     /// The access and the place in it of element `e` along k of line `j`.
@@ -127,16 +151,6 @@ impl Walk<'_> {
             (FactorAccess::Group | FactorAccess::Line, false) => ["0", "j"],
             (FactorAccess::Splat, _) => ["0", "0"],
         }
-    }
-
-    /// An operand's value for column `q_col` of a right factor.
-    fn of_line(&self, i: usize, right: usize, numbers: &[bool]) -> String {
-        let input = &self.prologue.inputs[i];
-        let name = format!("in{}", i + self.first + right * self.prologue.inputs.len());
-        let index =
-            if input.access == FactorAccess::Splat { "0".into() } else { format!("q_col * {name}_strides.at[1]") };
-        let element = format!("{name}[{index}]");
-        if numbers[i] { format!("(float){element}") } else { loaded(input.dtype, &element) }
     }
 
     fn input(&self, i: usize, input: &FactorInput, numbers: &[bool]) -> Value {
@@ -164,7 +178,8 @@ impl Walk<'_> {
             DType::F32 => "f32_at",
             _ => "half_at",
         };
-        let holder = if input.is_kept() { "kept" } else { "read" };
+        let kept = self.keeps && input.is_kept();
+        let holder = if kept { "kept" } else { "read" };
         let value = format!("{function}({holder}.{name}[{access}], {place})");
         let value = if self.is_whole(i, numbers) { format!("(long long){value}") } else { value };
         let of = |right: usize| {
@@ -177,10 +192,13 @@ impl Walk<'_> {
             storage => plain_storage(input.dtype),
             size => input.dtype.size(),
             each => input.access == FactorAccess::Each,
-            kept => input.is_kept(),
+            kept => kept,
             count => accesses.count,
             words => input.words(accesses.elements),
             bytes => accesses.elements * input.dtype.size(),
+            // Where it lies in a thread's slots: for each thread so many bytes.
+            raw => input.unit_bytes(by_k),
+            raw_at => self.prologue.inputs[..i].iter().map(|i| i.unit_bytes(by_k)).sum::<usize>(),
             value => value,
             of => vec![of(0), of(1)],
         }

@@ -13,7 +13,7 @@ use hypatia_templates::instances::Body;
 use super::Work;
 use super::checksum::{Checksum, Seen};
 use super::gemv::GemvProduct;
-use super::prologue;
+use super::prologue::Computed;
 use super::tiled::TiledProduct;
 use super::warp_tiled::WarpProduct;
 use hypatia_plan::{Checks, GemmStep, Plan, PrologueStep, View};
@@ -77,8 +77,8 @@ impl GeneratedProduct {
     pub fn of_prologue(plan: &Plan, step: &PrologueStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
         let in_order = plan.allowed.batch_invariant;
         let wanted = plan.checks == Checks::Off && !in_order;
-        let few_rows = prologue::product(&plan.program, step, reads, out).filter(|_| wanted)?;
-        Some(GeneratedProduct { hopper: None, warps: None, few_rows: Some(few_rows), checksum: None, in_order })
+        let Computed { hopper, warps, few_rows } = Computed::of(plan, step, reads, out).filter(|_| wanted)?;
+        Some(GeneratedProduct { hopper, warps, few_rows, checksum: None, in_order })
     }
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.

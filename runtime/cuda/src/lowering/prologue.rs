@@ -1,15 +1,21 @@
-//! Products of few rows whose factors are computed where they are read.
+//! Products whose factors are computed where they are read.
 //!
 //! In: such a product, and the views of what its factors and its epilogue read. Out: the product as
-//! the template of few rows takes it; none if an operand would have to be copied. Invariant: a
-//! factor lies as what has its size does, and all of that lies alike.
+//! each template takes it that computes it: that of few rows, that of warps, Hopper's; none if an
+//! operand would have to be copied. Invariant: a factor lies as what has its size does, and all of
+//! that lies alike.
 
-use hypatia_dsl::ir::Program;
+use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{InView, Program};
 use hypatia_dsl::kernel::{FactorAccess, FactorInput, Prologue};
-use hypatia_plan::{BufferId, FactorTerm, GemmStep, PrologueStep, View, row_major};
+use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
+use hypatia_plan::{BufferId, FactorTerm, GemmStep, Plan, PrologueStep, View, row_major};
 use hypatia_templates::cuda::ArgRole;
 
 use super::gemv::GemvProduct;
+use super::product::HOPPER;
+use super::tiled::TiledProduct;
 use super::warp_tiled::{WarpProduct, unit};
 
 /// An operand of a factor: its strides between groups of k, between elements of a group, and
@@ -78,8 +84,26 @@ impl Lies {
     }
 }
 
-/// A factor as it is computed, whether k is its dense axis, and the strides of its operands.
-type Described = (Prologue, bool, Vec<[isize; 2]>);
+/// A factor as it is computed.
+struct Described {
+    prologue: Prologue,
+    /// Whether k is its dense axis.
+    by_k: bool,
+    /// Its operands, and their strides.
+    reads: Vec<View>,
+    strides: Vec<[isize; 2]>,
+}
+
+impl Described {
+    /// Takes out of it what is the same along k, over the operands of the factor.
+    fn take_line(&mut self, program: &Program, half: DType) -> Option<Term> {
+        let line = self.prologue.take_line(program, half)?;
+        let kept = self.prologue.drop_unread();
+        self.reads = kept.iter().map(|i| self.reads[*i].clone()).collect();
+        self.strides = kept.iter().map(|i| self.strides[*i]).collect();
+        Some(line)
+    }
+}
 
 fn described(factor: &FactorTerm, reads: &[View], left: bool) -> Option<Described> {
     let lies: Vec<Lies> = reads.iter().map(|v| Lies::of(v, left)).collect::<Option<_>>()?;
@@ -97,7 +121,8 @@ fn described(factor: &FactorTerm, reads: &[View], left: bool) -> Option<Describe
         inputs.push(FactorInput { dtype: view.dtype, access, unit: unit(view, &steps) });
         strides.push(own);
     }
-    Some((Prologue { inputs, group: factor.group, term: factor.term.clone(), line: None }, by_k, strides))
+    let prologue = Prologue { inputs, group: factor.group, term: factor.term.clone() };
+    Some(Described { prologue, by_k, reads: reads.to_vec(), strides })
 }
 
 /// A factor that has the size and the order of one that is computed.
@@ -113,84 +138,232 @@ fn stand_in(g: &GemmStep, factor: &FactorTerm, left: bool, by_k: bool) -> View {
     View { buffer: BufferId(0), dtype: factor.dtype, offset: 0, shape, strides }
 }
 
-/// The factors of a product.
-struct Factors<'v> {
-    /// As they lie in memory, or as if they did.
+/// The view of an operand that a factor reads by lines alone, as one of the epilogue, which has an
+/// element for each row or each column of the result.
+fn beside_result(view: &View, g: &GemmStep, left: bool) -> View {
+    let shape = [&g.batch[..], &[g.m, g.n]].concat();
+    let mut strides = vec![0; shape.len()];
+    if left {
+        let rows = row_major(&shape[..shape.len() - 1]);
+        strides.iter_mut().zip(rows).for_each(|(s, row)| *s = view.strides[0] * row);
+    } else {
+        strides[shape.len() - 1] = view.strides[2];
+    }
+    View { shape, strides, ..view.clone() }
+}
+
+/// A product and its factors.
+struct Factors {
+    /// The product, whose epilogue multiplies its sums by what was taken out of the factors.
+    product: GemmStep,
+    /// The factors as they lie in memory, or as if they did.
     views: Vec<View>,
     /// How each is computed, if it is.
     computed: Vec<Option<Described>>,
-    /// What the epilogue reads.
-    beside: &'v [View],
+    /// What the epilogue reads: its own operands, then those that were taken out of factors.
+    beside: Vec<View>,
 }
 
-impl Factors<'_> {
-    fn of<'v>(p: &PrologueStep, reads: &'v [View]) -> Option<Factors<'v>> {
-        let (mut views, mut computed, mut beside) = (Vec::new(), Vec::new(), reads);
+impl Factors {
+    fn of(program: &Program, p: &PrologueStep, reads: &[View]) -> Option<Factors> {
+        let (mut views, mut computed, mut rest) = (Vec::new(), Vec::new(), reads);
+        let mut lines: Vec<(usize, Term, Vec<View>)> = Vec::new();
         for (i, (factor, count)) in p.factors.iter().zip(p.reads()).enumerate() {
-            let (own, others) = beside.split_at_checked(count)?;
-            beside = others;
-            let described = match factor {
+            let (own, others) = rest.split_at_checked(count)?;
+            rest = others;
+            let mut described = match factor {
                 Some(f) => Some(described(f, own, i == 0)?),
                 None => None,
             };
             views.push(match (factor, &described) {
-                (Some(f), Some((_, by_k, _))) => stand_in(&p.product, f, i == 0, *by_k),
+                (Some(f), Some(d)) => stand_in(&p.product, f, i == 0, d.by_k),
                 _ => own.first()?.clone(),
             });
+            let half = views[i].dtype;
+            if let Some(line) = described.as_mut().and_then(|d| d.take_line(program, half)) {
+                lines.push((i, line, own.iter().map(|v| beside_result(v, &p.product, i == 0)).collect()));
+            }
             computed.push(described);
         }
-        Some(Factors { views, computed, beside })
+        let mut factors = Factors { product: p.product.clone(), views, computed, beside: rest.to_vec() };
+        for (i, line, operands) in &lines {
+            factors.multiply(program, *i, line, operands)?;
+        }
+        Some(factors)
     }
 
-    /// The product of the left factor and that right one.
-    fn product(&self, g: &GemmStep, right: usize, out: &View) -> Option<WarpProduct> {
-        let views = [&[self.views[0].clone(), self.views.get(right)?.clone()], self.beside].concat();
-        WarpProduct::of(g, &views, std::slice::from_ref(out))
-    }
-
-    /// The strides that the kernel is given: of the operands of all factors, then of the others,
-    /// which a product with these factors as operands has. `second` is the product of the second
-    /// right factor.
-    fn strides(&self, product: &WarpProduct, second: Option<&WarpProduct>) -> Option<Vec<(ArgRole, Vec<i64>)>> {
-        let of_factor = |product: &WarpProduct, i: usize| {
-            product.strides.iter().find(|(role, _)| *role == ArgRole::Read(i)).map(|(_, values)| values.clone())
+    /// Multiplies the sums of a factor by a term over these operands.
+    fn multiply(&mut self, program: &Program, factor: usize, line: &Term, operands: &[View]) -> Option<()> {
+        let mut terms = TermBuilder::new();
+        let mut of_line: Vec<TermId> = Vec::new();
+        for node in &line.nodes {
+            let node = match node {
+                TermNode::In { input, .. } => {
+                    self.beside.push(operands.get(*input as usize)?.clone());
+                    TermNode::In { input: self.beside.len() as u32 - 1, view: InView::Broadcast }
+                }
+                node => node.map_args(|a| of_line[a.0 as usize]),
+            };
+            of_line.push(terms.add(node));
+        }
+        let by = *of_line.get(line.root().0 as usize)?;
+        // The left factor is one of both sums.
+        let is_multiplied = |node: &TermNode| match node {
+            TermNode::Acc => factor < 2,
+            TermNode::Second => factor != 1,
+            _ => false,
         };
-        let mut of_factors: Vec<Vec<i64>> = Vec::new();
+        let mut moved: Vec<TermId> = Vec::new();
+        for node in &self.product.term.nodes {
+            let mut id = terms.add(node.map_args(|a| moved[a.0 as usize]));
+            if is_multiplied(node) {
+                id = terms.builtin(program, BuiltinScalar::Mul, vec![id, by])?;
+            }
+            moved.push(id);
+        }
+        let roots = self.product.term.roots.iter().map(|r| moved[r.0 as usize]).collect();
+        self.product.term = terms.finish(roots);
+        Some(())
+    }
+
+    /// The operands of all factors.
+    fn reads(&self) -> impl Iterator<Item = &View> {
+        self.views.iter().zip(&self.computed).flat_map(|(view, computed)| match computed {
+            Some(d) => d.reads.as_slice(),
+            None => std::slice::from_ref(view),
+        })
+    }
+
+    /// How the left factor and the right ones are computed.
+    fn prologues(&self) -> [Option<Prologue>; 2] {
+        [0, 1].map(|i| self.computed[i].as_ref().map(|d| d.prologue.clone()))
+    }
+
+    /// The product of the left factor and that right one, as if both lay in memory.
+    fn product(&self, right: usize, out: &View) -> Option<WarpProduct> {
+        let views = [&[self.views[0].clone(), self.views.get(right)?.clone()], &self.beside[..]].concat();
+        WarpProduct::of(&self.product, &views, std::slice::from_ref(out))
+    }
+
+    /// What a kernel is given of each operand, behind those of the factors: of these, `of_factor`
+    /// has what is given of a factor that lies in memory, by its number.
+    fn renumbered<T: Clone>(
+        &self,
+        given: &[(ArgRole, T)],
+        of_factor: impl Fn(usize) -> Option<T>,
+        of_operand: impl Fn([isize; 2]) -> Option<T>,
+    ) -> Vec<(ArgRole, T)> {
+        let mut out: Vec<(ArgRole, T)> = Vec::new();
+        let mut at = 0;
         for (i, computed) in self.computed.iter().enumerate() {
-            match computed {
-                Some((.., own)) => of_factors.extend(own.iter().map(|s| s.map(|s| s as i64).to_vec())),
-                None if i == 2 => of_factors.push(of_factor(second?, 1)?),
-                None => of_factors.push(of_factor(product, i)?),
+            let own: Vec<Option<T>> = match computed {
+                Some(d) => d.strides.iter().map(|s| of_operand(*s)).collect(),
+                None => vec![of_factor(i)],
+            };
+            for value in own {
+                out.extend(value.map(|value| (ArgRole::Read(at), value)));
+                at += 1;
             }
         }
-        let count = of_factors.len();
-        let others = product.strides.iter().filter_map(|(role, values)| match role {
-            ArgRole::Read(0 | 1) => None,
-            ArgRole::Read(i) => Some((ArgRole::Read(i - 2 + count), values.clone())),
-            role => Some((*role, values.clone())),
-        });
-        let of_factors = of_factors.into_iter().enumerate().map(|(at, values)| (ArgRole::Read(at), values));
-        Some(of_factors.chain(others).collect())
+        out.extend(given.iter().map(|(role, value)| (*role, value.clone())));
+        out
+    }
+
+    /// The kernel's operands: the step has them at other places.
+    fn operands(&self) -> Vec<(ArgRole, View)> {
+        let all = self.reads().chain(&self.beside).enumerate();
+        all.map(|(i, view)| (ArgRole::Read(i), view.clone())).collect()
+    }
+
+    /// As the template of few rows takes it. The strides are those of a product with these factors
+    /// as operands; `second` is the product of the second right factor.
+    fn few_rows(&self, product: &WarpProduct, second: Option<&WarpProduct>) -> Option<GemvProduct> {
+        GemvProduct::with_prologues(&self.strided(product, second)?, second.is_some(), self.prologues())
+    }
+
+    /// A product of warps with the arguments of one whose factors are computed.
+    fn strided(&self, product: &WarpProduct, second: Option<&WarpProduct>) -> Option<WarpProduct> {
+        let of_factor = |i: usize| {
+            let (of, i) = if i == 2 { (second?, 1) } else { (product, i) };
+            of.strides.iter().find(|(role, _)| *role == ArgRole::Read(i)).map(|(_, values)| values.clone())
+        };
+        let beside = others(&product.strides, 2, self.reads().count());
+        let of_operand = |own: [isize; 2]| Some(own.map(|s| s as i64).to_vec());
+        let strides = self.renumbered(&beside, of_factor, of_operand);
+        Some(WarpProduct { strides, views: self.operands(), ..product.clone() })
+    }
+
+    /// As the template of warps takes it.
+    fn warps(&self, product: &WarpProduct) -> Option<WarpProduct> {
+        let mut product = self.strided(product, None)?;
+        product.kernel.prologues = self.prologues();
+        (product.kernel.refusal().is_none() && self.has_units(&product)).then_some(product)
+    }
+
+    /// Whether the factors of a product consist of whole units, as they are stored in shared
+    /// memory.
+    fn has_units(&self, product: &WarpProduct) -> bool {
+        let [.., m, n, k] = product.sizes;
+        let all = self.prologues().into_iter().zip(product.kernel.factors).zip([m, n]);
+        all.into_iter().all(|((p, factor), lines)| p.is_none_or(|p| p.unit_refusal(factor, k, lines).is_none()))
+    }
+
+    /// As Hopper's template takes it. `as_warps` is the same product as that of warps takes it.
+    fn hopper(&self, as_warps: &WarpProduct, out: &View) -> Option<TiledProduct> {
+        let views = [&self.views[..], &self.beside[..]].concat();
+        let outs = std::slice::from_ref(out);
+        let product = if self.views.len() > 2 {
+            TiledProduct::of_pair(&self.product, &views, outs)?
+        } else {
+            TiledProduct::of(&self.product, &views, outs)?
+        };
+        let factors = self.views.len();
+        let map = |i: usize| product.maps.iter().find(|(role, _)| *role == ArgRole::Read(i)).map(|(_, map)| *map);
+        let maps = self.renumbered(&others(&product.maps, factors, self.reads().count()), map, |_| None);
+        let strides = others(&product.strides, factors, self.reads().count());
+        let strides = self.renumbered(&strides, |_| None, |own| Some(own.map(|s| s as i64).to_vec()));
+        let mut product = TiledProduct { maps, strides, views: self.operands(), ..product };
+        product.kernel.prologues = self.prologues();
+        (product.kernel.refusal().is_none() && self.has_units(as_warps)).then_some(product)
     }
 }
 
-/// The product of a step by the template of few rows, if that computes it.
-pub(super) fn product(program: &Program, p: &PrologueStep, reads: &[View], out: &View) -> Option<GemvProduct> {
-    let factors = Factors::of(p, reads)?;
-    let product = factors.product(&p.product, 1, out)?;
-    let second = if p.is_pair() { Some(factors.product(&p.product, 2, out)?) } else { None };
-    // Both right factors lie alike.
-    let alike = second.as_ref().is_none_or(|s| s.kernel.factors == product.kernel.factors);
-    let [outer, inner, ..] = product.sizes;
-    if (outer, inner) != (1, 1) || !alike {
-        return None;
+/// What is given of results and of the epilogue's operands, which come after `factors` factors and
+/// shall come after `reads` operands.
+fn others<T: Clone>(given: &[(ArgRole, T)], factors: usize, reads: usize) -> Vec<(ArgRole, T)> {
+    let renumbered = |(role, value): &(ArgRole, T)| match role {
+        ArgRole::Read(i) if *i < factors => None,
+        ArgRole::Read(i) => Some((ArgRole::Read(i - factors + reads), value.clone())),
+        role => Some((*role, value.clone())),
+    };
+    given.iter().filter_map(renumbered).collect()
+}
+
+/// A product with computed factors by each template that computes it.
+pub(super) struct Computed {
+    pub(super) hopper: Option<TiledProduct>,
+    pub(super) warps: Option<WarpProduct>,
+    pub(super) few_rows: Option<GemvProduct>,
+}
+
+impl Computed {
+    /// `None` if no template computes the product of that step of a plan.
+    pub(super) fn of(plan: &Plan, p: &PrologueStep, reads: &[View], out: &View) -> Option<Computed> {
+        let factors = Factors::of(&plan.program, p, reads)?;
+        let product = factors.product(1, out)?;
+        let second = if p.is_pair() { Some(factors.product(2, out)?) } else { None };
+        // Both right factors lie alike.
+        let alike = second.as_ref().is_none_or(|s| s.kernel.factors == product.kernel.factors);
+        let [outer, inner, ..] = product.sizes;
+        if (outer, inner) != (1, 1) || !alike {
+            return None;
+        }
+        let few_rows = factors.few_rows(&product, second.as_ref());
+        let warps = if p.is_pair() { None } else { factors.warps(&product) };
+        let hopper = if plan.device.sm == HOPPER { factors.hopper(&product, out) } else { None };
+        let any = few_rows.is_some() || warps.is_some() || hopper.is_some();
+        any.then_some(Computed { hopper, warps, few_rows })
     }
-    let strides = factors.strides(&product, second.as_ref())?;
-    let right_type = factors.views[1].dtype;
-    let mut computed = factors.computed.into_iter().map(|c| c.map(|(prologue, ..)| prologue));
-    let [left, right] = [computed.next()?, computed.next()?];
-    let prologues = [left, right.map(|right| right.with_line(program, right_type))];
-    GemvProduct::with_prologues(&WarpProduct { strides, ..product }, p.is_pair(), prologues)
 }
 
 #[cfg(test)]

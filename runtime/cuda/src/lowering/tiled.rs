@@ -11,6 +11,7 @@ use hypatia_templates::instances::Body;
 
 use super::batched::{Strides, batched};
 use super::map_shape::MapShape;
+use super::warp_tiled::instructions;
 use super::{Work, fastest_first};
 use hypatia_plan::{GemmStep, View, matrix_layout};
 
@@ -18,10 +19,12 @@ use hypatia_plan::{GemmStep, View, matrix_layout};
 #[derive(Clone, Debug)]
 pub struct TiledProduct {
     /// Products, and rows, columns and length of the sums of each.
-    sizes: [usize; 4],
-    kernel: GemmKernel,
-    maps: Vec<(ArgRole, MapShape)>,
-    strides: Vec<(ArgRole, Vec<i64>)>,
+    pub(super) sizes: [usize; 4],
+    pub(super) kernel: GemmKernel,
+    pub(super) maps: Vec<(ArgRole, MapShape)>,
+    pub(super) strides: Vec<(ArgRole, Vec<i64>)>,
+    /// Operands that the step reads at other places.
+    pub(super) views: Vec<(ArgRole, View)>,
 }
 
 impl TiledProduct {
@@ -104,13 +107,20 @@ impl TiledProduct {
             factor: a.dtype,
             pair: second.is_some(),
             dense_k: [!a_by_m, b_by_k],
+            prologues: [None, None],
             inputs,
             outputs: outs.iter().map(|o| o.dtype).collect(),
             term: step.term.clone(),
             row_sums: RowSums::Off,
             tiling: Tiling::named(&[])?,
         };
-        kernel.refusal().is_none().then_some(TiledProduct { sizes, kernel, maps, strides: of_inputs })
+        kernel.refusal().is_none().then_some(TiledProduct {
+            sizes,
+            kernel,
+            maps,
+            strides: of_inputs,
+            views: Vec::new(),
+        })
     }
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
@@ -128,6 +138,7 @@ impl TiledProduct {
         ]);
         work.maps.clone_from(&self.maps);
         work.strides.extend(self.strides.iter().cloned());
+        work.views.extend(self.views.iter().cloned());
         Some((Body::Gemm(kernel), work))
     }
 
@@ -144,6 +155,10 @@ impl TiledProduct {
         /// Products and sums per cycle, and bytes per cycle from the L2 cache.
         const RATE: f64 = 2048.0 * 0.85;
         const BYTES: f64 = 56.0;
+        /// Instructions of the threads that compute factors that are issued a cycle, and cycles
+        /// of a slice besides.
+        const PRODUCED: f64 = 85.0;
+        const SLICE: f64 = 300.0;
         let [batches, m, n, k] = self.sizes;
         let [cluster_m, cluster_n] = t.cluster;
         let (rows, columns) = (t.block_rows(), t.columns);
@@ -154,7 +169,13 @@ impl TiledProduct {
         let elements = (rows * columns) as f64;
         // Clusters load less, but were measured to gain nothing.
         let bytes = (rows + columns) as f64 * k * 2.0;
-        let product = (elements * k / RATE).max(bytes / BYTES);
+        // What producers compute; it overlaps with little.
+        let of_terms = |i: usize, lines: usize| {
+            self.kernel.prologues[i]
+                .as_ref()
+                .map_or(0.0, |p| k / 64.0 * (SLICE + (lines * 64) as f64 * instructions(p) / PRODUCED))
+        };
+        let product = (elements * k / RATE).max(bytes / BYTES) + of_terms(0, rows) + of_terms(1, columns);
         // Operations of the epilogue: 128 threads each, half of the issue slots.
         let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0 * self.kernel.outputs.len() as f64;
         let groups = if t.pingpong { 1.0 } else { t.consumers as f64 };

@@ -6,7 +6,7 @@
 //! serves all of them, or up to two axes of a batch.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{Access, Factor, Operand, RowSums, WarpGemm, WarpTiling};
+use hypatia_dsl::kernel::{Access, Factor, Operand, Prologue, RowSums, WarpGemm, WarpTiling};
 use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
@@ -27,6 +27,8 @@ pub struct WarpProduct {
     pub(super) sizes: [usize; 5],
     pub(super) kernel: WarpGemm,
     pub(super) strides: Vec<(ArgRole, Vec<i64>)>,
+    /// Operands that the step reads at other places.
+    pub(super) views: Vec<(ArgRole, View)>,
 }
 
 impl WarpProduct {
@@ -87,6 +89,7 @@ impl WarpProduct {
                 Factor { dtype: a.dtype, dense_k: !a_by_m, unit: a_unit },
                 Factor { dtype: b.dtype, dense_k: b_by_k, unit: b_unit },
             ],
+            prologues: [None, None],
             inputs: inputs.collect(),
             outputs: outs.iter().map(|o| o.dtype).collect(),
             vector,
@@ -94,7 +97,7 @@ impl WarpProduct {
             row_sums: RowSums::Off,
             tiling: WarpTiling::named(&[])?,
         };
-        kernel.refusal().is_none().then_some(WarpProduct { sizes, kernel, strides: of_all })
+        kernel.refusal().is_none().then_some(WarpProduct { sizes, kernel, strides: of_all, views: Vec::new() })
     }
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
@@ -115,6 +118,7 @@ impl WarpProduct {
             (SizeName::Inner, inner),
         ]);
         work.strides.extend(self.strides.iter().cloned());
+        work.views.extend(self.views.iter().cloned());
         work
     }
 
@@ -134,6 +138,8 @@ impl WarpProduct {
         const SHARED: f64 = 128.0;
         const BYTES: f64 = 56.0;
         const LATENCY: f64 = 900.0;
+        /// Instructions of threads that are issued a cycle.
+        const ISSUED: f64 = 128.0;
         let [outer, inner, m, n, k] = self.sizes;
         let [warps_m, warps_n] = t.layout().unwrap_or([1, 1]);
         let kernel = WarpGemm { tiling: *t, ..self.kernel.clone() };
@@ -147,7 +153,11 @@ impl WarpProduct {
         let narrow = |f: &Factor, side: f64| side * depth * size / f.unit.max(2) as f64 / 16.0;
         let [a, b] = &kernel.factors;
         let copies = narrow(a, rows) + narrow(b, columns);
-        let busy = product.hypot(fragments).max(loaded) + copies;
+        // What computes factors: elements of all threads.
+        let of_terms =
+            |i: usize, side: f64| kernel.prologues[i].as_ref().map_or(0.0, |p| side * depth * instructions(p) / ISSUED);
+        let computed = of_terms(0, rows) + of_terms(1, columns);
+        let busy = product.hypot(fragments).max(loaded) + copies + computed;
         let calls = kernel.term.nodes.len() as f64 * 3.0 + 16.0;
         let epilogue = rows * columns * calls / 64.0 / kernel.vector.min(4) as f64 * 4.0 / 4.0;
         // Blocks that run beside each other on a multiprocessor.
@@ -168,6 +178,11 @@ impl WarpProduct {
         let [outer, inner, m, n, k] = self.sizes;
         [outer * inner, m, n, k]
     }
+}
+
+/// Instructions for an element of a computed factor. Rough, likewise.
+pub(super) fn instructions(p: &Prologue) -> f64 {
+    2.0 + 2.0 * p.term.nodes.len() as f64
 }
 
 /// The axes of a product's batch, its rows, and the strides of `all`: both factors, and others of

@@ -40,7 +40,7 @@ pub struct Case {
 pub type Ran = (Plan, Vec<Tensor>);
 
 /// What stands on a host for instructions of warps, by the beginning of the instruction.
-const OF_WARPS: [(&str, &str); 16] = [
+const OF_WARPS: [(&str, &str); 20] = [
     ("ld.global.L1::no_allocate", "std::memcpy(r, p, sizeof r);"),
     ("prefetch.global.L2", "emu_fetch(p);"),
     ("cp.async.cg.", "emu_copy(to, from, BYTES, exist);"),
@@ -48,6 +48,10 @@ const OF_WARPS: [(&str, &str); 16] = [
     ("cp.async.commit_group", "emu_commit();"),
     ("cp.async.wait_group", "emu_wait(PENDING);"),
     ("st.shared.b32", "emu_write(address, value);"),
+    ("ld.shared.b32", "emu_read(r, address);"),
+    ("ld.shared.v2.b32", "emu_read(r, address);"),
+    ("ld.shared.v4.b32", "emu_read(r, address);"),
+    ("st.shared.v4.b32", "for (int i = 0; i < 4; ++i) emu_write(address + 4 * i, v[i]);"),
     ("ldmatrix.sync.aligned.m8n8.x4.shared", "emu_matrices(r, address, false);"),
     ("ldmatrix.sync.aligned.m8n8.x4.trans", "emu_matrices(r, address, true);"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.bf16", "emu_multiply(d, a, b0, b1, true);"),

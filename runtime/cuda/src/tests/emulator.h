@@ -303,6 +303,15 @@ static void emu_free(const uint32_t to, const std::vector<Copy>& copies) {
     std::abort();
   }
 }
+template <typename T>
+static void emu_read(T& words, const uint32_t from) {
+  if (from + sizeof words > emu_dynamic_bytes) {
+    std::fprintf(stderr, "a read outside of shared memory\n");
+    std::abort();
+  }
+  std::memcpy(&words, emu_dynamic + from, sizeof words);
+}
+
 static void emu_write(const uint32_t to, const uint32_t value) {
   for (unsigned t = 0; t < blockDim.x; ++t) {
     emu_free(to, fibers[t].begun);
