@@ -131,7 +131,22 @@ fn params<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<Vec<Param>> {
             None => good = false,
         }
     }
+    good &= one_term(cx, op).is_some();
     good.then_some(params)
+}
+
+/// A node has one term, so an op has at most one operand that is one.
+fn one_term<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<()> {
+    let mut terms = op.params.iter().filter(|p| param_sort(p) == Sort::Term);
+    let (Some(first), Some(second)) = (terms.next(), terms.next()) else { return Some(()) };
+    let name = &second.name.node;
+    let d = Diagnostic::error(
+        code::BAD_TYPE,
+        format!("`{name}` is a second operand of type `{TERM_WORD}`: an op has one at most"),
+        second.name.span,
+    );
+    let hint = format!("make two ops with a `{TERM_WORD}` operand each, and combine their results in a third one");
+    cx.report(d.also(first.name.span, "the first one").hint(hint))
 }
 
 /// The types of an op's results.

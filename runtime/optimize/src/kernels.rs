@@ -510,11 +510,26 @@ impl<'a> Application<'a> {
     /// The node's own op.
     fn of_node(of: &'a Chooser<'a>, op: OpId, attrs: &[AttrValue]) -> Application<'a> {
         let mut out = Application::of_operands(of, 0);
+        let declared = of.graph.program.op(op);
+        let mut operands = out.operands.clone();
+        // A term is one operand, over what it reads, which comes last in the node.
+        let term = match &of.node.kind {
+            NodeKind::Op { term: Some(term), .. } => {
+                let read = operands.split_off(of.graph.tensor_operands(of.node));
+                Some(out.host.term(term.clone(), read))
+            }
+            _ => None,
+        };
         // Trailing optional operands may be left out.
-        let declared = of.graph.program.op(op).operands().count();
-        let missing = declared.saturating_sub(out.operands.len());
-        out.operands.extend((0..missing).map(|_| out.host.absent()));
-        out.results = out.host.op(op, attrs.to_vec(), &out.operands, &of.node.results);
+        let tensors = declared.operands().count() - usize::from(term.is_some());
+        let missing = tensors.saturating_sub(operands.len());
+        let absent: Vec<Id> = (0..missing).map(|_| out.host.absent()).collect();
+        out.operands.extend(absent.iter().filter(|_| term.is_none()));
+        operands.extend(absent);
+        if let (Some(term), Some(at)) = (term, declared.operands().position(|(_, p)| p.kind == ParamKind::Term)) {
+            operands.insert(at, term);
+        }
+        out.results = out.host.op(op, attrs.to_vec(), &operands, &of.node.results);
         out
     }
 

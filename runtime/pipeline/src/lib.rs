@@ -200,6 +200,10 @@ fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
         Called::Product(g) | Called::Pair(g) if g.term.roots.len() > 1 => {
             (format!("a product with {} results, in one launch", g.term.roots.len()), "one after the other")
         }
+        // A product that was a call of its own, and the work behind it: one result is left.
+        Called::Product(_) | Called::Pair(_) if fallback.iter().any(|s| matches!(s.action, Action::Call(_))) => {
+            ("a product with the work on its result, in one launch".to_string(), "one after the other")
+        }
         _ => return None,
     };
     let us = |steps: &[Step]| Some(steps.iter().map(|s| s.predicted(&plan.device)).sum::<f64>() * 1e6);
