@@ -148,7 +148,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("saving.hyp", 0),
         ("saying.hyp", 13),
         ("sketch.hyp", 2),
-        ("softcap.hyp", 2),
+        ("softcap.hyp", 3),
         ("sums.hyp", 7),
         ("tiled.hyp", 4),
         ("written_gradients.hyp", 1),
