@@ -302,7 +302,6 @@ impl GemmKernel {
         let cut = cut(a, self.tiling.block_rows(), n) && cut(b, self.tiling.columns, m);
         let cut = cut && (!self.pair || self.tiling.has_pairs());
         // Each block computes what it multiplies.
-        // Of 512 threads, none may have more sums of one multiplication than 64 columns give.
         let cut = cut && (!self.computes() || (self.tiling.blocks() == 1 && self.computes_in_registers()));
         let stages = SHARED.checked_sub(self.overhead())? / self.stage();
         (cut && stages >= 2).then_some(stages.min(MAX_STAGES))
