@@ -379,7 +379,10 @@ impl Random {
 pub fn compare(got: &Tensor, want: &Tensor, dtype: DType, epsilon: f64, what: &str) {
     assert_eq!((got.dtype(), got.shape()), (want.dtype(), want.shape()), "{what}");
     if !dtype.is_float() {
-        assert_eq!(got.bytes(), want.bytes(), "{what}");
+        if got.bytes() != want.bytes() {
+            let first = got.to_f64().into_iter().zip(want.to_f64()).enumerate().find(|(_, (g, w))| g != w);
+            panic!("{what}: the first element that differs, what it is and should be: {first:?}");
+        }
         return;
     }
     let (got, want) = (got.to_f64(), want.to_f64());

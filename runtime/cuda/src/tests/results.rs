@@ -35,7 +35,7 @@ const WAYS: [(&str, usize); 8] = [
 
 /// A product of which that is computed.
 fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [left, right]: [bool; 2], way: &str) -> (Graph, Inputs) {
-    let mut c = Case::new(dtype);
+    let mut c = if way.starts_with("mask") { Case::of_whole_numbers(dtype) } else { Case::new(dtype) };
     let (a, b) = (c.factor(batch, [m, k], left), c.factor(batch, [k, n], right));
     let p = c.graph.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0];
     let lead: &[usize] = if batch > 1 { &[batch] } else { &[] };
