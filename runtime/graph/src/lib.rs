@@ -47,7 +47,7 @@ pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use declared::DeclaredLaunch;
 pub use env::{BoundTerm, Env};
 pub use facts::{GraphFacts, exact_splat, splat};
-pub use noisy::{Noisy, is_whole};
+pub use noisy::{ClaimedError, Noise, Noisy, is_whole};
 
 pub use graph::kernels::{
     Candidate, CandidateFacts, Kernels, Known, Matched, Product, Split, Strategy, device_fact, scale,

@@ -1,11 +1,12 @@
 //! Noise: a graph whose results are moved as far as rounding might move them.
 //!
-//! In: a graph. Out: the same graph with inputs of its own for noise: each result that is rounded
-//! is multiplied by 1 plus noise, and a sum is moved by noise times the sum of its terms' absolute
-//! values, for terms may cancel. How far its outputs scatter from run to run says how much of a
-//! difference rounding explains. Invariant: with noise of 0 the outputs are those of the graph.
-//! Floats that hold integers are computed without rounding, and are not moved: a mask, a count or a
-//! position that moved would change its meaning.
+//! In: a graph, and the errors that are claimed for some of its nodes. Out: the same graph with
+//! inputs of its own for noise: each result that is rounded is multiplied by 1 plus noise, and a
+//! sum is moved by noise times the sum of its terms' absolute values, for terms may cancel. A
+//! result with a claimed error is moved by that error. How far the outputs scatter from run to run
+//! says how much of a difference rounding, and what is claimed, explains. Invariant: with noise of
+//! 0 the outputs are those of the graph. Floats that hold integers are computed without rounding,
+//! and are not moved: a mask, a count or a position that moved would change its meaning.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -23,26 +24,46 @@ use super::{Graph, Node, NodeId, NodeKind, Value};
 pub struct Noisy {
     /// The graph. Its inputs are those of the graph that it was made of, then the noise.
     pub graph: Graph,
-    /// The element types of the noise, each of rank 0.
-    pub noise: Vec<DType>,
+    /// The noise, in the order of its inputs.
+    pub noise: Vec<Noise>,
+}
+
+/// An input for noise, of rank 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Noise {
+    /// Its element type.
+    pub dtype: DType,
+    /// How far from 0 it may be.
+    pub most: f64,
+    /// The claim that it stands for; `None` for rounding. Errors of one claim may all have one
+    /// sign.
+    pub claim: Option<usize>,
+}
+
+/// An error that the results of a node may have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClaimedError {
+    /// The node.
+    pub node: NodeId,
+    /// The error relative to an element.
+    pub rel: f64,
+    /// What may be added to it.
+    pub abs: f64,
+    /// Which claim says so.
+    pub claim: usize,
 }
 
 impl Graph {
-    /// The graph with noise, for inputs of which these hold integers.
+    /// The graph with noise, for inputs of which these hold integers, and for nodes whose results
+    /// may have these errors.
     ///
     /// # Errors
     /// If the graph cannot be inlined.
-    pub fn noisy(&self, whole_inputs: &[bool]) -> Result<Noisy> {
-        let from = self.inlined()?;
+    pub fn noisy(&self, whole_inputs: &[bool], errors: &[ClaimedError]) -> Result<Noisy> {
+        let Noisy { graph, noise: claimed } = self.with_errors(errors)?;
+        let from = graph.inlined()?;
         let whole = whole_nodes(&from, whole_inputs);
-        let mut prefix = "noise".to_string();
-        let named = |prefix: &str| {
-            from.nodes.iter().any(|n| matches!(&n.kind, NodeKind::Input { name } if name.starts_with(prefix)))
-        };
-        while named(&prefix) {
-            prefix.push('_');
-        }
-        let mut out = WithNoise { graph: Graph::new(from.program.clone()), prefix, noise: Vec::new() };
+        let mut out = WithNoise::new(&from);
         let mut map: Vec<Vec<Value>> = Vec::with_capacity(from.nodes.len());
         let mut given = from.inputs.clone();
         for (i, node) in from.nodes.iter().enumerate() {
@@ -54,23 +75,76 @@ impl Graph {
             }
             map.push(if whole[i] { results } else { out.moved(&from, node, &operands, results)? });
         }
-        let WithNoise { graph: mut out, noise, .. } = out;
-        let made: Vec<NodeId> = out.inputs.iter().copied().filter(|id| !given.contains(id)).collect();
-        out.inputs = [given, made].concat();
-        for (name, v) in &from.outputs {
-            out.output(name.clone(), map[v.node.index()][v.output as usize]);
+        let made = out.done(&from, given, &map);
+        Ok(Noisy { graph: made.graph, noise: [claimed, made.noise].concat() })
+    }
+
+    /// The graph with noise for claimed errors alone.
+    fn with_errors(&self, errors: &[ClaimedError]) -> Result<Noisy> {
+        if errors.is_empty() {
+            return Ok(Noisy { graph: self.clone(), noise: Vec::new() });
         }
-        Ok(Noisy { graph: out, noise })
+        let mut out = WithNoise::new(self);
+        let mut map: Vec<Vec<Value>> = Vec::with_capacity(self.nodes.len());
+        for (i, node) in self.nodes.iter().enumerate() {
+            let operands: Vec<Option<Value>> =
+                node.operands.iter().map(|v| v.map(|v| map[v.node.index()][v.output as usize])).collect();
+            let mut results = copy(&mut out.graph, node, &operands)?;
+            for error in errors.iter().filter(|e| e.node.index() == i) {
+                results = results.into_iter().map(|v| out.with_error(v, error)).collect::<Result<_>>()?;
+            }
+            map.push(results);
+        }
+        let given = self.inputs.iter().map(|id| map[id.index()][0].node).collect();
+        Ok(out.done(self, given, &map))
     }
 }
 
 struct WithNoise {
     graph: Graph,
     prefix: String,
-    noise: Vec<DType>,
+    noise: Vec<Noise>,
 }
 
 impl WithNoise {
+    /// An empty one, whose inputs for noise have names that this graph has not.
+    fn new(from: &Graph) -> WithNoise {
+        let mut prefix = "noise".to_string();
+        let named = |prefix: &str| {
+            from.nodes.iter().any(|n| matches!(&n.kind, NodeKind::Input { name } if name.starts_with(prefix)))
+        };
+        while named(&prefix) {
+            prefix.push('_');
+        }
+        WithNoise { graph: Graph::new(from.program.clone()), prefix, noise: Vec::new() }
+    }
+
+    /// The whole graph. `given` are the inputs that stand for those of `from`, and `map` the values
+    /// that stand for its nodes' results.
+    fn done(self, from: &Graph, given: Vec<NodeId>, map: &[Vec<Value>]) -> Noisy {
+        let WithNoise { mut graph, noise, .. } = self;
+        let made: Vec<NodeId> = graph.inputs.iter().copied().filter(|id| !given.contains(id)).collect();
+        graph.inputs = [given, made].concat();
+        for (name, v) in &from.outputs {
+            graph.output(name.clone(), map[v.node.index()][v.output as usize]);
+        }
+        Noisy { graph, noise }
+    }
+
+    /// A value moved by a claimed error.
+    fn with_error(&mut self, v: Value, error: &ClaimedError) -> Result<Value> {
+        let dtype = self.graph.ty(v).dtype;
+        if !computes(dtype) {
+            return Ok(v);
+        }
+        let claimed = |most| Noise { dtype, most, claim: Some(error.claim) };
+        let (one, rel) = (self.graph.number(dtype, 1.0)?, self.noise(claimed(error.rel)));
+        let factor = self.graph.builtin_scalar(BuiltinScalar::Add, &[one, rel])?;
+        let moved = self.graph.builtin_scalar(BuiltinScalar::Mul, &[v, factor])?;
+        let abs = self.noise(claimed(error.abs));
+        self.graph.builtin_scalar(BuiltinScalar::Add, &[moved, abs])
+    }
+
     /// The results of a node, moved if the node rounds them.
     fn moved(
         &mut self,
@@ -97,7 +171,7 @@ impl WithNoise {
         if !computes(dtype) {
             return Ok(v);
         }
-        let (one, noise) = (self.graph.number(dtype, 1.0)?, self.noise(dtype));
+        let (one, noise) = (self.graph.number(dtype, 1.0)?, self.rounding(dtype));
         let factor = self.graph.builtin_scalar(BuiltinScalar::Add, &[one, noise])?;
         self.graph.builtin_scalar(BuiltinScalar::Mul, &[v, factor])
     }
@@ -122,16 +196,21 @@ impl WithNoise {
         let sizes: Vec<Option<Value>> = operands.iter().map(&mut size).collect::<Result<_>>()?;
         let all = self.graph.op(*op, &sizes, attrs.clone(), None)?;
         let all = *all.first().ok_or_else(|| Error::Internal("a sum without a result".into()))?;
-        let noise = self.noise(dtype);
+        let noise = self.rounding(dtype);
         let all = self.graph.builtin_scalar(BuiltinScalar::Mul, &[all, noise])?;
         self.graph.builtin_scalar(BuiltinScalar::Add, &[sum, all])
     }
 
+    /// One more input for the noise of rounding.
+    fn rounding(&mut self, dtype: DType) -> Value {
+        self.noise(Noise { dtype, most: dtype.epsilon(), claim: None })
+    }
+
     /// One more input for noise.
-    fn noise(&mut self, dtype: DType) -> Value {
+    fn noise(&mut self, noise: Noise) -> Value {
         let name = format!("{}{}", self.prefix, self.noise.len());
-        self.noise.push(dtype);
-        self.graph.input(name, TensorType { dtype, shape: Vec::new() })
+        self.noise.push(noise);
+        self.graph.input(name, TensorType { dtype: noise.dtype, shape: Vec::new() })
     }
 }
 
@@ -199,7 +278,7 @@ mod tests {
         let x = g.input("noise", TensorType { dtype: DType::F32, shape: vec![Dim::from(4)] });
         let y = f(&mut g, x);
         g.output("y", y);
-        let noisy = g.noisy(&[whole]).unwrap();
+        let noisy = g.noisy(&[whole], &[]).unwrap();
         assert_eq!(noisy.graph.inputs.len(), 1 + noisy.noise.len());
         assert_eq!(noisy.graph.ty(noisy.graph.outputs[0].1), g.ty(y));
         noisy.noise.len()
@@ -215,5 +294,20 @@ mod tests {
         assert_eq!([noise_of(false, twice), noise_of(false, largest), noise_of(false, sum)], [2, 1, 3]);
         // Integers stay what they are.
         assert_eq!([noise_of(true, twice), noise_of(true, sum), noise_of(true, root)], [0, 0, 1]);
+    }
+
+    #[test]
+    fn claimed_errors_move_their_node() {
+        let mut g = Graph::new(library::load(&[]).unwrap());
+        let x = g.input("x", TensorType { dtype: DType::F32, shape: vec![Dim::from(4)] });
+        let y = g.builtin_scalar(BuiltinScalar::Abs, &[x]).unwrap();
+        g.output("y", y);
+        let error = ClaimedError { node: y.node, rel: 0.1, abs: 0.2, claim: 3 };
+        let Noisy { graph, noise } = g.noisy(&[false], &[error]).unwrap();
+        let claims: Vec<f64> = noise.iter().filter(|n| n.claim == Some(3)).map(|n| n.most).collect();
+        assert_eq!(claims, [0.1, 0.2]);
+        assert_eq!(graph.inputs.len(), 1 + noise.len());
+        assert_eq!(&noise[..2].iter().map(|n| n.claim).collect::<Vec<_>>(), &[Some(3); 2]);
+        assert!(noise[2..].iter().all(|n| n.claim.is_none() && n.most == DType::F32.epsilon()));
     }
 }

@@ -107,7 +107,7 @@ impl Model {
             };
             planner.executor(plan, once.as_ref())?.run(inputs).map(Some)
         };
-        let mut reference = Reference::new(&compiled.unfused, inputs, &want, &widen);
+        let mut reference = Reference::new((&compiled.unfused, &compiled.report), inputs, &want, &widen);
         let got = compiled.executor.run(inputs)?;
         let Some(why) = judge.difference(&got, &mut reference)? else {
             compiled.checked = Checked::Now;

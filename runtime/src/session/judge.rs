@@ -120,7 +120,7 @@ impl Judge {
     /// are further apart than the tolerance, rounding may be the reason: where it meets a step or a
     /// steep function, or where terms cancel. So results count as equal too if they are about as
     /// near to those of a wider type as the unfused plan's are, or no further away than moved
-    /// roundings take the unfused plan's.
+    /// roundings, and errors that the rules claim, take the unfused plan's.
     pub fn difference(&self, got: &[Tensor], reference: &mut Reference<'_>) -> Result<Option<Apart>> {
         let outputs = self.outputs.iter().zip(got.iter().zip(reference.want));
         for (i, ((name, tolerance), (g, w))) in outputs.enumerate() {
@@ -136,7 +136,8 @@ impl Judge {
             if is_noise(g, w, &moved, *tolerance) {
                 continue;
             }
-            let what = format!("output `{name}` {c}");
+            let claims = if reference.approximates() { ", which what the rules claim does not explain" } else { "" };
+            let what = format!("output `{name}` {c}{claims}");
             let only_special = Comparison::of_finite(g, w, *tolerance)?.ok;
             return Ok(Some(Apart { output: name.clone(), what, only_special }));
         }

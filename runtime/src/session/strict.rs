@@ -178,7 +178,7 @@ impl Strict {
         self.compared.fetch_add(1, Ordering::Relaxed);
         self.note(unfused);
         let widen = || self.truth(compiled, inputs);
-        let mut reference = Reference::new(&compiled.unfused, inputs, &want, &widen);
+        let mut reference = Reference::new((&compiled.unfused, &compiled.report), inputs, &want, &widen);
         let difference = self.judge.difference(&got, &mut reference)?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), begun.elapsed()));
         let Some(why) = difference else {

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use hypatia_dsl::numerics::Numerics;
 use hypatia_library as library;
 use hypatia_tensor::npz;
 
@@ -188,6 +189,27 @@ fn a_missing_input_is_named() {
     let wrong = vec![("nonsense".to_string(), Tensor::zeros(hypatia_dsl::dtype::DType::F32, &[1]).unwrap())];
     let e = m.run(&wrong).unwrap_err().to_string();
     assert!(e.contains("nonsense"), "{e}");
+}
+
+#[test]
+fn an_approximation_is_judged_by_what_it_claims() {
+    let made = |claim: &str, chain: &str| {
+        let rule = format!("rule own::line: tanh(x) => abs(x) class {claim};");
+        let (m, inputs) = given(&format!(
+            "ruleset own {{ until = fixpoint; }}\n{rule}\n\
+             test \"t\" {{ input x: f32[8, 64]; given {chain}; expect count(tanh) == 0; }}\n"
+        ));
+        let mut options = Options { threads: 2, ..Options::default() };
+        options.optimize.numerics = Numerics::Fast;
+        let compiled = Model::new(m.graph().clone(), options).compile(&inputs).unwrap();
+        assert!(compiled.report.fired("own::line") || compiled.refusal.is_some());
+        compiled.refusal.as_ref().map(ToString::to_string)
+    };
+    for chain in ["tanh(x)", "sqrt(abs(tanh(x)) + 1)", "sum(exp(tanh(tanh(x))), axes = [-1])"] {
+        assert_eq!(made("approx(3, 0.5)", chain), None, "{chain}");
+        let refused = made("approx(1e-3, 1e-3)", chain).unwrap();
+        assert!(refused.contains("own::line") && refused.contains("claim does not explain"), "{refused}");
+    }
 }
 
 /// A test's `given` as a model, with random inputs, and the program of its file.
