@@ -217,16 +217,15 @@ impl<'g> Instantiator<'g> {
         let program = self.graph.program.clone();
         let def = program.op(op);
         let mut env = Env::default();
-        let (mut attrs, mut next) = (attrs.iter(), 0);
+        // The types of operands may contain formulas over attributes, and over what later operands
+        // bind.
+        env.attrs.values.extend(def.attrs().zip(attrs).map(|((i, _), value)| (VarId(i as u32), value.clone())));
+        let (mut next, mut unsure) = (0, Vec::new());
         let reads_from = if term.is_some() { tensor_params(def) } else { operands.len() };
         for (i, param) in def.params.iter().enumerate() {
             let var = VarId(i as u32);
             match &param.kind {
-                ParamKind::Attr { .. } => {
-                    if let Some(value) = attrs.next() {
-                        env.attrs.values.insert(var, value.clone());
-                    }
-                }
+                ParamKind::Attr { .. } => {}
                 ParamKind::Term => {
                     let reads = operands.get(reads_from..).unwrap_or_default().iter().flatten().copied().collect();
                     if let Some(term) = term.clone() {
@@ -239,7 +238,9 @@ impl<'g> Instantiator<'g> {
                         operands.get(next..upto).unwrap_or_default().iter().flatten().copied().collect();
                     next = upto;
                     for v in &mine {
-                        self.bind_type(ty, *v, &mut env.attrs);
+                        if !self.bind_type(ty, *v, &mut env.attrs) {
+                            unsure.push((ty, *v));
+                        }
                         env.number.get_or_insert(self.graph.ty(*v).dtype);
                     }
                     match (variadic, mine.first()) {
@@ -250,16 +251,21 @@ impl<'g> Instantiator<'g> {
                 }
             }
         }
+        for (ty, v) in unsure {
+            self.bind_type(ty, v, &mut env.attrs);
+        }
         Ok(env)
     }
 
     /// Binds the variables of an operand's type pattern. The typing rules have already checked that
-    /// it matches.
-    fn bind_type(&self, pat: &TypePat, value: Value, bindings: &mut Bindings) {
+    /// it matches. False if it contains what is not known yet.
+    fn bind_type(&self, pat: &TypePat, value: Value, bindings: &mut Bindings) -> bool {
         let mut trial = bindings.clone();
-        if match_type(pat, self.graph.ty(value), &mut trial) != Some(false) {
+        let matches = match_type(pat, self.graph.ty(value), &mut trial);
+        if matches != Some(false) {
             *bindings = trial;
         }
+        matches == Some(true)
     }
 }
 
