@@ -361,7 +361,14 @@ fn report_cycle(
     for (f, e) in &circle[1..] {
         d = d.also(e.span, format!("`{}` uses `{}` here", names[*f], names[e.target]));
     }
-    diags.push(d.hint("move the declarations that both need into a third file"));
+    diags.push(match circle.len() {
+        1 => d.hint(format!(
+            "`{0}` is this file, which hides a module of the library of that name: remove the `use`, or rename \
+             the file",
+            names[target]
+        )),
+        _ => d.hint("move the declarations that both need into a third file"),
+    });
 }
 
 /// The name and namespace that an item declares.

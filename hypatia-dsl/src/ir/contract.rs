@@ -50,7 +50,8 @@ pub enum Demand {
 }
 
 impl Clause {
-    /// The clause of `--must`: `RULE`, optionally followed by `count = N` and `at NODE`.
+    /// The clause of `--must`: `RULE`, optionally followed by `count = N` and `at NODE`, in either
+    /// order. A node whose name ends like a count stands in quotes.
     ///
     /// ```
     /// use hypatia_dsl::ir::{Clause, Demand};
@@ -65,17 +66,29 @@ impl Clause {
     /// If the text is none of these.
     pub fn must(text: &str) -> Result<Clause, String> {
         let wrong = || format!("expected `RULE`, optionally followed by `count = N` and `at NODE`, not `{text}`");
-        let (head, at) = match text.split_once(" at ") {
-            Some((head, node)) => (head, Some(node.trim().trim_matches('"').to_string())),
-            None => (text, None),
+        let number = |count: &str| {
+            let count = count.trim_start().strip_prefix('=').and_then(|n| n.trim().parse::<usize>().ok());
+            count.filter(|n| *n > 0)
         };
-        let (rule, count) = match head.split_once(" count") {
-            Some((rule, count)) => {
-                let count = count.trim_start().strip_prefix('=').and_then(|n| n.trim().parse::<usize>().ok());
-                (rule, Some(count.filter(|n| *n > 0).ok_or_else(wrong)?))
-            }
+        let (head, place) = text.split_once(" at ").map_or((text, None), |(head, node)| (head, Some(node.trim())));
+        // What stands behind the node, and is no part of its name.
+        let (at, last) = match place.map(|p| (p, p.strip_prefix('"').and_then(|p| p.split_once('"')))) {
+            Some((_, Some((node, rest)))) => (Some(node), Some(rest.trim()).filter(|rest| !rest.is_empty())),
+            Some((place, None)) => match place.rsplit_once(" count") {
+                Some((node, count)) if number(count).is_some() => (Some(node), Some(&place[node.len() + 1..])),
+                _ => (Some(place.trim_matches('"')), None),
+            },
+            None => (None, None),
+        };
+        let last = last.map(|rest| rest.strip_prefix("count").and_then(number).ok_or_else(wrong)).transpose()?;
+        let (rule, first) = match head.split_once(" count") {
+            Some((rule, count)) => (rule, Some(number(count).ok_or_else(wrong)?)),
             None => (head, None),
         };
+        if first.is_some() && last.is_some() {
+            return Err(wrong());
+        }
+        let (at, count) = (at.map(|node| node.trim().to_string()), first.or(last));
         if rule.trim().is_empty() || at.as_ref().is_some_and(String::is_empty) {
             return Err(wrong());
         }
@@ -124,7 +137,28 @@ mod tests {
         }
         let node = Clause::must("a::b at /layer.0/Softmax").unwrap();
         assert_eq!(node.demand, Demand::Must { count: None, at: Some("/layer.0/Softmax".into()) });
-        for text in ["", " ", "a count", "a count = 0", "a count = -1", "a count 3", "a at ", "a at \"\"", " at n"] {
+        for (text, same) in [
+            ("a at \"n\" count = 2", "a count = 2 at \"n\""),
+            ("a at n count = 2", "a count = 2 at \"n\""),
+            ("a at /x/y z", "a at \"/x/y z\""),
+            ("a at \"n count = 2\"", "a at \"n count = 2\""),
+        ] {
+            assert_eq!(Clause::must(text).unwrap().to_string(), format!("must {same}"), "{text}");
+        }
+        let twice = "a count = 1 at \"n\" count = 1";
+        for text in [
+            twice,
+            "a at \"n\" times 2",
+            "",
+            " ",
+            "a count",
+            "a count = 0",
+            "a count = -1",
+            "a count 3",
+            "a at ",
+            "a at \"\"",
+            " at n",
+        ] {
             assert!(Clause::must(text).is_err(), "{text}");
         }
     }

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::ir::{AExpr, AttrType, AttrValue, Fact, OpDef, ParamKind, Program, Sort, VarId};
 use crate::resolve::Resolved;
 use crate::shape::Dim;
-use crate::typing::{Bindings, Facts, NoFacts, eval, show_expr};
+use crate::typing::{Bindings, Facts, eval, show_expr};
 
 /// Sizes that formulas are tried with.
 const SIZES: [i64; 3] = [1, 64, 4096];
@@ -94,7 +94,7 @@ fn fault(op: &OpDef, formula: &AExpr, size: i64) -> Option<String> {
         };
         bindings.values.insert(VarId(i as u32), value);
     }
-    no_cost(eval(formula, &bindings, &NoFacts)?)
+    no_cost(eval(formula, &bindings, &OfSize(size))?)
 }
 
 /// A value that is no cost.

@@ -4,6 +4,7 @@
 //! many rules its families expand to. Invariant: lints never decide whether a Program is accepted,
 //! and trusted files are not linted.
 
+mod axes;
 mod costs;
 mod growth;
 mod guards;
@@ -22,6 +23,7 @@ pub fn lint(program: &Program, resolved: &Resolved, sources: &SourceMap) -> Vec<
     rules::lint(program, resolved, &mut out);
     growth::lint(program, resolved, &mut out);
     guards::lint(program, resolved, &mut out);
+    axes::lint(program, resolved, &mut out);
     kernels::lint(program, resolved, &mut out);
     costs::lint(program, resolved, &mut out);
     unused::lint(program, resolved, sources, &mut out);

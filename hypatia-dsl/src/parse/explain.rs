@@ -348,19 +348,36 @@ impl Site<'_> {
     /// `x.exp()`, `x.shape`: another language's method or property.
     fn method(&self) -> Option<String> {
         let word = self.tokens.get(self.i).filter(|t| t.kind == Kind::Word)?.text(self.builder.text);
-        let of = self.i.checked_sub(2).map(|i| shorten(self.text(i)))?;
         if let Some(hint) = self.qualified(word) {
             return Some(hint);
         }
-        if self.previous() != "." || !of.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-            return None;
-        }
+        let of = self.i.checked_sub(2).filter(|_| self.previous() == ".").and_then(|last| self.operand(last))?;
         let called = self.text(self.i + 1) == "(";
         let others = if called && self.text(self.i + 2) != ")" { ", ..." } else { "" };
         Some(match word {
             "T" if !called => format!("there are no properties: write `transpose({of}, perm = [1, 0])`"),
             _ => format!("there are no methods or properties: write `{}({of}{others})`", shorten(word)),
         })
+    }
+
+    /// The expression that ends with that token, of which a method is called: a name, or what
+    /// parentheses enclose with the name in front of them.
+    fn operand(&self, last: usize) -> Option<String> {
+        let is_name = |i: usize| self.tokens.get(i).is_some_and(|t| t.kind == Kind::Word);
+        if is_name(last) {
+            return Some(shorten(self.text(last)));
+        }
+        let mut depth = 0;
+        let first = (0..=last).rev().find(|i| {
+            depth += i32::from(self.text(*i) == ")") - i32::from(self.text(*i) == "(");
+            depth == 0
+        })?;
+        let called = first.checked_sub(1).filter(|i| is_name(*i));
+        // `(x + 1)` needs no parentheses as an operand.
+        let (from, to) = if let Some(name) = called { (name, last) } else { (first + 1, last.checked_sub(1)?) };
+        let [start, end] = [self.tokens.get(from)?.start, self.tokens.get(to)?.end];
+        let text = self.builder.text.get(start as usize..end as usize)?;
+        Some(if text.len() > 40 || text.contains('\n') { "...".to_string() } else { text.to_string() })
     }
 
     /// `torch.nn.functional.relu(x)`, `math.exp(x)`: a module in front of a name.
@@ -573,6 +590,9 @@ impl Site<'_> {
         let before = || self.tokens.get(..self.i).unwrap_or_default().iter().map(|t| t.text(self.builder.text));
         let clauses = ["where", "let", "requires", "prefer", "saves", "class"];
         Some(match found {
+            "," if self.text(0) == "ruleset" => {
+                "a setting has one value: `before` and `after` name one ruleset, and another one says so itself".into()
+            }
             "," if self.text(0) == "rule" && clauses.contains(&self.text(self.i + 1)) => {
                 "remove the `,`: the clauses of a rule follow each other without one".into()
             }

@@ -39,6 +39,9 @@ impl<'a> Cx<'a> {
                     self.scope = here;
                     return r;
                 }
+                Some(Definition::Var(v)) if self.sort(v) == Sort::Shape && kind_of_type(ty) != AKind::List => {
+                    return self.several_sizes(&name.node, name.span);
+                }
                 Some(Definition::Var(v))
                     if matches!(self.sort(v), Sort::Attr | Sort::Shape) == (ty != AttrType::DType) =>
                 {
@@ -72,6 +75,13 @@ impl<'a> Cx<'a> {
         }
         let x = self.aexpr(e)?;
         Some(AttrPat::Is(self.attr_value(x, ty, e.span)?))
+    }
+
+    /// `[n, d]` where a type has bound `..d`.
+    pub(super) fn several_sizes<T>(&mut self, name: &str, span: Span) -> Option<T> {
+        let message = format!("`{name}` stands for several sizes, so it cannot be one value");
+        let d = Diagnostic::error(code::ATTRIBUTE_TYPE, message, span).label("expected one value");
+        self.report(d.hint(format!("write `..{name}` in a list, or `{name}[0]` for the first of them")))
     }
 
     fn attr_list(&mut self, items: &'a [Expr], ty: AttrType, span: Span) -> Option<AttrPat> {

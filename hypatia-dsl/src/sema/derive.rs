@@ -32,14 +32,7 @@ pub(super) fn derive(s: &mut Sema<'_>) {
             out.extend(scalar_rule(s, id));
         }
     }
-    let mut with_kernel: Vec<OpId> = Vec::new();
-    for k in &s.program.kernels {
-        if let Some(id) = kernel_op(&k.pattern)
-            && !with_kernel.contains(&id)
-        {
-            with_kernel.push(id);
-        }
-    }
+    let with_kernel = ops_with_kernel(s);
     let mut warnings = Vec::new();
     for &id in &with_kernel {
         if s.poisoned_ops.contains(&id) {
@@ -52,6 +45,29 @@ pub(super) fn derive(s: &mut Sema<'_>) {
     }
     s.diags.extend(warnings);
     s.program.rules.splice(0..0, out);
+}
+
+/// The ops that have a kernel, in the order of the kernels.
+fn ops_with_kernel(s: &Sema<'_>) -> Vec<OpId> {
+    let mut ops: Vec<OpId> = Vec::new();
+    for id in s.program.kernels.iter().filter_map(|k| kernel_op(&k.pattern)) {
+        if !ops.contains(&id) {
+            ops.push(id);
+        }
+    }
+    ops
+}
+
+/// Why no rule is derived from the body of an op, in words that say what to do.
+pub(super) fn why_not_folded(s: &Sema<'_>, id: OpId) -> String {
+    let (name, with_kernel) = (&s.program.op(id).name, ops_with_kernel(s));
+    if !with_kernel.contains(&id) {
+        return format!("an op has a fold rule only if it has a kernel: declare one, `kernel k for {name}(...)`");
+    }
+    let why = op_rules(s, id, &with_kernel).err().map_or(String::new(), |why| format!(": {why}"));
+    format!(
+        "no rule can be derived from the body of `{name}`{why}; write one, `rule mine::form: PATTERN => {name}(...)`"
+    )
 }
 
 /// The warning that no rule finds an op with a kernel, unless a rule builds it.

@@ -105,6 +105,13 @@ impl<'a> Cx<'a> {
     }
 
     fn aexpr_list(&mut self, items: &'a [Expr]) -> Option<AExpr> {
+        for name in items.iter().filter_map(single) {
+            if let Some(Definition::Var(v)) = self.definition(&name.node)
+                && self.sort(*v) == Sort::Shape
+            {
+                return self.several_sizes(&name.node, name.span);
+            }
+        }
         let items: Vec<Option<AExpr>> = items.iter().map(|i| self.aexpr(i)).collect();
         let items: Vec<AExpr> = items.into_iter().collect::<Option<_>>()?;
         let values: Option<Vec<AttrValue>> =

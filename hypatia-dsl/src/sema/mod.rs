@@ -416,11 +416,8 @@ impl<'a> Sema<'a> {
                  node in the graph"
             ));
         }
-        self.program
-            .ops
-            .iter()
-            .any(|o| o.name == name)
-            .then(|| format!("an op has a fold rule only if it has a kernel: declare one, `kernel k for {name}(...)`"))
+        let op = self.program.ops.iter().position(|o| o.name == name)?;
+        Some(derive::why_not_folded(self, OpId(op as u32)))
     }
 
     fn family_members(&mut self) {

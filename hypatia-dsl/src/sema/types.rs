@@ -80,6 +80,11 @@ impl<'a> Cx<'a> {
             None => {
                 // `fp16` is a typing mistake, `T` is a variable.
                 let variable = name.node.starts_with(|c: char| c.is_ascii_uppercase());
+                // `FP16` and `F32` are types in other spellings.
+                let small = name.node.to_ascii_lowercase();
+                if variable && DType::from_name(&small).or(DType::known_elsewhere_as(&small)).is_some() {
+                    return self.no_element_type(&name.node, name.span);
+                }
                 if mode == TypeMode::Bind && variable {
                     return Some(DTypePat::Var(self.declare(&name.node, Sort::DType, name.span)));
                 }
@@ -238,7 +243,9 @@ pub(super) fn single(e: &Expr) -> Option<&Name> {
 pub(super) fn element_type_hint(d: Diagnostic, name: &str) -> Diagnostic {
     let names = || DType::ALL.iter().map(|d| d.name());
     let d = d.note(format!("the element types are {}", names().collect::<Vec<_>>().join(", ")));
-    let meant = DType::known_elsewhere_as(name).map(DType::name).or_else(|| closest(name, names()));
+    let small = name.to_ascii_lowercase();
+    let known = DType::known_elsewhere_as(&small).or(DType::from_name(&small));
+    let meant = known.map(DType::name).or_else(|| closest(name, names()));
     match meant {
         Some(s) => d.hint(format!("did you mean `{s}`?")),
         None => d,
