@@ -2,8 +2,8 @@
 //!
 //! In: a model with its options, inputs. Out: for each such rule that its plan uses, the times of
 //! the plan with and without it, as a choice of a tuning file. Invariant: both plans run in turn on
-//! the same inputs, and medians count; only what was measured on this device takes the place of a
-//! claim.
+//! the same inputs, and medians count; a difference that noise explains is none; only what was
+//! measured on this device takes the place of a claim.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -16,8 +16,10 @@ use hypatia_target::device::Device;
 use hypatia_tensor::Tensor;
 use hypatia_tensor::error::Result;
 
-/// Pairs of runs for one rule, and the seconds after which no further pair begins.
+/// Pairs of runs for one rule, at most and at least, and the seconds after which no further pair
+/// begins.
 const PAIRS: usize = 200;
+const FEWEST_PAIRS: usize = 6;
 const SECONDS: f64 = 3.0;
 /// Runs of a burst on a GPU.
 const BURST: usize = 20;
@@ -40,17 +42,18 @@ pub fn measured(file: &TuningFile, device: &Device) -> BTreeMap<String, f64> {
     here.filter_map(|c| c.saving()).map(|(rule, us)| (rule.to_string(), us)).collect()
 }
 
-/// Measures each rule with `saves` that the plan of a model uses.
+/// Measures each rule with `saves` that the plan of a model uses. Also says of which rules nothing
+/// was learnt.
 pub fn measure(
     graph: &Graph,
     options: &Options,
     inputs: &[(String, Tensor)],
     machine: &Machine,
-) -> Result<Vec<Choice>> {
+) -> Result<(Vec<Choice>, Vec<String>)> {
     let model = Model::new(graph.clone(), options.clone());
     let with = model.compile(inputs)?;
     let ordered = model.order(inputs)?;
-    let mut choices = Vec::new();
+    let (mut choices, mut unclear) = (Vec::new(), Vec::new());
     // Where another plan runs than the one that was asked for, nothing is learnt about the rule.
     let refused =
         |rule: &str| with.refusal.as_ref().is_some_and(|r| r.is_whole() || r.without.iter().any(|w| w == rule));
@@ -58,14 +61,35 @@ pub fn measure(
         let mut options = options.clone();
         options.optimize.disabled.insert(saving.rule.clone());
         let without = Model::new(graph.clone(), options).compile(inputs)?;
-        let [us, first_us] = in_turn([&with.executor, &without.executor], &ordered)?;
-        choices.push(Choice::of_saving(machine, &saving.rule, [us, first_us], saving.sites));
+        let times = in_turn([&with.executor, &without.executor], &ordered)?;
+        let [us, first_us] = times.each_ref().map(|t| median(t));
+        match differ(&times) {
+            true => choices.push(Choice::of_saving(machine, &saving.rule, [us, first_us], saving.sites)),
+            false => unclear.push(format!(
+                "what {} saves is lost in noise ({us:.2} us with it, {first_us:.2} without): its claim stays",
+                saving.rule
+            )),
+        }
     }
-    Ok(choices)
+    Ok((choices, unclear))
 }
 
-/// The median microseconds of a run of each plan.
-fn in_turn(plans: [&Executor; 2], inputs: &[Tensor]) -> Result<[f64; 2]> {
+/// Whether one plan is the faster one in more pairs than chance explains: two standard deviations
+/// of a fair coin.
+fn differ([a, b]: &[Vec<f64>; 2]) -> bool {
+    let pairs = a.len().min(b.len()) as f64;
+    let lead: f64 = a.iter().zip(b).map(|(a, b)| (b - a).total_cmp(&0.0) as i32 as f64).sum();
+    lead * lead > 4.0 * pairs
+}
+
+fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or_default()
+}
+
+/// The microseconds of each plan's runs, in pairs.
+fn in_turn(plans: [&Executor; 2], inputs: &[Tensor]) -> Result<[Vec<f64>; 2]> {
     let [a, b] = plans;
     let mut timers = [a.timer(inputs)?, b.timer(inputs)?];
     let mut times: [Vec<f64>; 2] = Default::default();
@@ -85,12 +109,26 @@ fn in_turn(plans: [&Executor; 2], inputs: &[Tensor]) -> Result<[f64; 2]> {
                 times.push(us);
             }
         }
-        if pair > 1 && started.elapsed().as_secs_f64() > SECONDS {
+        if pair >= FEWEST_PAIRS && started.elapsed().as_secs_f64() > SECONDS {
             break;
         }
     }
-    Ok(times.map(|mut t| {
-        t.sort_by(f64::total_cmp);
-        t.get(t.len() / 2).copied().unwrap_or_default()
-    }))
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noise_is_no_difference() {
+        let times = |pairs: &[(f64, f64)]| [pairs.iter().map(|p| p.0).collect(), pairs.iter().map(|p| p.1).collect()];
+        assert!(differ(&times(&[(1.0, 2.0); 6])) && differ(&times(&[(2.0, 1.0); 6])));
+        // Four of six, and all of four, are chance.
+        let mixed = [(1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), (2.0, 1.0), (2.0, 1.0)];
+        assert!(!differ(&times(&mixed)) && !differ(&times(&[(1.0, 2.0); 4])) && !differ(&times(&[(1.0, 1.0); 99])));
+        // A third of many is not.
+        let many: Vec<(f64, f64)> = (0..99).map(|i| if i % 3 == 0 { (2.0, 1.0) } else { (1.0, 2.0) }).collect();
+        assert!(differ(&times(&many)));
+    }
 }

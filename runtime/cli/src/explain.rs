@@ -78,7 +78,7 @@ impl Explain {
         let graph = self.options.load(&self.what)?;
         let mut options = self.options.options(&graph)?;
         let tuning = self.tuning.clone().or_else(|| TuningFile::beside(&self.what));
-        let tuning = tuning.filter(|_| self.why_not.is_none()).map(|path| TuningFile::read(&path)).transpose()?;
+        let tuning = tuning.map(|path| TuningFile::read(&path)).transpose()?;
         options.measured = tuning.iter().flat_map(|file| claims::measured(file, &options.device)).collect();
         let mut unmet = None;
         let mut text = match &self.why_not {
@@ -110,7 +110,7 @@ impl Explain {
                 }
             }
         };
-        if let Some(file) = tuning.filter(|_| !self.json) {
+        if let Some(file) = tuning.filter(|_| !self.json && self.why_not.is_none()) {
             text.push_str(&choices(&file));
         }
         write_stdout(&text);

@@ -129,10 +129,11 @@ impl Tune {
         // tuned.
         compiled.unfused()?;
         compiled.warnings().iter().for_each(|w| eprintln!("warning: {w}"));
-        let savings = claims::measure(model.graph(), model.options(), &inputs, &here)?;
+        let (savings, unclear) = claims::measure(model.graph(), model.options(), &inputs, &here)?;
         let mut choices: Vec<Choice> = on.iter().flat_map(measured_choices).collect();
         choices.extend(savings);
-        if on.is_none() && choices.is_empty() {
+        unclear.iter().for_each(|what| eprintln!("warning: {what}"));
+        if on.is_none() && choices.is_empty() && unclear.is_empty() {
             let said = "there is nothing to measure on the CPU: its products need no tuning, and no rule of this \
                         model's plan states what it `saves`";
             return Err(Error::Input(format!("--device: {said}")));
