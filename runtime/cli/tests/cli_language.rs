@@ -134,6 +134,8 @@ fn the_tests_of_files_that_compile_pass() {
     let files = [
         ("attributes.hyp", 5),
         ("columns.hyp", 3),
+        ("groups.hyp", 3),
+        ("whole_plans.hyp", 2),
         ("constructs.hyp", 3),
         ("gated.hyp", 2),
         ("group_norm.hyp", 3),

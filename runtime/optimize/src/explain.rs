@@ -26,7 +26,7 @@ use super::kernels::refusals;
 use super::language::{Node, Payload};
 use super::matcher::{Match, MatchFacts, Miss, MissReason, Probe, search};
 use super::optimizer::Optimizer;
-use super::report::WRITTEN;
+use super::report::{Settled, WRITTEN};
 use super::rewrites::{CompiledRule, SEARCH_LIMITS, compile};
 use super::saturate::Trace;
 pub use super::why_not::{Verdict, WhyNot};
@@ -45,6 +45,13 @@ pub fn why_not(graph: &Graph, options: &Options, means: Means<'_>, rule: &str, n
         return Err(Error::Input(no_such_rule(&graph.program, rule)));
     }
     nearest(graph, options, means, &named, node)
+}
+
+/// The answer for a rule of that name, if whole plans have decided against it.
+pub fn lost_plan(program: &Program, rule: &str, settled: &Settled) -> Option<WhyNot> {
+    let rule = program.rules.iter().find(|r| (r.name == rule || r.base_name == rule) && r.base_name == settled.rule)?;
+    let verdict = Verdict::PlanLost { with: settled.with, without: settled.without };
+    Some(WhyNot { rule: rule.name.clone(), text: show_rule_lines(program, rule), at: None, verdict })
 }
 
 /// [`why_not`] of the rule that came nearest, among some.

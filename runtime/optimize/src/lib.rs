@@ -48,7 +48,8 @@ use std::time::{Duration, Instant};
 
 pub use outcome::{Outcome, Unmet};
 pub use report::{
-    Choice, Considered, Doubt, EqualLayers, Firing, Launches, Report, RulesetRun, Site, Stop, Summary, UndecidedKernel,
+    Choice, Considered, Doubt, EqualLayers, Firing, Launches, Report, RulesetRun, Settled, Site, Stop, Summary,
+    UndecidedKernel,
 };
 pub use rewrites::{CompiledRule, rewrites};
 

@@ -468,6 +468,7 @@ impl<'a> Optimizer<'a> {
             firings: without(firings),
             repeats: without(repeats),
             savings,
+            settled: Vec::new(),
             contract: Vec::new(),
             runs: std::mem::take(&mut self.runs),
             warnings,

@@ -161,6 +161,19 @@ pub struct Saved {
     pub measured_us: Option<f64>,
 }
 
+/// A rule that whole plans have decided, against the costs of nodes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Settled {
+    /// The rule, as written.
+    pub rule: String,
+    /// Predicted microseconds of the plan with it.
+    pub with: f64,
+    /// Without it.
+    pub without: f64,
+    /// Whether it fires: the plan with it takes less time.
+    pub used: bool,
+}
+
 /// A place in the optimised graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
@@ -297,6 +310,9 @@ pub struct Report {
     /// What rules that say so save.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub savings: Vec<Saved>,
+    /// The user's rules that whole plans have decided, against the costs of nodes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub settled: Vec<Settled>,
     /// Whether each clause of the contract is met.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub contract: Vec<Outcome>,
@@ -342,6 +358,7 @@ impl fmt::Display for Report {
         self.show_fusions(f)?;
         self.show_rules(f)?;
         self.show_savings(f)?;
+        self.show_settled(f)?;
         self.show_counts(f)?;
         self.show_undecided(f)?;
         self.show_choices(f)?;
@@ -440,6 +457,19 @@ impl Report {
         let others = self.firings.iter().filter(|f| !f.kept).count();
         if others > 0 {
             writeln!(f, "{others} more firings made nothing cheaper; `--why-not RULE` tells of one rule")?;
+        }
+        Ok(())
+    }
+
+    /// The rules that whole plans have decided.
+    fn show_settled(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.settled.iter().map(|s| s.rule.len()).max().unwrap_or(0).max(22);
+        if !self.settled.is_empty() {
+            writeln!(f, "\n{:<width$}  us with it  without  so it is", "decided by whole plans")?;
+        }
+        for s in &self.settled {
+            let so = if s.used { "used" } else { "left out" };
+            writeln!(f, "{:<width$}  {:>10.2}  {:>7.2}  {so}", s.rule, s.with, s.without)?;
         }
         Ok(())
     }

@@ -43,6 +43,13 @@ pub enum Verdict {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         refused: Vec<String>,
     },
+    /// The costs of the nodes were in its favour, but the whole plan without it takes less time.
+    PlanLost {
+        /// Predicted microseconds of the plan with it.
+        with: f64,
+        /// Without it.
+        without: f64,
+    },
     /// Its pattern matched, but a guard did not hold.
     Guard {
         /// `requires` or `prefer`.
@@ -99,6 +106,11 @@ impl fmt::Display for WhyNot {
                 )?;
                 refused.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
             }
+            Verdict::PlanLost { with, without } => writeln!(
+                f,
+                "{rule} matched, but the plan lost: it would take {with:.2} us with it, and takes {without:.2} us \
+                 without"
+            )?,
             Verdict::Guard { clause, guard, values } => {
                 writeln!(f, "{rule} matched{at}, but its guard does not hold:")?;
                 writeln!(f, "  {clause} {guard}")?;

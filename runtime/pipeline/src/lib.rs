@@ -13,6 +13,7 @@ use std::sync::Arc;
 use hypatia_dsl::ir::{Program, Rule};
 use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::numerics::Allowed;
+use hypatia_dsl::program_print::show_rule_lines;
 
 use hypatia_cpu::HostFolder;
 use hypatia_graph::fate::Fate;
@@ -27,6 +28,9 @@ use hypatia_plan as plan;
 use hypatia_plan::{Action, CallStep, Called, Plan, Shortened, Step};
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
+
+mod settle;
+use settle::Decisions;
 
 /// What computes constants.
 pub static FOLDER: HostFolder = HostFolder;
@@ -57,10 +61,11 @@ pub fn optimize(graph: &Graph, options: &optimize::Options) -> Result<Optimized>
 
 /// [`optimize()`], but a contract that is not met is only reported.
 pub fn optimize_anyway(graph: &Graph, options: &optimize::Options) -> Result<Optimized> {
-    let mut optimized = optimize::optimize(graph, options, &FOLDER)?;
+    let (mut optimized, decisions) = settled(graph, options)?;
     if options.contract.is_empty() {
         return Ok(optimized);
     }
+    let (graph, options) = decisions.as_ref().map_or((graph, options), Decisions::parts);
     let program = &graph.program;
     let short = |r: &Rule| is_short(program, r) && options.contract.iter().any(|c| c.names(program, r));
     if program.rules.iter().any(short) {
@@ -72,9 +77,29 @@ pub fn optimize_anyway(graph: &Graph, options: &optimize::Options) -> Result<Opt
     Ok(optimized)
 }
 
+/// What the optimiser makes of a graph, and the decisions that take whole plans, if there are any.
+fn settled(graph: &Graph, options: &optimize::Options) -> Result<(Optimized, Option<Decisions>)> {
+    let first = optimize::optimize(graph, options, &FOLDER)?;
+    Ok(match settle::settle(graph, options, &first)? {
+        Some((decisions, optimized)) => (optimized, Some(decisions)),
+        None => (first, None),
+    })
+}
+
 /// Why a rule did not fire, at a node or anywhere.
 pub fn why_not(graph: &Graph, options: &optimize::Options, rule: &str, node: Option<&str>) -> Result<WhyNot> {
-    explain::why_not(graph, options, (&FOLDER, &counter(options)), rule, node)
+    let decisions = settled(graph, options)?.1;
+    let lost = decisions.iter().flat_map(|d| &d.settled).filter(|s| !s.used);
+    if let Some(answer) = lost.filter_map(|s| explain::lost_plan(&graph.program, rule, s)).next() {
+        return Ok(answer);
+    }
+    let (decided, options) = decisions.as_ref().map_or((graph, options), Decisions::parts);
+    let mut answer = explain::why_not(decided, options, (&FOLDER, &counter(options)), rule, node)?;
+    // A favoured rule does not say so in its file.
+    if let Some(written) = graph.program.rules.iter().find(|r| r.name == answer.rule) {
+        answer.text = show_rule_lines(&graph.program, written);
+    }
+    Ok(answer)
 }
 
 /// Counts the launches of a graph's plan.
