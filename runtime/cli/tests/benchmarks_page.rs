@@ -212,7 +212,6 @@ fn a_changed_figure_changes_the_page() {
         ("gpu_rows_h200", "share_of_copy"),
         ("gpu_bert_h200", "first_warm_s"),
         ("gpu_models_h200", "ratio"),
-        ("gpu_images_h200", "ratio"),
         ("gpu_bert_f32_h200", "eager_graph"),
     ] {
         let mut changed = records.clone();
