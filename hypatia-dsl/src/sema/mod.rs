@@ -106,6 +106,7 @@ pub fn analyse(resolved: &Resolved, sources: &SourceMap) -> (Program, Vec<Diagno
     s.op_bodies();
     rulesets::collect(&mut s);
     s.rules_kernels_tests();
+    s.named_patterns();
     derive::derive(&mut s);
     s.expected_rules();
     contracts::collect(&mut s);
@@ -387,6 +388,25 @@ impl<'a> Sema<'a> {
         let base = name.split('[').next().unwrap_or_default();
         let of = Rule::derived_from(base).and_then(|name| library.module_of(Space::Value, name));
         of.or_else(|| library.module_of_rule(base)).or_else(|| library.module_of(Space::RuleSet, base))
+    }
+
+    /// Reports names that named patterns do not find. A rule reads the patterns that it uses, so
+    /// this is about those that no rule uses: what their parameters stand for is not known here, so
+    /// nothing else is reported.
+    fn named_patterns(&mut self) {
+        if crate::diag::has_errors(&self.diags) {
+            return;
+        }
+        let mut found = Vec::new();
+        for (at, item) in self.items() {
+            let ItemKind::Pattern(pattern) = &item.kind else { continue };
+            if !self.resolved.trusted[at.file] {
+                let mut cx = context::Cx::new(self, at.file);
+                cx.pattern(&pattern.body, context::ValueSort::Tensor);
+                found.extend(cx.diags.into_iter().filter(|d| d.code == code::UNKNOWN_NAME));
+            }
+        }
+        self.diags.extend(found);
     }
 
     /// Names of declared rules, if some of them may be missing because of an error. Includes the
