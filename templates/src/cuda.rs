@@ -41,6 +41,7 @@ mod tests;
 mod tiles;
 mod unfold;
 mod windows;
+mod windows_groups;
 mod windows_last;
 
 use std::fmt;
@@ -56,8 +57,8 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel,
-    ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel,
+    RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use term::Functions;
 
@@ -266,6 +267,11 @@ pub fn windows(program: &Program, kernel: &WindowsKernel) -> Result<CudaSource, 
 /// Prints a kernel of windows times filters, with the channels last.
 pub fn channel_windows(program: &Program, kernel: &ChannelWindowsKernel) -> Result<CudaSource, EmitError> {
     windows_last::emit(program, kernel)
+}
+
+/// Prints a kernel of windows times filters of groups, with the channels last.
+pub fn group_windows(program: &Program, kernel: &GroupWindowsKernel) -> Result<CudaSource, EmitError> {
+    windows_groups::emit(program, kernel)
 }
 
 /// Prints a kernel that moves elements.

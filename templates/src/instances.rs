@@ -20,8 +20,8 @@ use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel, RowwiseKernel,
-    ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel,
+    RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -103,6 +103,8 @@ pub enum Body {
     Windows(WindowsKernel),
     /// Windows times filters, with the channels last.
     ChannelWindows(ChannelWindowsKernel),
+    /// Windows times filters of groups, with the channels last.
+    GroupWindows(GroupWindowsKernel),
     /// Elements moved.
     Move(MoveKernel),
     /// Positions of largest elements.
@@ -142,6 +144,7 @@ impl Body {
             Body::Unfold(k) => cuda::unfold(program, k),
             Body::Windows(k) => cuda::windows(program, k),
             Body::ChannelWindows(k) => cuda::channel_windows(program, k),
+            Body::GroupWindows(k) => cuda::group_windows(program, k),
             Body::Move(k) => cuda::moves(program, k),
             Body::Argmax(k) => cuda::argmax(program, k),
             Body::Product(k) => cuda::product(program, k),
@@ -175,6 +178,7 @@ impl Body {
             Body::Gemv(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
             Body::Windows(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
             Body::ChannelWindows(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
+            Body::GroupWindows(k) => shortener.product(&mut k.term, &types(&k.inputs), &[k.output]),
             _ => Vec::new(),
         }
     }
@@ -198,6 +202,7 @@ impl Body {
             Body::AttentionGrad(k) => (&mut k.problem.name, &mut k.problem.doc),
             Body::Windows(k) => (&mut k.name, &mut k.doc),
             Body::ChannelWindows(k) => (&mut k.name, &mut k.doc),
+            Body::GroupWindows(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
             Body::Unfold(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),

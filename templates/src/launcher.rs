@@ -54,7 +54,7 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
             Geometry::Rows { block, .. } | Geometry::Parts { block, .. } | Geometry::Problems { block, .. } => {
                 (block, 1)
             }
-            Geometry::Blocks { block } => (block, 1),
+            Geometry::Blocks { block, .. } => (block, 1),
             Geometry::Clusters { block, blocks, .. } => (block, blocks),
             Geometry::Tiles { block, cluster, .. } => (block, cluster),
             Geometry::Declared => (0, 1),
@@ -63,6 +63,7 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
     };
     let entries: Vec<Value> = source.entries.iter().map(|e| entry((&e.name, e.geometry))).collect();
     let shared: Vec<String> = source.entries.iter().map(|e| e.geometry.shared().to_string()).collect();
+    let prescribed = source.entries.iter().any(|e| e.geometry.is_prescribed());
     let maps = source.args.iter().any(|a| matches!(a.kind, ArgKind::Map { .. }));
     context! {
         name => name,
@@ -75,9 +76,10 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
         shared => shared.join(", "),
         maps => maps,
         map_rank => map_rank(source),
-        resident => source.entries.iter().any(|e| e.geometry.shared() > 0),
+        resident => source.entries.iter().any(|e| e.geometry.shared() > 0) && !prescribed,
+        prescribed => prescribed,
         declared => declared(source),
-        grids => match source.entries.iter().any(|e| e.geometry.is_prescribed()) {
+        grids => match prescribed {
             true => "This grid and no other is correct.",
             false => "Any grid is correct; this one is fast.",
         },

@@ -62,6 +62,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("unfold.cu.j2", include_str!("../unfold.cu.j2")),
     ("unfold_last.cu.j2", include_str!("../unfold_last.cu.j2")),
     ("windows.cu.j2", include_str!("../windows.cu.j2")),
+    ("windows_groups.cu.j2", include_str!("../windows_groups.cu.j2")),
     ("windows_last.cu.j2", include_str!("../windows_last.cu.j2")),
     ("scatter.cu.j2", include_str!("../scatter.cu.j2")),
     ("launcher.h.j2", include_str!("../launcher.h.j2")),

@@ -13,8 +13,9 @@ use hypatia_dsl::builtin::{BuiltinScalar, SCATTER_REDUCTIONS, ScatterReduction};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
-    Access, ArgmaxKernel, CumsumKernel, Move, MoveKernel, Operand, PointwiseKernel, ProductKernel, Reduction,
-    RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting, WindowAxis, WindowTile, WindowsKernel,
+    Access, ArgmaxKernel, ChannelGroups, CumsumKernel, GroupTile, GroupWindowsKernel, Move, MoveKernel, Operand,
+    PointwiseKernel, ProductKernel, Reduction, RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting,
+    WindowAxis, WindowTile, WindowsKernel,
 };
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_templates::cuda::{RowTarget, rowwise_for};
@@ -251,7 +252,42 @@ fn windows(p: &Program, dtype: DType) -> Vec<Instance> {
         let body = Body::Windows(kernel);
         Instance { kernel: "windows".into(), kind: "windows", origin: String::new(), dtype, body }
     };
-    shapes.into_iter().map(instance).collect()
+    shapes.into_iter().map(instance).chain(group_windows(p, dtype)).collect()
+}
+
+/// Windows of groups of channels of several widths, in whole blocks and with a ragged one, of small
+/// images and of large ones.
+fn group_windows(p: &Program, dtype: DType) -> Vec<Instance> {
+    let accesses = [Access::Row, Access::Full, Access::Splat, Access::Strided];
+    let mut term = Term::empty();
+    let mut root = term.add(TermNode::Acc);
+    for i in 0..accesses.len() as u32 {
+        let other = input(&mut term, i);
+        root = call(p, &mut term, BuiltinScalar::Add, vec![root, other]);
+    }
+    term.roots = vec![root];
+    let shapes = [(56, 3, 1, [32, 4, 4]), (28, 3, 2, [5, 8, 8]), (14, 5, 1, [4, 12, 12]), (7, 3, 1, [2, 64, 48])];
+    let instance = |(image, size, stride, [count, channels, filters]): (usize, usize, usize, [usize; 3])| {
+        let before = size / 2;
+        let out = (image + 2 * before - size) / stride + 1;
+        let axes = [WindowAxis { image, out, size, stride, dilation: 1, before }; 2];
+        let groups = ChannelGroups { count, channels, filters };
+        let kernel = GroupWindowsKernel {
+            name: format!("groups_{image}_{filters}_{dtype}"),
+            doc: String::new(),
+            factors: dtype,
+            axes,
+            groups,
+            term: term.clone(),
+            inputs: accesses.iter().map(|access| Operand { dtype, access: access.clone() }).collect(),
+            output: dtype,
+            tile: GroupTile::of(axes, groups, 32).unwrap(),
+        };
+        let body = Body::GroupWindows(kernel);
+        Instance { kernel: "group windows".into(), kind: "windows", origin: String::new(), dtype, body }
+    };
+    let half = matches!(dtype, DType::F16 | DType::BF16);
+    shapes.into_iter().filter(|_| half).map(instance).collect()
 }
 
 /// Products of integers, running sums, sorts and scatters.

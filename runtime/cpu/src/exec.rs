@@ -452,6 +452,9 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<PreparedStep> {
         }
         Action::Conv(c) => {
             let (reads, out) = (&step.reads, &step.writes[0]);
+            if c.channels_last && c.groups > 1 && reads.get(1).is_some_and(|w| w.shape[1] > 1) {
+                return Err(Error::Internal("groups of channels that lie last are a GPU's".into()));
+            }
             if c.channels_last && c.groups > 1 {
                 return Ok(PreparedStep::Depthwise(Box::new(DepthwiseCode::new(program, c, reads, out, constant)?)));
             }

@@ -10,7 +10,7 @@
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{AttrValue, InView};
-use hypatia_dsl::kernel::{ChannelWindowsKernel, WindowAxis};
+use hypatia_dsl::kernel::{ChannelGroups, ChannelWindowsKernel, GroupWindowsKernel, WindowAxis};
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::shape::Dim;
 
@@ -19,6 +19,7 @@ use super::kinds::{builtin, is_pointwise};
 use super::prim::{Prim, Window, sizes};
 use super::replace::copy;
 use super::{ConvSizes, Graph, Node, NodeId, NodeKind, Value};
+use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
 mod pool;
@@ -31,14 +32,21 @@ const ACCESS: usize = 8;
 /// The largest share of the convolutions' results that may be moved from one order to the other:
 /// one of so many elements.
 const MOVED: usize = 8;
+/// The compute capability from which warps multiply in f16 and bf16.
+const AMPERE: u32 = 80;
 /// With fewer convolutions nothing lies between them.
 const FEWEST: usize = 2;
 
-/// The graph with channels last around its convolutions, if that pays.
+/// True for a device whose warps multiply groups of channels where they lie.
+pub fn multiplies_groups(device: &Device) -> bool {
+    device.sm >= AMPERE
+}
+
+/// The graph with channels last around its convolutions on that device, if that pays.
 ///
 /// # Errors
 /// If a node cannot be built.
-pub fn with_channels_last(graph: &Graph) -> Result<Option<Graph>> {
+pub fn with_channels_last(graph: &Graph, device: &Device) -> Result<Option<Graph>> {
     let convolutions = graph.nodes.iter().filter(|n| graph.conv_of_image(n).is_some()).count();
     if convolutions < FEWEST {
         return Ok(None);
@@ -46,6 +54,7 @@ pub fn with_channels_last(graph: &Graph) -> Result<Option<Graph>> {
     let mut pass = Channels {
         graph,
         constant: constant_nodes(graph),
+        grouped: multiplies_groups(device),
         out: Graph::new(graph.program.clone()),
         map: Vec::with_capacity(graph.nodes.len()),
         convolved: 0,
@@ -65,7 +74,7 @@ pub fn with_channels_last(graph: &Graph) -> Result<Option<Graph>> {
     Ok((pass.convolved > 0 && pass.moved <= pass.convolved / MOVED).then_some(pass.out))
 }
 
-/// How a convolution of all channels, or of single ones, is computed.
+/// How a convolution of all channels, of groups or of single ones is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     /// As a product of pixels.
@@ -105,6 +114,8 @@ impl Lies {
 struct Channels<'g> {
     graph: &'g Graph,
     constant: Vec<bool>,
+    /// True if a kernel multiplies groups of channels.
+    grouped: bool,
     out: Graph,
     /// What each node became.
     map: Vec<Vec<Lies>>,
@@ -222,8 +233,8 @@ impl Channels<'_> {
         Ok(Some(made.into_iter().map(|value| Lies { value, axes }).collect()))
     }
 
-    /// A convolution of all channels, or of single ones, with its result's channels last; `None`
-    /// for another node.
+    /// A convolution of all channels, of groups or of single ones, with its result's channels last;
+    /// `None` for another node.
     fn convolution(&mut self, node: &Node) -> Result<Option<Value>> {
         let Some((how, sizes)) = self.how(node) else { return Ok(None) };
         let [Some(x), Some(w), reads @ ..] = node.operands.as_slice() else { return Ok(None) };
@@ -261,14 +272,17 @@ impl Channels<'_> {
         let fits = sizes.groups.is_multiple_of(ACCESS) && ChannelWindowsKernel::fits(axes, sizes.groups, dtype);
         let single = sizes.groups > 1 && [sizes.channels, sizes.filters] == [1, 1] && fits;
         let constant = node.operands.get(1).copied().flatten().is_some_and(|w| self.constant[w.node.index()]);
+        let groups = ChannelGroups { count: sizes.groups, channels: sizes.channels, filters: sizes.filters };
+        let grouped = self.grouped && sizes.groups > 1 && GroupWindowsKernel::computes(axes, groups, dtype);
         let how = match sizes.channels.is_multiple_of(ACCESS) {
             _ if single => How::SingleChannels,
+            _ if grouped => How::Windows,
             false => How::FewChannels,
             true if one => How::Points,
             true => How::Windows,
         };
         let broadcasts = term.as_ref().is_none_or(broadcasts);
-        ((products || single) && broadcasts && constant).then_some((how, sizes))
+        ((products || grouped || single) && broadcasts && constant).then_some((how, sizes))
     }
 
     /// A convolution of single pixels: a product of all of them by the filters.

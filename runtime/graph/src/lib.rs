@@ -41,7 +41,7 @@ mod widen;
 
 pub use attention::{Attention, AttentionGrad};
 pub use builder::{GraphBuilder, Size, Var};
-pub use channels::with_channels_last;
+pub use channels::{multiplies_groups, with_channels_last};
 pub use cone::Cone;
 pub use constants::{ConstantFolder, Constants, constant_nodes, constant_value};
 pub use declared::DeclaredLaunch;

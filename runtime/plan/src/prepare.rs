@@ -137,7 +137,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants, w
     if together
         && !device.is_host()
         && !options.allowed.batch_invariant
-        && let Some(last) = with_channels_last(&parts)?
+        && let Some(last) = with_channels_last(&parts, device)?
     {
         parts = last;
     }

@@ -1,11 +1,12 @@
-//! Convolutions of single channels, as a GPU's kernels compute them: windows on planes, or of
-//! channels that lie last.
+//! Convolutions as a GPU's kernels compute them: windows on planes, or of channels that lie last,
+//! single ones or groups of them.
 //!
 //! In: a [`ConvStep`] and the views of its operands. Out: how its windows lie on rows and columns,
-//! and how blocks share the planes; none if no kernel computes it. Invariant: the planner leaves a
-//! convolution as it is exactly if this says that it is one on planes or on channels.
+//! and how blocks share the work; none if no kernel computes it. Invariant: the planner leaves a
+//! convolution as it is exactly if this says that it is one on planes, on channels or on groups.
 
-use hypatia_dsl::kernel::{ChannelWindowsKernel, WindowAxis, WindowTile};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::{ChannelGroups, ChannelWindowsKernel, GroupTile, GroupWindowsKernel, WindowAxis, WindowTile};
 
 use super::step::ConvStep;
 use super::view::View;
@@ -29,10 +30,27 @@ pub struct OnPlanes {
 pub struct OnChannels {
     /// How windows lie along rows and columns.
     pub axes: [WindowAxis; 2],
+    /// The axes of the result that are its rows and columns; `None` for an axis of one element.
+    pub places: [Option<usize>; 2],
     /// Images.
     pub images: usize,
     /// Channels.
     pub channels: usize,
+}
+
+/// A convolution of groups of channels that lie last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OnGroups {
+    /// How windows lie along rows and columns.
+    pub axes: [WindowAxis; 2],
+    /// The axes of the result that are its rows and columns; `None` for an axis of one element.
+    pub places: [Option<usize>; 2],
+    /// Images.
+    pub images: usize,
+    /// ChannelGroups, and the channels and filters of each.
+    pub groups: ChannelGroups,
+    /// What a block has.
+    pub tile: GroupTile,
 }
 
 /// The axes of windows as rows and columns, and which axes these are, behind batch and channels;
@@ -57,6 +75,11 @@ pub fn rows_and_columns(
     }
 }
 
+/// The axes of rows and columns of a result whose channels are behind them.
+fn behind_batch(places: [Option<usize>; 2]) -> [Option<usize>; 2] {
+    places.map(|place| place.map(|axis| axis - 1))
+}
+
 impl ConvStep {
     /// The convolution as one of single channels that lie last; `None` if it is none, or has
     /// windows that a kernel does not hold.
@@ -69,10 +92,35 @@ impl ConvStep {
         if !self.channels_last || self.windows.len() != 2 || [filters, all] != [channels; 2] {
             return None;
         }
-        let (axes, _) = rows_and_columns(&self.windows, image, counts)?;
+        let (axes, places) = rows_and_columns(&self.windows, image, counts)?;
         let float = w.dtype.is_float() && !w.dtype.only_stored() && self.acc.is_float();
         let fits = float && ChannelWindowsKernel::fits(axes, *channels, x.dtype);
-        fits.then_some(OnChannels { axes, images: *images, channels: *channels })
+        fits.then(|| OnChannels { axes, places: behind_batch(places), images: *images, channels: *channels })
+    }
+
+    /// The convolution as one of groups of channels that lie last; `None` if it is none, or has
+    /// groups or windows that no kernel has. The filters are views whose channels lie last too.
+    pub fn on_groups(&self, x: &View, w: &View, out: &View) -> Option<OnGroups> {
+        let ([images, counts @ .., all], [filters, depth, ..], [_, image @ .., channels]) =
+            (out.shape.as_slice(), w.shape.as_slice(), x.shape.as_slice())
+        else {
+            return None;
+        };
+        let count = self.groups;
+        let groups = ChannelGroups { count, channels: *depth, filters: filters / count.max(1) };
+        let split =
+            filters == all && filters.is_multiple_of(count.max(1)) && depth.checked_mul(count) == Some(*channels);
+        if !self.channels_last || self.windows.len() != 2 || !split {
+            return None;
+        }
+        let (axes, places) = rows_and_columns(&self.windows, image, counts)?;
+        let last = x.is_contiguous() && w.shape.len() == 4 && w.transposed(&[0, 2, 3, 1]).is_contiguous();
+        let types = x.dtype == w.dtype && self.acc == DType::F32 && GroupWindowsKernel::stores(out.dtype);
+        if !(last && types && GroupWindowsKernel::computes(axes, groups, x.dtype)) {
+            return None;
+        }
+        let tile = GroupTile::of(axes, groups, *images)?;
+        Some(OnGroups { axes, places: behind_batch(places), images: *images, groups, tile })
     }
 
     /// The convolution as one on planes; `None` if it is none, or has windows that a block does not

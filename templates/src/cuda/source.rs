@@ -269,6 +269,8 @@ pub enum Geometry {
     Blocks {
         /// Threads per block.
         block: u32,
+        /// Dynamic shared memory per block, in bytes.
+        shared: u32,
     },
     /// A cluster of `blocks` blocks shares a row.
     Clusters {
@@ -326,7 +328,9 @@ impl Geometry {
     /// Dynamic shared memory of a launch, in bytes.
     pub fn shared(self) -> u32 {
         match self {
-            Geometry::Clusters { shared, .. } | Geometry::Tiles { shared, .. } => shared,
+            Geometry::Clusters { shared, .. } | Geometry::Tiles { shared, .. } | Geometry::Blocks { shared, .. } => {
+                shared
+            }
             _ => 0,
         }
     }
@@ -356,7 +360,7 @@ impl Geometry {
             Geometry::Clusters { block, blocks, .. } => {
                 ([cap(rows, (i32::MAX as u32 / blocks) as u64) * blocks, 1, 1], [block, 1, 1])
             }
-            Geometry::Blocks { block } => ([cap(rows, i32::MAX as u64), 1, 1], [block, 1, 1]),
+            Geometry::Blocks { block, .. } => ([cap(rows, i32::MAX as u64), 1, 1], [block, 1, 1]),
             Geometry::Columns { block } => ([cap(rows.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1]),
             Geometry::Rows { block, threads, .. } => {
                 ([cap(rows.div_ceil((block / threads) as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
@@ -388,7 +392,10 @@ impl fmt::Display for Geometry {
             Geometry::Clusters { block, blocks, .. } => {
                 write!(f, "block ({block}), grid ({blocks} * rows), clusters of {blocks} blocks")
             }
-            Geometry::Blocks { block } => write!(f, "block ({block}), grid (rows)"),
+            Geometry::Blocks { block, shared: 0 } => write!(f, "block ({block}), grid (rows)"),
+            Geometry::Blocks { block, shared } => {
+                write!(f, "block ({block}), grid (rows), {shared} bytes of shared memory")
+            }
             Geometry::Columns { block } => {
                 write!(f, "block ({block}), grid (ceil(rows / {block})); for columns of a matrix")
             }

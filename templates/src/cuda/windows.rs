@@ -48,7 +48,7 @@ pub(super) fn emit(program: &Program, kernel: &WindowsKernel) -> Result<CudaSour
     let args = arguments(kernel);
     let block = kernel.tile.block() as u32;
     let name = identifier("hypatia_", &kernel.name);
-    let entries = vec![Entry { name: name.clone(), geometry: Geometry::Blocks { block } }];
+    let entries = vec![Entry { name: name.clone(), geometry: Geometry::Blocks { block, shared: 0 } }];
     let formula =
         vec![format!("out0 = {}, where acc = the sum of a window of in0 times in1", formula(program, &summed))];
     let header = Header {

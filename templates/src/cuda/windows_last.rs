@@ -41,7 +41,7 @@ pub(super) fn emit(program: &Program, kernel: &ChannelWindowsKernel) -> Result<C
     let args = arguments(kernel);
     let block = kernel.block() as u32;
     let name = identifier("hypatia_", &kernel.name);
-    let entries = vec![Entry { name: name.clone(), geometry: Geometry::Blocks { block } }];
+    let entries = vec![Entry { name: name.clone(), geometry: Geometry::Blocks { block, shared: 0 } }];
     let formula =
         vec![format!("out0 = {}, where acc = the sum of a window of in0 times in1", formula(program, &summed))];
     let header = Header {

@@ -244,7 +244,7 @@ fn case(entry: usize, geometry: Geometry, work: &Rows, language: Language) -> Ca
             condition: up_to.map(|most| Expression { text: format!("n <= {most}"), reads: vec![Length] }),
             ..always(line(ceil("rows", block / threads), 1, block), vec![Count])
         },
-        Geometry::Blocks { block } => always(line("rows".into(), 1, block), vec![Count]),
+        Geometry::Blocks { block, .. } => always(line("rows".into(), 1, block), vec![Count]),
         Geometry::Columns { block } => {
             let either = match language {
                 Language::C => format!("(n < {FEW_ELEMENTS} || apart)"),

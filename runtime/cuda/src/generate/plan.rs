@@ -152,7 +152,7 @@ fn kind(body: &Body) -> &'static str {
         Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) | Body::AttentionGrad(_) => {
             "tiled attention"
         }
-        Body::Windows(_) | Body::ChannelWindows(_) => "windows",
+        Body::Windows(_) | Body::ChannelWindows(_) | Body::GroupWindows(_) => "windows",
         Body::Move(_) => "move",
         Body::Unfold(_) => "unfold",
         Body::Argmax(_) => "search",

@@ -472,7 +472,7 @@ fn function(e: &Entry, source: &CudaSource) -> FunctionEntry {
         Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
         Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
         Geometry::Columns { block } => ("columns", block, None, None, None),
-        Geometry::Blocks { block } => ("blocks", block, None, None, None),
+        Geometry::Blocks { block, .. } => ("blocks", block, None, None, None),
         Geometry::Clusters { block, blocks, .. } => ("clusters", block, None, Some(block * blocks), None),
         Geometry::Tiles { block, .. } => ("tiles", block, None, None, None),
         Geometry::Parts { block, .. } => ("parts", block, None, None, None),

@@ -141,7 +141,9 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
 fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
         Action::Gemm(_) | Action::Call(_) | Action::Scatter(_) => None,
-        Action::Conv(c) if c.channels_last => windows::channel_windows(step, c),
+        Action::Conv(c) if c.channels_last => {
+            windows::channel_windows(step, c).or_else(|| windows::group_windows(step, c))
+        }
         Action::Conv(c) => windows::windows(step, c),
         Action::Argsort(..) | Action::Cumsum(_) => None,
         Action::Pointwise(p) => Some(pointwise(p, step)),

@@ -1,10 +1,10 @@
-//! Convolutions on planes: the kernel of a step, and its arguments.
+//! Convolutions on planes, or with channels last: the kernel of a step, and its arguments.
 //!
 //! In: a [`ConvStep`] that the planner left as it is. Out: its kernel and its [`Work`]; none if it
-//! is no convolution on planes. Invariant: image and filters are read as they lie, without padding;
-//! only operands of the epilogue have strides.
+//! is no such convolution. Invariant: image and filters are read as they lie, without padding; only
+//! operands of the epilogue have strides.
 
-use hypatia_dsl::kernel::{Access, ChannelWindowsKernel, Operand, WindowsKernel};
+use hypatia_dsl::kernel::{Access, ChannelWindowsKernel, GroupWindowsKernel, Operand, WindowsKernel};
 use hypatia_plan::{ConvStep, OnPlanes, Step, View, row_major};
 use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
@@ -61,13 +61,41 @@ pub(super) fn channel_windows(step: &Step, c: &ConvStep) -> Option<(Body, Work)>
         passes: 1,
     };
     let kernel = kernel.with_passes(on.images);
-    let mut work = Work::new(kernel.blocks(on.images), on.images);
+    let work = Work::new(kernel.blocks(on.images), on.images);
+    Some((Body::ChannelWindows(kernel), with_strides(work, beside, &accesses, on.places)))
+}
+
+/// The kernel of a convolution of groups of channels that lie last.
+pub(super) fn group_windows(step: &Step, c: &ConvStep) -> Option<(Body, Work)> {
+    let ([x, w, beside @ ..], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let on = c.on_groups(x, w, out)?;
+    let accesses: Vec<Access> = beside.iter().map(|v| of_channels(v, out)).collect();
+    let inputs = beside.iter().zip(&accesses).map(|(v, a)| Operand { dtype: v.dtype, access: a.clone() });
+    let kernel = GroupWindowsKernel {
+        name: "windows".into(),
+        doc: String::new(),
+        factors: x.dtype,
+        axes: on.axes,
+        groups: on.groups,
+        term: c.term.clone(),
+        inputs: inputs.collect(),
+        output: out.dtype,
+        tile: on.tile,
+    };
+    let work = Work::new(kernel.blocks(on.images), on.images);
+    Some((Body::GroupWindows(kernel), with_strides(work, beside, &accesses, on.places)))
+}
+
+/// The work with the strides along batch, rows, columns and channels of operands that have any.
+/// `places` are the axes of rows and columns.
+fn with_strides(mut work: Work, beside: &[View], accesses: &[Access], places: [Option<usize>; 2]) -> Work {
     for (i, (view, access)) in beside.iter().zip(accesses).enumerate() {
-        if let (Access::Strided, [n, y, x, c]) = (access, &view.strides[..]) {
-            work = work.strides(ArgRole::Read(i + FACTORS), &[*n, *y, *x, *c]);
+        if let (Access::Strided, [batch, .., channel]) = (access, &view.strides[..]) {
+            let [rows, columns] = places.map(|place| place.map_or(0, |axis| view.strides[axis]));
+            work = work.strides(ArgRole::Read(i + FACTORS), &[*batch, rows, columns, *channel]);
         }
     }
-    Some((Body::ChannelWindows(kernel), work))
+    work
 }
 
 /// How an operand with the shape of a result with channels last is read.

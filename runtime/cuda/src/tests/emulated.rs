@@ -123,6 +123,9 @@ impl Source {
             grid[0] = grid[0].min(3);
             writeln!(self.main, "  dynamic_bytes({shared});").unwrap();
         }
+        if let Geometry::Blocks { shared: shared @ 1.., .. } = source.entries[at].geometry {
+            writeln!(self.main, "  dynamic_bytes({shared});").unwrap();
+        }
         let tiles = matches!(source.entries[at].geometry, Geometry::Tiles { .. });
         let data = |arg: &Arg| work.data.iter().find(|(role, _)| *role == arg.role);
         let nowhere = Location { storage: Storage::Arena(0), outside: None, bytes: 0 };

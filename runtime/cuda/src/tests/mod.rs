@@ -29,6 +29,7 @@ mod training;
 mod unfold;
 mod weight_layout;
 mod windows;
+mod windows_groups;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

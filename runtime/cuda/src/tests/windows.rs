@@ -23,7 +23,7 @@ use hypatia_eval::{Mode, evaluate};
 
 /// What stands behind the sums in the same term.
 #[derive(Clone, Copy, PartialEq)]
-enum Behind {
+pub(super) enum Behind {
     Nothing,
     /// A bias of channels, and an activation.
     Bias,
@@ -33,7 +33,7 @@ enum Behind {
 
 /// Numbers that are not finite, and where they stand.
 #[derive(Clone, Copy, PartialEq)]
-enum Wild {
+pub(super) enum Wild {
     None,
     /// At the borders of the image.
     Image,
@@ -185,7 +185,7 @@ fn case(dtype: DType, shape: &Shape) -> Case {
 }
 
 /// The graph with what the library's rules fuse.
-fn optimized(graph: &Graph) -> Graph {
+pub(super) fn optimized(graph: &Graph) -> Graph {
     let device = Device::named("h200").unwrap();
     let options = hypatia_optimize::Options { device, ..hypatia_optimize::Options::default() };
     pipeline::optimize(graph, &options).unwrap().graph

@@ -13,7 +13,7 @@ use super::{Lower, plain};
 use crate::view::{View, inverse, row_major};
 use crate::{Action, ConvStep, Storage};
 use hypatia_graph::prim::Window;
-use hypatia_graph::{ConvSizes, Graph, Value, builtin};
+use hypatia_graph::{ConvSizes, Graph, Value, builtin, multiplies_groups};
 use hypatia_tensor::error::{Error, Result};
 
 /// Minimum number of filters for which channels last pays off.
@@ -99,8 +99,8 @@ impl Lower<'_> {
         Ok(out)
     }
 
-    /// A convolution of single channels, if image and result lie with their channels last; the view
-    /// of its result.
+    /// A convolution of single channels or of groups of them, if image and result lie with their
+    /// channels last; the view of its result.
     fn of_channels(
         &mut self,
         index: usize,
@@ -110,10 +110,12 @@ impl Lower<'_> {
         (dtype, shape): (DType, &[usize]),
     ) -> Result<Option<View>> {
         let (graph, order) = (self.graph, channels_last(shape.len()));
-        let Some(x) = as_lies_last(x).filter(|_| w.is_contiguous()) else { return Ok(None) };
+        let Some(x) = as_lies_last(x) else { return Ok(None) };
         let step = ConvStep { channels_last: true, ..step.clone() };
         let stored: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
-        let fits = step.on_channels(&x, w, &View::whole(x.buffer, dtype, &stored)).is_some();
+        let whole = View::whole(x.buffer, dtype, &stored);
+        let grouped = multiplies_groups(&self.plan.device) && step.on_groups(&x, w, &whole).is_some();
+        let fits = grouped || (w.is_contiguous() && step.on_channels(&x, w, &whole).is_some());
         if !fits || !graph.is_read_channels_last(&self.users[index]) {
             return Ok(None);
         }
