@@ -52,7 +52,7 @@ pub struct GroupWindowsKernel {
     pub factors: DType,
     /// Rows and columns.
     pub axes: [WindowAxis; 2],
-    /// ChannelGroups, and the channels and filters of each.
+    /// Groups, and the channels and filters of each.
     pub groups: ChannelGroups,
     /// The epilogue, of a sum in f32.
     pub term: Term,
@@ -65,10 +65,10 @@ pub struct GroupWindowsKernel {
     pub tile: GroupTile,
 }
 
-/// ChannelGroups of channels.
+/// Groups of channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelGroups {
-    /// ChannelGroups.
+    /// How many.
     pub count: usize,
     /// Channels of each.
     pub channels: usize,
@@ -145,7 +145,7 @@ impl ChannelGroups {
         if self.filters.is_multiple_of(3) { 3 } else { 4 }
     }
 
-    /// ChannelGroups of a block, if it has whole ones; else it has a part of one.
+    /// Groups of a block, if it has whole ones; else it has a part of one.
     fn of_block(&self) -> usize {
         (self.columns() * COLUMN / self.filters.max(1)).max(1)
     }
