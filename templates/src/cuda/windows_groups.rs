@@ -143,6 +143,7 @@ fn arguments(kernel: &GroupWindowsKernel) -> Vec<Arg> {
         Arg::strides(ArgRole::Read(at), STRIDES, "elements between neighbours along batch, rows, columns, channels")
     };
     out.extend((FACTORS..).zip(&kernel.inputs).filter(|(_, o)| strided(o)).map(strides));
+    out.push(Arg::rows("blocks: the tiles of all images"));
     out.push(Arg::row_length("images"));
     out
 }
