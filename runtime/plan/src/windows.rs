@@ -47,7 +47,7 @@ pub struct OnGroups {
     pub places: [Option<usize>; 2],
     /// Images.
     pub images: usize,
-    /// ChannelGroups, and the channels and filters of each.
+    /// Groups, and the channels and filters of each.
     pub groups: ChannelGroups,
     /// What a block has.
     pub tile: GroupTile,

@@ -236,7 +236,7 @@ fn missing_guard(made: &Instance) -> String {
     let program = &made.graph.program;
     let node = made.left.first().map(|v| made.graph.node(v.node));
     let op = node.and_then(|n| if let NodeKind::Op { op, .. } = n.kind { Some((n, program.op(op))) } else { None });
-    let empty = op.and_then(|(node, def)| {
+    let empty: Vec<String> = op.map_or(Vec::new(), |(node, def)| {
         let mut scope = Bindings::default();
         for (operand, (_, param)) in node.operands.iter().zip(def.operands()) {
             if let (Some(v), ParamKind::Tensor { ty, .. }) = (operand, &param.kind) {
@@ -245,11 +245,15 @@ fn missing_guard(made: &Instance) -> String {
         }
         let zero = |v: &AttrValue| matches!(v, AttrValue::Dim(d) if d.as_const() == Some(0));
         let found = |i: &usize| scope.values.get(&VarId(*i as u32)).is_some_and(zero);
-        (0..def.vars.len()).find(found).map(|i| def.vars[i].name.clone())
+        (0..def.vars.len()).filter(found).map(|i| format!("`{}`", def.vars[i].name)).collect()
     });
-    match empty {
-        Some(name) => format!("if it has no meaning there, write `requires {name} > 0`"),
-        None => "if it has no meaning there, write a `requires` that excludes such operands".to_string(),
+    match empty.as_slice() {
+        [name] => format!("if it has no meaning there, write `requires {} > 0`", name.trim_matches('`')),
+        [] => "if it has no meaning there, write a `requires` that excludes such operands".to_string(),
+        names => format!(
+            "if it has no meaning there, write a `requires` that excludes it: {} are 0 here",
+            names.join(" and ")
+        ),
     }
 }
 
