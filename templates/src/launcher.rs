@@ -11,7 +11,7 @@ mod names;
 use minijinja::{Value, context};
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{Move, RowAccess};
+use hypatia_dsl::kernel::{Move, RowAccess, WindowBounds};
 
 use crate::cuda::{
     Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName, comment_lines, identifier, render_plain,
@@ -76,6 +76,7 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
         shared => shared.join(", "),
         maps => maps,
         map_rank => map_rank(source),
+        image => image(source),
         resident => source.entries.iter().any(|e| e.geometry.shared() > 0) && !prescribed,
         prescribed => prescribed,
         declared => declared(source),
@@ -94,6 +95,25 @@ fn declared(source: &CudaSource) -> bool {
 /// The axes of the tensors that the copy engine moves: attention has three of a batch.
 fn map_rank(source: &CudaSource) -> usize {
     if source.args.iter().any(|a| a.kind == ArgKind::Size(SizeName::Batch2)) { 5 } else { 3 }
+}
+
+/// Where the windows of an image begin, if an operand is one whose windows the copy engine reads.
+fn image(source: &CudaSource) -> Option<Value> {
+    let bounds = source.args.iter().find_map(|a| match a.kind {
+        ArgKind::Map { windows, .. } => windows,
+        _ => None,
+    })?;
+    let list = |[x, y]: [i64; 2]| format!("{x}, {y}");
+    Some(context! {
+        lower => list(bounds.lower.map(i64::from)),
+        upper => list(bounds.upper.map(i64::from)),
+        steps => list(bounds.steps.map(i64::from)),
+    })
+}
+
+/// What makes a descriptor of a tensor, or of an image whose windows are loaded.
+fn descriptor(windows: Option<WindowBounds>) -> &'static str {
+    if windows.is_some() { "windows" } else { "map" }
 }
 
 /// The name of the tensor of an argument: a descriptor is made of it.
@@ -170,13 +190,14 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
-        if let ArgKind::Map { dtype, inner } = a.kind {
+        if let ArgKind::Map { dtype, inner, windows } = a.kind {
             let kind = map_type(dtype)?.0;
             let map = spelled(&a.name);
             map_names.push(map.clone());
-            maps.push(
-                context! { name => map, tensor => own.clone(), type => kind, inner => inner[0], outer => inner[1] },
-            );
+            maps.push(context! {
+                name => map, tensor => own.clone(), type => kind, inner => inner[0], outer => inner[1],
+                how => descriptor(windows),
+            });
         }
         let described = matches!(a.kind, ArgKind::Map { .. });
         params.push(Parameter { name: own, declaration, about: about(a), described });
@@ -271,8 +292,8 @@ fn python_value(arg: &Arg) -> Result<String, EmitError> {
         ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
             format!("_axes({own}, {count}, \"{own}\")")
         }
-        ArgKind::Map { dtype, inner: [inner, outer] } => {
-            format!("kernel.map({own}, {}, {inner}, {outer})", map_type(dtype)?.1)
+        ArgKind::Map { dtype, inner: [inner, outer], windows } => {
+            format!("kernel.{}({own}, {}, {inner}, {outer})", descriptor(windows), map_type(dtype)?.1)
         }
     })
 }

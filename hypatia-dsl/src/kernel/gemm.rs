@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 use super::checksum::RowSums;
+use super::image_windows::ImageWindows;
 use super::prologue::{Prologue, UNIT};
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
@@ -142,6 +143,8 @@ pub struct GemmKernel {
     pub dense_k: [bool; 2],
     /// How the left factor and the right ones are computed, if they do not lie in memory.
     pub prologues: [Option<Prologue>; 2],
+    /// The windows that are the rows of the left factor, if that is an image.
+    pub windows: Option<ImageWindows>,
     /// What the epilogue's `In` leaves read.
     pub inputs: Vec<Operand>,
     /// Element types of the results, one for each root of `term`.
@@ -244,6 +247,15 @@ impl GemmKernel {
             () if self.computes() && self.row_sums != RowSums::Off => {
                 Some("a product with computed factors is not checked")
             }
+            () if self.windows.is_some() && self.row_sums != RowSums::Off => {
+                Some("a product of windows is not checked")
+            }
+            () if self.windows.is_some() && (self.pair || self.computes() || !self.dense_k[0]) => {
+                Some("its windows are not the rows of one left factor")
+            }
+            () if self.windows.is_some_and(|w| !w.fits(self.factor)) => {
+                Some("the copy engine does not read such windows")
+            }
             () if !half(self.factor) => Some("its factors are not f16 or bf16"),
             () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")
@@ -260,6 +272,11 @@ impl GemmKernel {
     /// Columns of the result in 128 bytes, which one store of the copy engine takes.
     pub fn chunk(&self) -> usize {
         ROW / self.outputs[0].size()
+    }
+
+    /// Slices of sums of that length.
+    pub fn slices(&self, k: usize) -> usize {
+        self.windows.map_or(k.div_ceil(TILE_K), |w| w.slices())
     }
 
     /// Bytes of one stage: a slice of each factor.
@@ -333,6 +350,7 @@ mod tests {
             pair: false,
             dense_k: [true, true],
             prologues: [None, None],
+            windows: None,
             inputs: vec![full; fulls],
             outputs: vec![DType::BF16],
             term,

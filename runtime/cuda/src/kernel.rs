@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaFunction, CudaStream, sys};
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::WindowBounds;
 use hypatia_templates::cuda::{Arg, ArgKind, ArgRole, CudaSource, FEW_ELEMENTS, Geometry, MANY_ROWS, SizeName};
 
 use super::address::{Bases, Location, REPORT, REPORTS};
@@ -44,8 +45,10 @@ pub enum Argument {
         dtype: DType,
         /// Sizes and strides.
         shape: MapShape,
-        /// Elements of a box along the two inner axes.
+        /// Elements of a box along the two inner axes; of an image, channels and windows.
         inner: [u32; 2],
+        /// Where the windows of an image begin, if the copy engine reads these.
+        windows: Option<WindowBounds>,
     },
 }
 
@@ -111,9 +114,9 @@ pub fn arguments(
         (ArgKind::Size(_), ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size(_), ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
         (ArgKind::Size(name), _) => sizes(name).and_then(|v| v.first().copied()).map(Argument::Size),
-        (ArgKind::Map { dtype, inner }, _) => {
+        (ArgKind::Map { dtype, inner, windows }, _) => {
             let shape = work.maps.iter().find(|(role, _)| *role == a.role).map(|(_, shape)| *shape);
-            pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner })
+            pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner, windows })
         }
         (ArgKind::Sizes { name, count }, _) => sizes(name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
         (ArgKind::Strides { of, axes }, _) => {
@@ -304,8 +307,12 @@ impl Argument {
             Argument::Report(at) => values.push(bases.reports + *at as u64),
             Argument::Size(v) => values.push(*v as u64),
             Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
-            Argument::Map { at, dtype, shape, inner } => {
-                values.extend(tensor_map::encode(bases.address(at), *dtype, shape, *inner)?);
+            Argument::Map { at, dtype, shape, inner, windows } => {
+                let address = bases.address(at);
+                values.extend(match windows {
+                    Some(windows) => tensor_map::encode_windows(address, *dtype, shape, *inner, windows)?,
+                    None => tensor_map::encode(address, *dtype, shape, *inner)?,
+                });
             }
         }
         Ok(())

@@ -219,6 +219,9 @@ fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
         Called::Chain(layers) => {
             (format!("{} products in turn, in one launch", layers.len()), "one product after the other")
         }
+        Called::Prologue(p) if p.windows().is_some() => {
+            ("a product of an image's windows, in one launch".to_string(), "the windows are copied first")
+        }
         Called::Prologue(_) => {
             ("a product with the work on its factors, in one launch".to_string(), "one after the other")
         }

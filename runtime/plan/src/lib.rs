@@ -48,8 +48,8 @@ pub use options::{Checks, Options};
 pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
-    Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, FactorTerm, GemmStep,
-    PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep, UnfoldStep,
+    Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, FactorFrom, FactorTerm,
+    FactorWindows, GemmStep, PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep, UnfoldStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use windows::{OnChannels, OnPlanes, rows_and_columns};

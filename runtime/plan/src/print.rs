@@ -8,7 +8,7 @@ use std::fmt;
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Called, ChainLayer, GemmStep, Plan, PrologueStep, Step, Storage, View};
+use super::{Action, Called, ChainLayer, FactorFrom, GemmStep, Plan, PrologueStep, Step, Storage, View};
 use hypatia_graph::show_term;
 
 /// That a product has several results, if it does.
@@ -57,8 +57,11 @@ impl Plan {
         for (factor, count) in p.factors.iter().zip(p.reads()) {
             let (own, others) = rest.split_at(count.min(rest.len()));
             factors.push(match factor {
-                Some(f) => self.term(&f.term, own),
-                None => own.first().map_or_else(String::new, |v| format!("b{}", v.buffer.0)),
+                FactorFrom::Term(f) => self.term(&f.term, own),
+                FactorFrom::Memory => own.first().map_or_else(String::new, |v| format!("b{}", v.buffer.0)),
+                FactorFrom::Windows(_) => {
+                    own.first().map_or_else(String::new, |v| format!("windows of b{}", v.buffer.0))
+                }
             });
             rest = others;
         }

@@ -1,21 +1,28 @@
-//! Joins products with the pointwise work that computes their factors.
+//! Joins products with the pointwise work that computes their factors, and with the copies of
+//! windows that are their factors.
 //!
 //! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which a product
-//! and the pointwise steps whose results only it reads, as its factors, are one step with these
-//! steps as its fallback. Invariant: a factor is rounded as it would be stored; nothing is joined
-//! whose result is a result of the plan, or is read by another step.
+//! and the steps whose results only it reads, as its factors, are one step with these steps as its
+//! fallback. Invariant: a factor is rounded as it would be stored; nothing is joined whose result
+//! is a result of the plan, or is read by another step.
 //!
-//! Weights of 8 bits or with scales, casts of weights, activations in front: like pointwise regions
-//! and chains, these are clustered after extraction, since rules would need one for each term.
+//! Weights of 8 bits or with scales, casts of weights, activations in front, convolutions: like
+//! pointwise regions and chains, these are clustered after extraction, since rules would need one
+//! for each term.
 
 use std::collections::HashMap;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, KernelId};
-use hypatia_dsl::kernel::MOST_ROWS;
+use hypatia_dsl::kernel::{ImageWindows, MOST_ROWS};
 
 use super::chain::tiles;
-use super::{Action, BufferId, Called, FactorTerm, GemmStep, Plan, PointwiseStep, PrologueStep, Step, View};
+use super::windows::rows_and_columns;
+use super::{
+    Action, BufferId, Called, FactorFrom, FactorTerm, FactorWindows, GemmStep, Plan, PointwiseStep, PrologueStep, Step,
+    UnfoldStep, View,
+};
+use hypatia_target::device::HOPPER;
 
 /// The most rows of a product whose right factor is computed where it is read: each tile of rows
 /// computes it again. With more of them, a pass over the factor was as quick on an H200 or quicker
@@ -41,7 +48,8 @@ pub(super) fn cluster(plan: &mut Plan) {
     plan.steps.retain(|_| gone.next() != Some(true));
 }
 
-/// The pointwise step that makes each buffer which one step alone reads.
+/// The step that makes each buffer which one step alone reads, if that is pointwise or copies
+/// windows.
 fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
     for step in &plan.steps {
@@ -53,6 +61,7 @@ fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
     plan.outputs.iter().for_each(|(_, v)| *readers.entry(v.buffer).or_default() += 1);
     let made = plan.steps.iter().enumerate().filter_map(|(i, step)| match (&step.action, step.writes.as_slice()) {
         (Action::Pointwise(p), [out]) if p.kernel.acc.is_none() => Some((out.buffer, i)),
+        (Action::Unfold(u), [out]) if u.channels_last => Some((out.buffer, i)),
         _ => None,
     });
     made.filter(|(buffer, _)| readers.get(buffer) == Some(&1)).collect()
@@ -75,8 +84,8 @@ fn product<'p>(plan: &'p Plan, step: &'p Step) -> Option<(&'p GemmStep, &'p [Vie
     (half && g.term.roots.len() == 1).then_some((g, reads, factors))
 }
 
-/// A factor that a pointwise step computes: that step's place, its term, and what it reads.
-type Computed = (usize, FactorTerm, Vec<View>);
+/// A factor that another step makes: that step's place, what is read instead, and the reads.
+type Made = (usize, FactorFrom, Vec<View>);
 
 /// The step at that place with the steps that compute its factors, and the places of these.
 fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: usize) -> Option<(Step, Vec<usize>)> {
@@ -85,7 +94,7 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: u
     if g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
         return None;
     }
-    let found = computed(plan, makers, g, own, factors);
+    let found = made(plan, makers, g, own, factors);
     let mut of_factors: Vec<usize> = found.iter().flatten().map(|(maker, ..)| *maker).collect();
     if of_factors.is_empty() {
         return None;
@@ -93,9 +102,9 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: u
     of_factors.sort_unstable();
     let (mut reads, mut terms) = (Vec::new(), Vec::new());
     for (view, found) in own.iter().zip(found) {
-        let (term, own) = found.map_or((None, vec![view.clone()]), |(_, term, own)| (Some(term), own));
+        let (from, own) = found.map_or((FactorFrom::Memory, vec![view.clone()]), |(_, from, own)| (from, own));
         reads.extend(own);
-        terms.push(term);
+        terms.push(from);
     }
     reads.extend(own[factors..].iter().cloned());
     let parts: Vec<Step> = of_factors.iter().chain([&at]).map(|i| plan.steps[*i].clone()).collect();
@@ -108,40 +117,64 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: u
     Some((Step { kernel: Some(kernel), ..joined }, of_factors))
 }
 
-/// How each factor of a product is computed, if a pointwise step does that for it alone. `own` are
-/// the operands of its launch, of which the first ones are the factors.
-fn computed(
+/// What is read for each factor of a product that another step makes for it alone. `own` are the
+/// operands of its launch, of which the first ones are the factors.
+fn made(
     plan: &Plan,
     makers: &HashMap<BufferId, usize>,
     g: &GemmStep,
     own: &[View],
     factors: usize,
-) -> Vec<Option<Computed>> {
+) -> Vec<Option<Made>> {
     let of_factor = |(i, view): (usize, &View)| {
         // What the epilogue or the other factor reads too is computed once, and stored.
         let alone = own.iter().filter(|v| v.buffer == view.buffer).count() == 1;
         let maker = *makers.get(&view.buffer).filter(|_| alone)?;
-        let Action::Pointwise(p) = &plan.steps[maker].action else { return None };
+        let p = match &plan.steps[maker].action {
+            Action::Pointwise(p) => p,
+            Action::Unfold(u) if i == 0 && factors == 2 && plan.device.sm == HOPPER => {
+                let (windows, image) = windows(u, &plan.steps[maker], view, g)?;
+                return Some((maker, FactorFrom::Windows(windows), vec![image]));
+            }
+            _ => return None,
+        };
         let side = if i == 0 { Side::Left } else { Side::Right };
         let most = if side == Side::Left { MOST_ROWS } else { MOST_RIGHT_ROWS };
         if g.batch.iter().product::<usize>() * g.m > most {
             return None;
         }
         let (term, reads) = factor(p, &plan.steps[maker], view, side, g)?;
-        Some((maker, term, reads))
+        Some((maker, FactorFrom::Term(term), reads))
     };
-    let mut found: Vec<Option<Computed>> = own[..factors].iter().enumerate().map(of_factor).collect();
+    let mut found: Vec<Option<Made>> = own[..factors].iter().enumerate().map(of_factor).collect();
     // Both right factors are computed alike, or neither is.
     if let [_, b, c] = found.as_mut_slice()
         && !alike(b.as_ref(), c.as_ref())
     {
         (*b, *c) = (None, None);
     }
+    // No template computes a right factor beside windows.
+    if let [Some((_, FactorFrom::Windows(_), _)), rights @ ..] = found.as_mut_slice() {
+        rights.fill(None);
+    }
     found
 }
 
+/// The windows that a step copies and a product reads as the rows of its left factor, and their
+/// image; `None` if the product reads other rows, or the copy engine no such windows.
+fn windows(u: &UnfoldStep, maker: &Step, view: &View, g: &GemmStep) -> Option<(FactorWindows, View)> {
+    let ([image], [out]) = (maker.reads.as_slice(), maker.writes.as_slice()) else { return None };
+    let [_, sizes @ .., channels] = image.shape.as_slice() else { return None };
+    let counts = out.shape[u.axes()[2].clone()].to_vec();
+    let (axes, _) = rows_and_columns(&u.windows, sizes, &counts)?;
+    let whole = view.is_contiguous() && view.offset == 0 && view.len() == out.len() && view.dtype == out.dtype;
+    let rows = g.batch.iter().product::<usize>() * g.m;
+    let fits = ImageWindows { axes, channels: *channels }.fits(view.dtype) && rows * g.k == out.len();
+    (whole && fits).then(|| (FactorWindows { windows: u.clone(), counts }, image.clone()))
+}
+
 /// Whether both right factors are computed by one term, from operands that lie alike.
-fn alike(b: Option<&Computed>, c: Option<&Computed>) -> bool {
+fn alike(b: Option<&Made>, c: Option<&Made>) -> bool {
     let (Some((_, b, of_b)), Some((_, c, of_c))) = (b, c) else { return false };
     let same = |v: &View, w: &View| v.dtype == w.dtype && v.shape == w.shape && v.strides == w.strides;
     b == c && of_b.iter().zip(of_c).all(|(v, w)| same(v, w))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Shortener;
 
-use super::{Action, Called, ChainLayer, Plan, PrologueStep, Shortened, Step, View};
+use super::{Action, Called, ChainLayer, FactorFrom, Plan, PrologueStep, Shortened, Step, View};
 
 /// Applies the rules to generated kernels.
 pub(super) fn shorten(plan: &mut Plan) {
@@ -65,8 +65,8 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
 fn shorten_prologue(shortener: &Shortener<'_>, p: &mut PrologueStep, reads: &[View], to: DType) {
     let mut rest = reads;
     for factor in &mut p.factors {
-        let (own, others) = rest.split_at(factor.as_ref().map_or(1, |f| f.reads).min(rest.len()));
-        if let Some(f) = factor {
+        let (own, others) = rest.split_at(factor.reads().min(rest.len()));
+        if let FactorFrom::Term(f) = factor {
             let inputs: Vec<DType> = own.iter().map(|v| v.dtype).collect();
             shortener.product(&mut f.term, &inputs, &[f.dtype]);
         }

@@ -217,19 +217,63 @@ pub struct FactorTerm {
     pub reads: usize,
 }
 
-/// A product, or two of one left operand, with factors that are computed where they are read.
+/// Windows of an image `[n, image.., c]` as the rows of a product's left factor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FactorWindows {
+    /// The windows, with the channels last.
+    pub windows: UnfoldStep,
+    /// Their number along each axis of the image.
+    pub counts: Vec<usize>,
+}
+
+/// What a product reads for one of its factors.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FactorFrom {
+    /// The factor.
+    Memory,
+    /// What its elements are computed from.
+    Term(FactorTerm),
+    /// An image whose windows are its rows.
+    Windows(FactorWindows),
+}
+
+impl FactorFrom {
+    /// How its elements are computed, if they are.
+    pub fn term(&self) -> Option<&FactorTerm> {
+        match self {
+            FactorFrom::Term(f) => Some(f),
+            FactorFrom::Memory | FactorFrom::Windows(_) => None,
+        }
+    }
+
+    /// Number of its reads.
+    pub fn reads(&self) -> usize {
+        self.term().map_or(1, |f| f.reads)
+    }
+}
+
+/// A product, or two of one left operand, with factors that are computed where they are read, or
+/// that are windows of an image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrologueStep {
     /// The product, or both.
     pub product: GemmStep,
-    /// For the left factor and each right one, how it is computed; `None` if it is an operand.
-    pub factors: Vec<Option<FactorTerm>>,
+    /// What is read for the left factor and for each right one.
+    pub factors: Vec<FactorFrom>,
 }
 
 impl PrologueStep {
     /// Number of reads of each factor.
     pub fn reads(&self) -> impl Iterator<Item = usize> + '_ {
-        self.factors.iter().map(|f| f.as_ref().map_or(1, |f| f.reads))
+        self.factors.iter().map(FactorFrom::reads)
+    }
+
+    /// The windows that are the left factor's rows, if it has such.
+    pub fn windows(&self) -> Option<&FactorWindows> {
+        self.factors.iter().find_map(|f| match f {
+            FactorFrom::Windows(w) => Some(w),
+            FactorFrom::Memory | FactorFrom::Term(_) => None,
+        })
     }
 
     /// True if it is two products of one left operand.
@@ -251,7 +295,8 @@ pub enum Called {
     /// Products whose left operand is the result of the one before, rounded as if it were stored,
     /// by a tiled kernel: `reads` are the first left operand, then those of each product.
     Chain(Vec<ChainLayer>),
-    /// A product or a pair with factors that are computed where they are read, by a tiled kernel:
+    /// A product or a pair with factors that are computed where they are read, or windows of an
+    /// image, by a tiled kernel:
     /// `reads` are those of each factor, then what the epilogue reads, broadcast to the result.
     Prologue(PrologueStep),
     /// Attention, by a tiled kernel.

@@ -49,7 +49,7 @@ impl Step {
                 let (g, rights) = (&p.product, (p.factors.len() - 1) as f64);
                 let of_factors = p.factors.iter().enumerate().map(|(i, f)| {
                     let size = if i == 0 { len / g.n.max(1) as f64 } else { g.n as f64 } * g.k as f64;
-                    f.as_ref().map_or(0.0, |f| size * calls(&f.term))
+                    f.term().map_or(0.0, |f| size * calls(&f.term))
                 });
                 len * (2.0 * rights * g.k as f64 + calls(&g.term)) + of_factors.sum::<f64>()
             }

@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 
+/// The compute capability of Hopper: no other GPU has its matrix instructions and its copy engine.
+pub const HOPPER: u32 = 90;
+
 /// Where the figures of a profile come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figures {

@@ -12,7 +12,7 @@ use super::tiles::{OnTiles, Tiles, about, loaded};
 use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, GemmKernel, Operand, TILE_K};
+use hypatia_dsl::kernel::{Access, GemmKernel, ImageWindows, Operand, TILE_K, WindowAxis};
 
 /// The name of the epilogue's function, and its comment.
 pub(super) const EPILOGUE: (&str, &str) = ("epilogue", "What becomes of an element of the product.");
@@ -42,10 +42,10 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
-        kind: if kernel.pair {
-            "two matrix products with their epilogue"
-        } else {
-            "a matrix product with its epilogue"
+        kind: match (kernel.pair, kernel.windows) {
+            (true, _) => "two matrix products with their epilogue",
+            (_, Some(_)) => "a product of an image's windows with its epilogue",
+            _ => "a matrix product with its epilogue",
         },
         formula: format!(
             "{}, where {}",
@@ -83,6 +83,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         group => t.group,
         stages => stages,
         pair => kernel.pair,
+        windows => kernel.windows.map(|w| windows(&w)),
         a_by_k => a,
         b_by_k => b,
         left => left.map(|w| w.context()),
@@ -98,6 +99,21 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
+}
+
+/// The windows that are the rows of the left factor as the template sees them: of each pair, that
+/// of rows comes first.
+fn windows(w: &ImageWindows) -> Value {
+    let of = |value: fn(&WindowAxis) -> usize| w.axes.iter().map(value).collect::<Value>();
+    context! {
+        out => of(|a| a.out),
+        size => of(|a| a.size),
+        stride => of(|a| a.stride),
+        dilation => of(|a| a.dilation),
+        before => of(|a| a.before),
+        slices => w.slices(),
+        slices_of_place => w.slices_of_place(),
+    }
 }
 
 /// The number of the first operand of each right factor.
@@ -164,9 +180,21 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let [a, b] = kernel.dense_k;
     // A box of each of two right factors; of one, a block of the cluster loads its part.
     let part = if kernel.pair { kernel.columns() } else { t.columns / m };
-    let right = if b { "batches x columns x depth" } else { "batches x depth x columns" };
+    let right = match (kernel.windows, b) {
+        (None, true) => "batches x columns x depth",
+        (None, false) => "batches x depth x columns",
+        (Some(_), true) => "places of a window x columns x channels",
+        (Some(_), false) => "places of a window x channels x columns",
+    };
     let left = if a { "batches x rows x depth" } else { "batches x depth x rows" };
-    let mut out = factor(0, 0, t.block_rows() / n, left);
+    let lines = t.block_rows() / n;
+    let mut out = match kernel.windows {
+        Some(w) => {
+            let shape = "images x rows x columns x channels; a row of the product is a window";
+            vec![Arg::image("in0_map".into(), kernel.factor, [TILE_K, lines], w.bounds(), shape)]
+        }
+        None => factor(0, 0, lines, left),
+    };
     out.extend(rights(kernel).into_iter().flat_map(|at| factor(at, 1, part, right)));
     let result = [kernel.chunk(), BOX];
     let shape = "batches x rows x columns";
@@ -186,10 +214,11 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
             out.push(Arg::strides(ArgRole::Read(at), 3, about));
         }
     }
+    let depth = if kernel.windows.is_some() { "length of the sums" } else { "length of the sums, above 0" };
     let sizes = [
         (ArgRole::TiledRows, SizeName::Rows, "rows of each product"),
         (ArgRole::TiledColumns, SizeName::Columns, "columns of each product"),
-        (ArgRole::Named, SizeName::Depth, "length of the sums, above 0"),
+        (ArgRole::Named, SizeName::Depth, depth),
         (ArgRole::Problems, SizeName::Batches, "products"),
     ];
     out.extend(sizes.map(|(role, name, about)| Arg::size_of(role, name, about)));

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::WindowBounds;
 
 use super::{SizeName, storage};
 
@@ -65,7 +66,15 @@ impl Arg {
     /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two
     /// inner axes.
     pub fn map(name: String, role: ArgRole, dtype: DType, inner: [usize; 2], about: &str) -> Arg {
-        Arg { name, role, kind: ArgKind::Map { dtype, inner: inner.map(|n| n as u32) }, about: about.into() }
+        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), windows: None };
+        Arg { name, role, kind, about: about.into() }
+    }
+
+    /// A descriptor of an image whose windows the copy engine reads: that many channels of that
+    /// many windows at a time.
+    pub fn image(name: String, dtype: DType, inner: [usize; 2], windows: WindowBounds, about: &str) -> Arg {
+        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), windows: Some(windows) };
+        Arg { name, role: ArgRole::Read(0), kind, about: about.into() }
     }
 
     /// Memory of that role, which is no operand of the step.
@@ -221,8 +230,11 @@ pub enum ArgKind {
     Map {
         /// Element type.
         dtype: DType,
-        /// Elements of a box along the dense axis and along the next one.
+        /// Elements of a box along the dense axis and along the next one; of an image, channels
+        /// and windows.
         inner: [u32; 2],
+        /// Where the windows of an image begin, if the copy engine reads these.
+        windows: Option<WindowBounds>,
     },
 }
 

@@ -18,10 +18,10 @@ use hypatia_templates::instances::Body;
 
 use super::Work;
 use super::intervals::{self, Interval, Mask};
-use super::product::HOPPER;
 use super::tiled_attention::TiledAttention;
 use super::warp_attention::WarpedAttention;
 use hypatia_plan::{AttentionStep, Plan, Storage, View, collapse};
+use hypatia_target::device::HOPPER;
 
 /// Bytes of keys and values that stay in the L2 cache, beside what else is in it.
 const CACHED: usize = 24 << 20;

@@ -11,11 +11,11 @@ use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::map_shape::MapShape;
-use super::product::HOPPER;
 use super::{Work, fastest_first};
 use hypatia_plan::chain::{is_number, rows};
 use hypatia_plan::{ChainLayer as Layer, View, matrix_layout};
 use hypatia_target::device::Device;
+use hypatia_target::device::HOPPER;
 
 /// Blocks of a cluster where there are none: clusters exist from Hopper on.
 const NO_CLUSTER: usize = 1;

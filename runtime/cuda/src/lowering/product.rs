@@ -17,9 +17,8 @@ use super::prologue::Computed;
 use super::tiled::TiledProduct;
 use super::warp_tiled::WarpProduct;
 use hypatia_plan::{Checks, GemmStep, Plan, PrologueStep, View};
+use hypatia_target::device::HOPPER;
 
-/// The compute capability of Hopper, whose instructions its templates use. Later GPUs lack them.
-pub(super) const HOPPER: u32 = 90;
 /// The prediction of the template of warps must be better by this factor beside Hopper's: it rarely
 /// is the fastest there, and each candidate is compiled.
 const PENALTY_OF_WARPS: f64 = 1.5;

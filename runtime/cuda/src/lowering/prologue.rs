@@ -1,4 +1,4 @@
-//! Products whose factors are computed where they are read.
+//! Products whose factors are computed where they are read, or are windows of an image.
 //!
 //! In: such a product, and the views of what its factors and its epilogue read. Out: the product as
 //! each template takes it that computes it: that of few rows, that of warps, Hopper's; none if an
@@ -11,10 +11,10 @@ use hypatia_dsl::ir::{InView, Program};
 use hypatia_dsl::kernel::{FactorAccess, FactorInput, Prologue};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 use hypatia_plan::{BufferId, FactorTerm, GemmStep, Plan, PrologueStep, View, row_major};
+use hypatia_target::device::HOPPER;
 use hypatia_templates::cuda::ArgRole;
 
 use super::gemv::GemvProduct;
-use super::product::HOPPER;
 use super::tiled::TiledProduct;
 use super::warp_tiled::{WarpProduct, unit};
 
@@ -171,11 +171,11 @@ impl Factors {
         for (i, (factor, count)) in p.factors.iter().zip(p.reads()).enumerate() {
             let (own, others) = rest.split_at_checked(count)?;
             rest = others;
-            let mut described = match factor {
+            let mut described = match factor.term() {
                 Some(f) => Some(described(f, own, i == 0)?),
                 None => None,
             };
-            views.push(match (factor, &described) {
+            views.push(match (factor.term(), &described) {
                 (Some(f), Some(d)) => stand_in(&p.product, f, i == 0, d.by_k),
                 _ => own.first()?.clone(),
             });
@@ -339,7 +339,7 @@ fn others<T: Clone>(given: &[(ArgRole, T)], factors: usize, reads: usize) -> Vec
     given.iter().filter_map(renumbered).collect()
 }
 
-/// A product with computed factors by each template that computes it.
+/// A product with computed factors, or with windows for one, by each template that computes it.
 pub(super) struct Computed {
     pub(super) hopper: Option<TiledProduct>,
     pub(super) warps: Option<WarpProduct>,
@@ -349,6 +349,11 @@ pub(super) struct Computed {
 impl Computed {
     /// `None` if no template computes the product of that step of a plan.
     pub(super) fn of(plan: &Plan, p: &PrologueStep, reads: &[View], out: &View) -> Option<Computed> {
+        if let Some(windows) = p.windows() {
+            let hopper = TiledProduct::of_windows(&p.product, windows, reads, std::slice::from_ref(out));
+            let hopper = hopper.filter(|_| plan.device.sm == HOPPER)?;
+            return Some(Computed { hopper: Some(hopper), warps: None, few_rows: None });
+        }
         let factors = Factors::of(&plan.program, p, reads)?;
         let product = factors.product(1, out)?;
         let second = if p.is_pair() { Some(factors.product(2, out)?) } else { None };

@@ -4,7 +4,7 @@
 //! and its [`Work`]; none if the copy engine cannot read the operands in place. Invariant: no
 //! operand is copied.
 
-use hypatia_dsl::kernel::{Access, GemmKernel, Operand, RowSums, Tiling};
+use hypatia_dsl::kernel::{Access, GemmKernel, ImageWindows, Operand, RowSums, TILE_K, Tiling};
 use hypatia_dsl::scalar::Term;
 use hypatia_templates::cuda::{ArgRole, SizeName};
 use hypatia_templates::instances::Body;
@@ -13,7 +13,7 @@ use super::batched::{Strides, batched};
 use super::map_shape::MapShape;
 use super::warp_tiled::instructions;
 use super::{Work, fastest_first};
-use hypatia_plan::{GemmStep, View, matrix_layout};
+use hypatia_plan::{FactorWindows, GemmStep, View, matrix_layout, row_major, rows_and_columns};
 
 /// A product that tiles can compute in place.
 #[derive(Clone, Debug)]
@@ -46,6 +46,44 @@ impl TiledProduct {
         let same = of_second == sizes && (strides[1][0] == 0) == (second[1][0] == 0);
         let second = same.then_some((c, second[1]))?;
         TiledProduct::of_strides(step, (&with(b), outs), sizes, &strides, Some(second))
+    }
+
+    /// The product whose left factor's rows are windows of an image, which is the first read.
+    /// `None` if an operand would have to be copied.
+    pub fn of_windows(step: &GemmStep, w: &FactorWindows, reads: &[View], outs: &[View]) -> Option<TiledProduct> {
+        let [image, rest @ ..] = reads else { return None };
+        // The factor as it would lie in memory.
+        let shape = [&step.batch[..], &[step.m, step.k]].concat();
+        let factor = View { offset: 0, strides: row_major(&shape), shape, ..image.clone() };
+        let mut product = TiledProduct::of(step, &[&[factor], rest].concat(), outs)?;
+        let [n, sizes @ .., channels] = image.shape.as_slice() else { return None };
+        let (axes, _) = rows_and_columns(&w.windows.windows, sizes, &w.counts)?;
+        let windows = ImageWindows { axes, channels: *channels };
+        let [rows, columns] = axes.map(|a| a.image);
+        let row = columns * channels;
+        let of_image = MapShape::of(image, &[*channels, columns, rows, *n], &[*channels, row, rows * row])?;
+        // Of a right factor, the axis of the sums is cut into places and channels.
+        let [batches, _, filters, _] = product.sizes;
+        let ld = rest.first().and_then(|b| {
+            let lead = step.batch.len();
+            matrix_layout(step.k, step.n, b.strides[lead], b.strides[lead + 1])
+        });
+        let (by_k, ld) = ld.filter(|_| batches == 1)?;
+        let (sizes, strides) = if by_k {
+            ([*channels, filters, windows.places()], [ld, *channels])
+        } else {
+            ([filters, *channels, windows.places()], [ld, ld * channels])
+        };
+        let right = MapShape::of(rest.first()?, &sizes, &strides)?;
+        for (role, map) in &mut product.maps {
+            match role {
+                ArgRole::Read(0) => *map = of_image,
+                ArgRole::Read(1) => *map = right,
+                _ => {}
+            }
+        }
+        product.kernel.windows = Some(windows);
+        product.kernel.refusal().is_none().then_some(product)
     }
 
     /// `all` are the operands of [`TiledProduct::of`], with the first one of the results; `second`
@@ -108,6 +146,7 @@ impl TiledProduct {
             pair: second.is_some(),
             dense_k: [!a_by_m, b_by_k],
             prologues: [None, None],
+            windows: None,
             inputs,
             outputs: outs.iter().map(|o| o.dtype).collect(),
             term: step.term.clone(),
@@ -165,7 +204,7 @@ impl TiledProduct {
         let out_columns = if self.kernel.pair { columns / 2 } else { columns };
         let clusters = m.div_ceil(rows * cluster_m) * n.div_ceil(out_columns * cluster_n) * batches;
         let waves = clusters.div_ceil(multiprocessors / t.blocks()) as f64;
-        let k = k.next_multiple_of(64) as f64;
+        let k = (self.kernel.slices(k) * TILE_K) as f64;
         let elements = (rows * columns) as f64;
         // Clusters load less, but were measured to gain nothing.
         let bytes = (rows + columns) as f64 * k * 2.0;

@@ -13,6 +13,7 @@ mod checksums;
 mod emulated;
 mod gemv;
 mod heads;
+mod image_windows;
 mod irregular;
 mod joint;
 mod launcher;

@@ -190,7 +190,7 @@ fn device(name: &str) -> Device {
 fn computed(plan: &Plan) -> Vec<usize> {
     let of = |action: &Action| match action {
         Action::Call(CallStep { called: Called::Prologue(p), fallback, .. }) => {
-            assert!(p.factors.iter().any(Option::is_some));
+            assert!(p.factors.iter().any(|f| f.term().is_some()));
             Some(fallback.len() - 1)
         }
         _ => None,
