@@ -27,6 +27,7 @@ mod lines;
 mod moves;
 mod names;
 mod pointwise;
+mod pool;
 pub(crate) mod problem;
 mod prologue;
 mod row_values;
@@ -57,8 +58,8 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, ProductKernel, RowSumsKernel,
-    RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, PoolKernel, ProductKernel,
+    RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use term::Functions;
 
@@ -252,6 +253,11 @@ pub fn checksum(program: &Program, kernel: &ChecksumKernel) -> Result<CudaSource
 /// Prints a kernel that changes a result as a test wants it.
 pub fn disturb(program: &Program, kernel: &DisturbKernel) -> Result<CudaSource, EmitError> {
     checksum::disturb(program, kernel)
+}
+
+/// Prints a kernel that reduces windows of each channel, with the channels last.
+pub fn pool(program: &Program, kernel: &PoolKernel) -> Result<CudaSource, EmitError> {
+    pool::emit(program, kernel)
 }
 
 /// Prints a kernel that copies windows as the rows of a matrix.

@@ -20,8 +20,8 @@ use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, ProductKernel, RowSumsKernel,
-    RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, PoolKernel, ProductKernel,
+    RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -97,6 +97,8 @@ pub enum Body {
     AttentionJoin(AttentionKernel),
     /// Gradients of attention: of queries, or of keys and values.
     AttentionGrad(AttentionGradKernel),
+    /// Windows of each channel, reduced.
+    Pool(PoolKernel),
     /// Windows as the rows of a matrix.
     Unfold(UnfoldKernel),
     /// Windows times filters.
@@ -141,6 +143,7 @@ impl Body {
             Body::WarpAttention(k) => cuda::warp_attention(program, k),
             Body::AttentionJoin(k) => cuda::attention_join(program, k),
             Body::AttentionGrad(k) => cuda::attention_grad(program, k),
+            Body::Pool(k) => cuda::pool(program, k),
             Body::Unfold(k) => cuda::unfold(program, k),
             Body::Windows(k) => cuda::windows(program, k),
             Body::ChannelWindows(k) => cuda::channel_windows(program, k),
@@ -204,6 +207,7 @@ impl Body {
             Body::ChannelWindows(k) => (&mut k.name, &mut k.doc),
             Body::GroupWindows(k) => (&mut k.name, &mut k.doc),
             Body::Move(k) => (&mut k.name, &mut k.doc),
+            Body::Pool(k) => (&mut k.name, &mut k.doc),
             Body::Unfold(k) => (&mut k.name, &mut k.doc),
             Body::Argmax(k) => (&mut k.name, &mut k.doc),
             Body::Product(k) => (&mut k.name, &mut k.doc),

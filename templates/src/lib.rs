@@ -59,6 +59,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("product.cu.j2", include_str!("../product.cu.j2")),
     ("cumsum.cu.j2", include_str!("../cumsum.cu.j2")),
     ("sort.cu.j2", include_str!("../sort.cu.j2")),
+    ("pool_last.cu.j2", include_str!("../pool_last.cu.j2")),
     ("unfold.cu.j2", include_str!("../unfold.cu.j2")),
     ("unfold_last.cu.j2", include_str!("../unfold_last.cu.j2")),
     ("windows.cu.j2", include_str!("../windows.cu.j2")),

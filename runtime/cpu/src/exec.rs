@@ -23,6 +23,7 @@ use super::interp::Code;
 use super::memory::{Bytes, Outside, SplitArena, empty, split_arena};
 use super::operand::Operand;
 use super::pointwise::{Input, Work};
+use super::pool::pool;
 use super::reduce::{self, Reduce};
 use super::rowwise::RowCode;
 use super::threads::{Local, Pool, Workers};
@@ -424,6 +425,11 @@ fn perform(
             let (x, result) = (&step.reads[0], &step.writes[0]);
             let image = &reads[0][x.offset * x.dtype.size()..];
             unfold(image, &x.shape, how, &result.shape, x.dtype.size(), outs[0]);
+        }
+        (Action::Pool(how), _) => {
+            let (x, result) = (&step.reads[0], &step.writes[0]);
+            let image = &reads[0][x.offset * x.dtype.size()..];
+            pool(image, x.dtype, &x.shape, how, &result.shape, outs[0])?;
         }
         (Action::Cumsum(how), _) => cumsum::cumsum(workers, source(0), *how, outs[0]),
         (Action::Argmax(axis, last), _) => reduce::argmax(workers, source(0), *axis, *last, outs[0]),

@@ -25,6 +25,8 @@ mod math;
 mod memory;
 mod operand;
 mod pointwise;
+mod pool;
+mod pool;
 mod pooling;
 mod reduce;
 #[cfg(test)]

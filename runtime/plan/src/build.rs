@@ -7,7 +7,7 @@
 use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
-use super::{arena, chain, concat, copies, lower, narrow_weights, prepare, prologue, results, short};
+use super::{arena, chain, concat, copies, lower, narrow_weights, pool, prepare, prologue, results, short};
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
 
@@ -44,6 +44,7 @@ impl Plan {
             copies::remove(&mut plan);
             concat::omit(&mut plan);
             copies::join(&mut plan);
+            pool::omit_padding(&mut plan);
             if options.cluster {
                 chain::cluster(&mut plan);
                 prologue::cluster(&mut plan);

@@ -24,6 +24,7 @@ mod narrow_weights;
 mod options;
 mod outside;
 mod plan;
+mod pool;
 mod predict;
 mod prepare;
 mod print;
@@ -49,7 +50,7 @@ pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
     Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, FactorFrom, FactorTerm,
-    FactorWindows, GemmStep, PointwiseStep, PrologueStep, RowwiseStep, Step, TemplateStep, UnfoldStep,
+    FactorWindows, GemmStep, PointwiseStep, PoolStep, PrologueStep, RowwiseStep, Step, TemplateStep, UnfoldStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use windows::{OnChannels, OnPlanes, rows_and_columns};

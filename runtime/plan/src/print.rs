@@ -116,6 +116,10 @@ impl Plan {
                 let sizes: Vec<usize> = u.windows.iter().map(|w| w.size).collect();
                 format!("windows of {sizes:?}{}", if u.channels_last { ", channels last" } else { "" })
             }
+            Action::Pool(p) => {
+                let sizes: Vec<usize> = p.windows.iter().map(|w| w.size).collect();
+                format!("{} of windows of {sizes:?}, channels last", p.kind.name())
+            }
             Action::Gather(axis) => format!("gather along {axis}"),
             Action::GatherElements(axis) => format!("gather elements along {axis}"),
             Action::GatherNd(batch) => format!("gather n-d, {batch} batch axes"),

@@ -70,6 +70,17 @@ impl UnfoldStep {
     }
 }
 
+/// Windows of each channel of an image, reduced: of `[n, rows, columns, c]`, which is contiguous,
+/// into `[n, windows.., c]`. What a window holds beside the image changes no result; a mean is
+/// divided by all elements of a window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolStep {
+    /// The windows along rows and columns.
+    pub windows: Vec<Window>,
+    /// Maximum, minimum, sum or mean.
+    pub kind: Reduction,
+}
+
 /// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are
 /// last; `reads[1]` is `[o, c / groups, ..]`. Both are contiguous. The operands of the term follow,
 /// broadcast to the result.
@@ -359,6 +370,8 @@ pub enum Action {
     Pad(Vec<i64>),
     /// The windows of an image as the rows or the columns of a matrix (im2col).
     Unfold(UnfoldStep),
+    /// The windows of each channel of an image, reduced.
+    Pool(PoolStep),
     /// Slices of `reads[0]` along an axis, selected by `reads[1]`.
     Gather(usize),
     /// Elements of `reads[0]` along an axis, selected by `reads[1]`.
@@ -391,6 +404,7 @@ impl Action {
             Action::Concat(_) => "concat",
             Action::Pad(_) => "pad",
             Action::Unfold(_) => "unfold",
+            Action::Pool(_) => "pool",
             Action::Gather(_) => "gather",
             Action::GatherElements(_) => "gatherelements",
             Action::GatherNd(_) => "gathernd",

@@ -460,6 +460,13 @@ fn moves(action: &Action, reads: &[View], out: &View) -> bool {
             let alike = x.shape[0] == out.shape[0] && x.shape[from] == out.shape[to];
             x.is_contiguous() && alike && out.shape[places] == sizes
         }
+        Action::Pool(p) => {
+            let ends = |v: &View| [v.shape.first().copied(), v.shape.last().copied()];
+            [x.shape.len(), out.shape.len(), p.windows.len()] == [4, 4, 2]
+                && x.is_contiguous()
+                && ends(x) == ends(out)
+                && !out.shape.contains(&0)
+        }
         Action::Pad(before) => {
             before.len() == out.shape.len() && x.shape.len() == out.shape.len() && reads[1].len() == 1
         }

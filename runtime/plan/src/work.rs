@@ -74,6 +74,7 @@ impl Step {
                 let sums: f64 = r.kernel.sums.iter().map(|(_, t)| calls(t) + 1.0).sum();
                 elements * (steps + outputs + sums)
             }
+            Action::Pool(p) => len * p.windows.iter().map(|w| w.size).product::<usize>() as f64,
             Action::Reduce(..) | Action::Argmax(..) | Action::Cumsum(_) => {
                 self.reads.first().map_or(0, View::len) as f64
             }
@@ -131,6 +132,7 @@ impl Step {
             Action::Concat(_) => "concat",
             Action::Pad(_) => "pad",
             Action::Unfold(_) => "unfold",
+            Action::Pool(_) => "pool",
             Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) => "gather",
             Action::Reduce(..) => "reduce",
             Action::Argmax(..) => "argmax",

@@ -419,7 +419,7 @@ fn reduction_word(kernel: &RowwiseKernel, step: usize) -> String {
 }
 
 /// Combines two partial results.
-fn combine(functions: &mut Functions<'_>, kind: Reduction, ty: DType, a: &str, b: &str) -> String {
+pub(super) fn combine(functions: &mut Functions<'_>, kind: Reduction, ty: DType, a: &str, b: &str) -> String {
     let int = ty.compute() == DType::I64;
     let tag = ty.compute().name();
     let mut helper = |name: &str| {

@@ -155,6 +155,7 @@ fn kind(body: &Body) -> &'static str {
         Body::Windows(_) | Body::ChannelWindows(_) | Body::GroupWindows(_) => "windows",
         Body::Move(_) => "move",
         Body::Unfold(_) => "unfold",
+        Body::Pool(_) => "pool",
         Body::Argmax(_) => "search",
         Body::Product(_) => "product",
         Body::Cumsum(_) => "cumsum",

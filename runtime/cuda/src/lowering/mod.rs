@@ -30,15 +30,17 @@ mod windows;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{
-    Access, ArgmaxKernel, JoinSumsKernel, Move, MoveKernel, Operand, PointwiseKernel, Reduction, RowAccess, RowLayout,
-    RowSumsKernel, RowwiseKernel, SumSplit, UnfoldKernel,
+    Access, ArgmaxKernel, JoinSumsKernel, Move, MoveKernel, Operand, PointwiseKernel, PoolKernel, Reduction, RowAccess,
+    RowLayout, RowSumsKernel, RowwiseKernel, SumSplit, UnfoldKernel,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
 use hypatia_templates::instances::Body;
 
 use hypatia_graph::DeclaredLaunch;
-use hypatia_plan::{Action, PointwiseStep, RowwiseStep, Step, UnfoldStep, View, collapse, row_major, rows_and_columns};
+use hypatia_plan::{
+    Action, PointwiseStep, PoolStep, RowwiseStep, Step, UnfoldStep, View, collapse, row_major, rows_and_columns,
+};
 
 /// The work of a kernel, without its pointers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -152,6 +154,7 @@ fn step_kernel(step: &Step) -> Option<(Body, Work)> {
         Action::Concat(axis) => concat(step, *axis),
         Action::Pad(before) => pad(step, before),
         Action::Unfold(how) => unfold(step, how),
+        Action::Pool(how) => pool(step, how),
         Action::Gather(axis) => gather(step, *axis),
         Action::GatherElements(axis) => gather_elements(step, *axis),
         Action::GatherNd(batch) => gather_nd(step, *batch),
@@ -325,6 +328,17 @@ fn unfold(step: &Step, how: &UnfoldStep) -> Option<(Body, Work)> {
     let channels = how.channels_last.then_some(x.shape[channels]);
     let kernel = UnfoldKernel { name: "unfold".into(), doc: String::new(), dtype: x.dtype, axes, channels };
     Some((Body::Unfold(kernel), Work::new(1, out.len())))
+}
+
+fn pool(step: &Step, how: &PoolStep) -> Option<(Body, Work)> {
+    let ([x], [out]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+    let ([_, image @ .., channels], [_, counts @ .., _]) = (x.shape.as_slice(), out.shape.as_slice()) else {
+        return None;
+    };
+    let (axes, _) = rows_and_columns(&how.windows, image, counts)?;
+    let (name, kind) = ("pool".to_string(), how.kind);
+    let kernel = PoolKernel { name, doc: String::new(), dtype: x.dtype, axes, channels: *channels, kind };
+    PoolKernel::fits(axes, *channels, x.dtype, kind).then(|| (Body::Pool(kernel), Work::new(1, out.len())))
 }
 
 fn gather(step: &Step, axis: usize) -> Option<(Body, Work)> {

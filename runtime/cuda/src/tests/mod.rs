@@ -19,6 +19,7 @@ mod joint;
 mod launcher;
 mod moves;
 mod pair;
+mod pool;
 mod precision;
 mod prologue;
 mod results;

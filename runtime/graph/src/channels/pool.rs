@@ -1,80 +1,69 @@
-//! Pooling by small windows: each result is computed from the elements of its window, which are
-//! views of the image.
+//! Pooling: windows of each channel of an image, reduced.
 //!
-//! In: a reduction of windows on an image with its channels last. Out: pointwise work on a shifted
-//! view for each place in a window. Threads side by side then read channels side by side; a row for
-//! each window would be a few elements far apart. Invariant: sums of 16-bit elements are rounded
-//! once.
+//! In: a reduction of windows on an image with its channels last. Out: the same reduction, whose
+//! operand and result are views with the channels last: the planner makes one step of it.
+//! Invariant: only windows that a kernel reduces are left to it.
 
-use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
-use hypatia_dsl::dtype::DType;
+use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::AttrValue;
-use hypatia_tensor::error::{Error, Result};
+use hypatia_dsl::kernel::{PoolKernel, Reduction, WindowAxis};
+use hypatia_tensor::error::Result;
 
-use super::{Axes, Channels, Lies};
-use crate::{Node, NodeKind, Value};
+use super::{Axes, Channels, FIRST, LAST, Lies};
+use crate::{Node, NodeKind};
 
-/// The most elements of a window: each takes the registers of an address.
-const MOST: usize = 13;
-
-/// The reduction of windows; `None` if it is not by all of a small window.
+/// The reduction of windows; `None` if it is not by all of a window that a kernel reduces.
 pub(super) fn reduced(pass: &mut Channels, op: BuiltinOp, node: &Node) -> Result<Option<Vec<Lies>>> {
     let (Some(v), NodeKind::Op { attrs, .. }) = (node.operands.first().copied().flatten(), &node.kind) else {
         return Ok(None);
     };
+    let made = pass.graph.node(v.node);
+    let NodeKind::Op { attrs: of_windows, .. } = &made.kind else { return Ok(None) };
     let whole = attrs.as_slice() == [[4i64, 5].into(), AttrValue::Bool(false)];
-    let NodeKind::Op { attrs, .. } = &pass.graph.node(v.node).kind else { return Ok(None) };
-    let lists: Option<Vec<Vec<i64>>> = attrs.iter().map(list).collect();
-    let Some([sizes, strides, dilations]) = lists.as_deref() else { return Ok(None) };
-    let dtype = pass.graph.ty(v).dtype;
-    let places = sizes.iter().product::<i64>();
-    if !whole || !dtype.is_float() || !(1..=MOST as i64).contains(&places) {
+    if !whole || !fits(pass, op, made).unwrap_or(false) {
         return Ok(None);
     }
-    let sums = matches!(op, BuiltinOp::Sum | BuiltinOp::Mean);
-    let wide = if sums && dtype.compute() != dtype { dtype.compute() } else { dtype };
-    let how = match op {
-        BuiltinOp::Amax => BuiltinScalar::Max,
-        BuiltinOp::Amin => BuiltinScalar::Min,
-        _ => BuiltinScalar::Add,
-    };
-    let counts: Vec<Option<i64>> = pass.graph.ty(v).shape[2..4].iter().map(|d| d.as_const()).collect();
     let image = pass.of(v).value;
-    let mut made: Option<Value> = None;
-    for place in 0..places {
-        let mut part = image;
-        for (axis, at) in [place / sizes[1], place % sizes[1]].into_iter().enumerate() {
-            let Some(count) = counts[axis] else { return Ok(None) };
-            let (start, step) = (at * dilations[axis], strides[axis]);
-            let stop = start + (count - 1) * step + 1;
-            let attrs = vec![(axis as i64 + 1).into(), start.into(), stop.into(), step.into()];
-            part = pass.one(BuiltinOp::Slice, &[part], attrs)?;
-        }
-        let part = cast(pass, part, wide)?;
-        made = Some(match made {
-            Some(before) => pass.out.builtin_scalar(how, &[before, part])?,
-            None => part,
-        });
-    }
-    let mut made = made.ok_or_else(|| Error::Internal("windows of nothing".into()))?;
-    if op == BuiltinOp::Mean {
-        let share = pass.out.number(wide, 1.0 / places as f64)?;
-        made = pass.out.builtin_scalar(BuiltinScalar::Mul, &[made, share])?;
-    }
-    let value = cast(pass, made, dtype)?;
+    let first = pass.transposed(image, &FIRST)?;
+    let windows = pass.one(BuiltinOp::Windows, &[first], of_windows.clone())?;
+    let reduced = pass.one(op, &[windows], attrs.clone())?;
+    let value = pass.transposed(reduced, &LAST)?;
     Ok(Some(vec![Lies { value, axes: Axes::Last }]))
 }
 
-fn cast(pass: &mut Channels, v: Value, to: DType) -> Result<Value> {
-    if pass.out.ty(v).dtype == to { Ok(v) } else { pass.one(BuiltinOp::Cast, &[v], vec![to.into()]) }
+/// Whether a kernel reduces these windows; `None` if their sizes are not known.
+fn fits(pass: &Channels, op: BuiltinOp, windows: &Node) -> Option<bool> {
+    let NodeKind::Op { attrs, .. } = &windows.kind else { return None };
+    let lists: Vec<Vec<usize>> = attrs.iter().map(list).collect::<Option<_>>()?;
+    let [sizes, strides, dilations] = lists.as_slice() else { return None };
+    let image = pass.graph.ty(windows.operands.first().copied()??);
+    let of = |shape: &[hypatia_dsl::shape::Dim], axis: usize| {
+        shape.get(axis).and_then(|d| d.as_const()).and_then(|n| usize::try_from(n).ok())
+    };
+    let counts = &windows.results.first()?.shape;
+    let axis = |i: usize| {
+        let (size, stride, dilation) = (*sizes.get(i)?, *strides.get(i)?, *dilations.get(i)?);
+        let (image, out) = (of(&image.shape, 2 + i)?, of(counts, 2 + i)?);
+        Some(WindowAxis { image, out, size, stride, dilation, before: 0 }.plain())
+    };
+    let kind = match op {
+        BuiltinOp::Amax => Reduction::Max,
+        BuiltinOp::Amin => Reduction::Min,
+        BuiltinOp::Sum => Reduction::Sum,
+        BuiltinOp::Mean => Reduction::Mean,
+        _ => return None,
+    };
+    Some(PoolKernel::fits([axis(0)?, axis(1)?], of(&image.shape, 1)?, image.dtype, kind))
 }
 
-/// A list of numbers; `None` for another attribute.
-fn list(a: &AttrValue) -> Option<Vec<i64>> {
+/// A list of sizes; `None` for another attribute.
+fn list(a: &AttrValue) -> Option<Vec<usize>> {
+    let size = |a: &AttrValue| match a {
+        AttrValue::Dim(d) => d.as_const().and_then(|n| usize::try_from(n).ok()),
+        _ => None,
+    };
     match a {
-        AttrValue::List(list) => {
-            list.iter().map(|a| if let AttrValue::Dim(d) = a { d.as_const() } else { None }).collect()
-        }
+        AttrValue::List(list) => list.iter().map(size).collect(),
         _ => None,
     }
 }

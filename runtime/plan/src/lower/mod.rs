@@ -13,6 +13,7 @@ mod conv;
 mod fallback;
 mod im2col;
 mod layout;
+mod pool;
 mod row_order;
 mod workspace;
 
@@ -320,6 +321,12 @@ impl Lower<'_> {
             return Ok(());
         }
         let views = operands.iter().map(|v| self.value(*v)).collect::<Result<Vec<_>>>()?;
+        if let Prim::Reduce(kind, axes) = &prim
+            && let Some(view) = self.pool(index, (*kind, axes), (dtype, &shape))?
+        {
+            self.values.insert(Value { node: id, output: 0 }, view);
+            return Ok(());
+        }
         let results = self.views(node, &prim, &views, dtype, &shape)?;
         let results = match results {
             Some(results) => results,
