@@ -26,7 +26,6 @@ mod memory;
 mod operand;
 mod pointwise;
 mod pool;
-mod pool;
 mod pooling;
 mod reduce;
 #[cfg(test)]

@@ -48,7 +48,6 @@ fn case(dtype: DType, shape: &Shape, kind: &str, neutral: bool) -> Case {
     }
     let x = g.input("x", ty(dtype, image));
     let turned = |g: &mut Graph, v, order: [usize; 4]| g.call("transpose", &[v], &[("perm", list(&order))]).unwrap()[0];
-    let x = turned(&mut g, x, [0, 3, 1, 2]);
     let value = match kind {
         _ if !neutral => 0.25,
         "amax" => f64::NEG_INFINITY,
@@ -56,11 +55,12 @@ fn case(dtype: DType, shape: &Shape, kind: &str, neutral: bool) -> Case {
         _ => 0.0,
     };
     let value = g.number(dtype, value).unwrap();
-    let around = |n: &[i64; 2]| AttrValue::from([0, 0, n[0], n[1]]);
+    let around = |n: &[i64; 2]| AttrValue::from([0, n[0], n[1], 0]);
     let mut y = x;
     if [before, after].iter().any(|n| n.iter().any(|n| *n > 0)) {
         y = g.call("pad", &[x, value], &[("before", around(before)), ("after", around(after))]).unwrap()[0];
     }
+    let y = turned(&mut g, y, [0, 3, 1, 2]);
     let lists = [("sizes", *sizes), ("strides", [*stride; 2]), ("dilations", [*dilation; 2])];
     let y = g.call("windows", &[y], &lists.map(|(name, list)| (name, list.into()))).unwrap()[0];
     let y = g.call(kind, &[y], &[("axes", [4i64, 5].into()), ("keepdims", false.into())]).unwrap()[0];

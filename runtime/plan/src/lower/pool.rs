@@ -1,8 +1,8 @@
 //! Pooling of images whose channels lie last, for devices with a kernel for it.
 //!
 //! In: a reduction of windows. Out: a step, and a view of its result with the channels where the
-//! graph has them; none if the channels lie first, or no kernel reduces such windows. Invariant:
-//! the result lies as the image does.
+//! graph has them; none if what follows reads them first, or no kernel reduces such windows.
+//! Invariant: an image whose channels lie first is copied.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -36,12 +36,17 @@ impl Lower<'_> {
         let Some(image) = made.operands.first().copied().flatten() else { return Ok(None) };
         let (of_image, of_windows) = (self.ty(image)?.1, self.ty(windows)?.1);
         let prim = Prim::read(BuiltinOp::Windows, attrs, &|_| None, &[&of_image], &of_windows)?;
-        let (Prim::Windows(windows), Some(x)) = (prim, as_lies_last(&self.value(image)?)) else { return Ok(None) };
-        let Some((along, _)) = rows_and_columns(&windows, &x.shape[1..3], &shape[2..]) else { return Ok(None) };
-        let fits = windows.len() == 2 && PoolKernel::fits(along, x.shape[3], dtype, kind);
+        let Prim::Windows(windows) = prim else { return Ok(None) };
+        let Some((along, _)) = rows_and_columns(&windows, &of_image[2..], &shape[2..]) else { return Ok(None) };
+        let fits = windows.len() == 2 && PoolKernel::fits(along, of_image[1], dtype, kind);
         if !fits || !graph.is_read_channels_last(&self.users[index]) {
             return Ok(None);
         }
+        let x = self.value(image)?;
+        let x = match as_lies_last(&x) {
+            Some(x) => x,
+            None => self.contiguous(&x.transposed(&channels_last(shape.len())), &node.name)?,
+        };
         let [out, seen] = self.fresh_in(dtype, shape, Some(&channels_last(shape.len())))?;
         self.step(&node.name, Action::Pool(PoolStep { windows, kind }), vec![x], vec![out]);
         Ok(Some(seen))
