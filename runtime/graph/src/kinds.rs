@@ -33,6 +33,12 @@ pub fn is_pointwise(graph: &Graph, node: &Node) -> bool {
     matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
 }
 
+/// True for nodes that reduce whole axes.
+pub fn is_reduction(graph: &Graph, node: &Node) -> bool {
+    use BuiltinOp::*;
+    matches!(builtin(graph, node), Some(Sum | Mean | Prod | Amax | Amin))
+}
+
 /// True if a type that holds the operands of the function also holds its result: nothing is
 /// rounded.
 pub fn is_exact(f: BuiltinScalar) -> bool {

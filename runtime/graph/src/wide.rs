@@ -2,7 +2,9 @@
 //!
 //! In: a graph. Out: the same function, in which values that are cheap to compute again, from
 //! narrower ones, have one reader each. A value is wide if it is cast to a wider type, or computed
-//! from wide values and from operands that are small beside it. Invariant: what is not wide is
+//! from wide values and from operands that are small beside it. What is cast back is as good as
+//! wide if it is computed from one value and no reader needs it in memory: a product stores it
+//! anyway, and of two values readers would read twice as much. Invariant: what is not wide is
 //! computed once, as before. Regions may then compute a wide value where it is read, and store what
 //! it is computed from ([`crate::cluster_rows`]); where they do not, equal nodes of a region are
 //! one value of its kernel.
@@ -10,7 +12,7 @@
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::shape::Dim;
 
-use super::kinds::{builtin, is_pointwise};
+use super::kinds::{builtin, is_pointwise, is_reduction};
 use super::replace::copy;
 use super::{Graph, Value};
 use hypatia_tensor::error::Result;
@@ -73,6 +75,16 @@ fn name(out: &mut Graph, made: &[Value], text: &str) {
 fn wide(graph: &Graph) -> Vec<bool> {
     let elements = |v: Value| graph.ty(v).shape.iter().map(Dim::as_const).try_fold(1i64, |n, d| n.checked_mul(d?));
     let mut depth = vec![0usize; graph.nodes.len()];
+    // What wide values are computed from.
+    let mut sources: Vec<Vec<Value>> = vec![Vec::new(); graph.nodes.len()];
+    let users = graph.users();
+    let in_memory = |i: usize| {
+        let computes = |u: &super::NodeId| {
+            let user = graph.node(*u);
+            is_pointwise(graph, user) || is_reduction(graph, user)
+        };
+        !users[i].iter().all(computes) || graph.outputs.iter().any(|(_, v)| v.node.index() == i)
+    };
     for (i, node) in graph.nodes.iter().enumerate().filter(|(_, n)| is_pointwise(graph, n)) {
         let result = Value { node: super::NodeId(i as u32), output: 0 };
         let Some(own) = elements(result) else { continue };
@@ -87,7 +99,18 @@ fn wide(graph: &Graph) -> Vec<bool> {
             }
             _ => 0,
         };
-        if depth[i] > DEEPEST {
+        if depth[i] == 1 {
+            sources[i].clone_from(&operands);
+        } else {
+            for v in operands.iter().flat_map(|v| sources[v.node.index()].clone()).collect::<Vec<_>>() {
+                if !sources[i].contains(&v) {
+                    sources[i].push(v);
+                }
+            }
+        }
+        let size = |v: Value| graph.ty(v).dtype.size();
+        let narrow = sources[i].iter().any(|v| size(*v) >= size(result));
+        if depth[i] > DEEPEST || (narrow && (sources[i].len() > 1 || in_memory(i))) {
             depth[i] = 0;
         }
     }

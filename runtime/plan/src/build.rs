@@ -1,5 +1,5 @@
 //! Builds a plan: prepares the graph, lowers it, removes copies, joins products with each other,
-//! with the work on their factors and with work on their results, and places the buffers.
+//! with work on their results and with the work on their factors, and places the buffers.
 //!
 //! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a
 //! [`Plan`]. Invariant: debug builds validate every plan.
@@ -47,8 +47,8 @@ impl Plan {
             pool::omit_padding(&mut plan);
             if options.cluster {
                 chain::cluster(&mut plan);
-                prologue::cluster(&mut plan);
                 results::cluster(&mut plan);
+                prologue::cluster(&mut plan);
             }
             short::shorten(&mut plan);
         }

@@ -66,7 +66,7 @@ impl Plan {
             rest = others;
         }
         let what = if p.is_pair() { "two products" } else { "gemm" };
-        format!("{what} of {}, {}", factors.join(" and "), self.term(&p.product.term, rest))
+        format!("{what}{} of {}, {}", several(&p.product), factors.join(" and "), self.term(&p.product.term, rest))
     }
 
     fn action(&self, step: &Step) -> String {

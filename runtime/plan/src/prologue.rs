@@ -80,8 +80,7 @@ fn product<'p>(plan: &'p Plan, step: &'p Step) -> Option<(&'p GemmStep, &'p [Vie
         },
         _ => return None,
     };
-    let half = matches!(reads[0].dtype, DType::F16 | DType::BF16);
-    (half && g.term.roots.len() == 1).then_some((g, reads, factors))
+    matches!(reads[0].dtype, DType::F16 | DType::BF16).then_some((g, reads, factors))
 }
 
 /// A factor that another step makes: that step's place, what is read instead, and the reads.
@@ -112,7 +111,8 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: u
     names.dedup();
     let name = names.join(" + ");
     let called = Called::Prologue(PrologueStep { product: g.clone(), factors: terms });
-    let joined = Step::call(&name, called, reads, step.writes[..1].to_vec(), parts);
+    let writes = step.writes[..g.term.roots.len()].to_vec();
+    let joined = Step::call(&name, called, reads, writes, parts);
     let kernel = if factors == 3 { step.kernel? } else { tiles };
     Some((Step { kernel: Some(kernel), ..joined }, of_factors))
 }
@@ -138,6 +138,10 @@ fn made(
             }
             _ => return None,
         };
+        // Only products of windows have several results.
+        if g.term.roots.len() > 1 {
+            return None;
+        }
         let side = if i == 0 { Side::Left } else { Side::Right };
         let most = if side == Side::Left { MOST_ROWS } else { MOST_RIGHT_ROWS };
         if g.batch.iter().product::<usize>() * g.m > most {

@@ -41,7 +41,8 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
                 shorten_chain(shortener, layers, &step.reads, to);
             }
             if let Called::Prologue(p) = &mut e.called {
-                shorten_prologue(shortener, p, &step.reads[..e.reads], to);
+                let types: Vec<DType> = step.writes[..e.writes].iter().map(|v| v.dtype).collect();
+                shorten_prologue(shortener, p, &step.reads[..e.reads], &types);
             }
             let of = match &mut e.called {
                 Called::Product(g) if !g.is_plain() => Some((g, 2)),
@@ -61,8 +62,8 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
 }
 
 /// The terms of a product's factors and of its epilogue. `reads` are those of the launch, whose
-/// result has type `to`.
-fn shorten_prologue(shortener: &Shortener<'_>, p: &mut PrologueStep, reads: &[View], to: DType) {
+/// results have these types.
+fn shorten_prologue(shortener: &Shortener<'_>, p: &mut PrologueStep, reads: &[View], types: &[DType]) {
     let mut rest = reads;
     for factor in &mut p.factors {
         let (own, others) = rest.split_at(factor.reads().min(rest.len()));
@@ -73,7 +74,7 @@ fn shorten_prologue(shortener: &Shortener<'_>, p: &mut PrologueStep, reads: &[Vi
         rest = others;
     }
     let inputs: Vec<DType> = rest.iter().map(|v| v.dtype).collect();
-    shortener.product(&mut p.product.term, &inputs, &[to]);
+    shortener.product(&mut p.product.term, &inputs, types);
 }
 
 /// The terms of a chain's products. `reads` are those of the step, whose results all have type

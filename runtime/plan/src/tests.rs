@@ -263,6 +263,37 @@ fn wide_values_are_computed_where_they_are_read() {
     assert!(written.filter(|v| full(v)).any(|v| v.dtype == DType::F32), "{exact}");
 }
 
+/// The sum of two scaled products, cast back, is stored once: a product reads it, and what is added
+/// to it later reads it too.
+#[test]
+fn what_a_product_reads_is_not_computed_again() {
+    let mut g = Graph::new(program());
+    let half = |g: &mut Graph, n: &str, s: [usize; 2]| g.input(n, ty(DType::BF16, &s));
+    let (x, scale) = (half(&mut g, "x", [256, 64]), half(&mut g, "scale", [1, 64]));
+    let w = ["v", "w", "u"].map(|n| half(&mut g, n, [64, 64]));
+    let cast = |g: &mut Graph, v, to| g.builtin(BuiltinOp::Cast, &[v], vec![AttrValue::DType(to)]).unwrap()[0];
+    let scaled = |g: &mut Graph, y| {
+        let [y, scale] = [y, scale].map(|v| cast(g, v, DType::F32));
+        let y = g.call("mul", &[y, scale], &[]).unwrap()[0];
+        cast(g, y, DType::BF16)
+    };
+    let product = |g: &mut Graph, x, w| g.builtin(BuiltinOp::Matmul, &[x, w], vec![]).unwrap()[0];
+    let both = [w[0], w[1]].map(|w| {
+        let y = product(&mut g, x, w);
+        scaled(&mut g, y)
+    });
+    let sum = g.call("add", &both, &[]).unwrap()[0];
+    let sum = g.call("relu", &[sum], &[]).unwrap()[0];
+    let next = product(&mut g, sum, w[2]);
+    let next = scaled(&mut g, next);
+    let y = g.call("add", &[next, sum], &[]).unwrap()[0];
+    g.output("y", y);
+    let plan = planned(&g, &Options::new(device("h200"))).unwrap();
+    // Both first products, the second of which makes the sum; the last one.
+    let read = |at: usize| plan.steps[at].reads.iter().filter(|v| v.len() == 256 * 64).count();
+    assert_eq!((plan.steps.len(), plan.steps[1].writes.len(), read(2)), (3, 1, 2), "{plan}");
+}
+
 #[test]
 fn rowwise_ops_are_one_launch() {
     let mut g = Graph::new(program());

@@ -301,7 +301,7 @@ fn pair(g: &GemmStep, reads: &[View], writes: &[View]) -> bool {
 
 /// The operands of a product with factors that are computed, and its result.
 fn prologue(p: &PrologueStep, reads: &[View], writes: &[View]) -> bool {
-    let (g, [out]) = (&p.product, writes) else { return false };
+    let (g, [out, ..]) = (&p.product, writes) else { return false };
     let rows = g.batch.iter().product::<usize>() * g.m;
     let shaped = |v: &View, rows: usize, columns: usize| v.shape == [&g.batch[..], &[rows, columns]].concat();
     let mut rest = reads;
@@ -321,7 +321,7 @@ fn prologue(p: &PrologueStep, reads: &[View], writes: &[View]) -> bool {
         }
         rest = others;
     }
-    p.factors.len() > 1 && shaped(out, g.m, g.n) && rest.iter().all(|v| v.shape == out.shape)
+    p.factors.len() > 1 && results(g, writes) && shaped(out, g.m, g.n) && rest.iter().all(|v| v.shape == out.shape)
 }
 
 /// An image whose windows are the rows of a product's left factor.

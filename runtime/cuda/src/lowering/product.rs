@@ -73,10 +73,10 @@ impl GeneratedProduct {
 
     /// A product, or two of one left operand, with factors that are computed where they are read.
     /// `None` if an operand would have to be copied, or where sums are checked.
-    pub fn of_prologue(plan: &Plan, step: &PrologueStep, reads: &[View], out: &View) -> Option<GeneratedProduct> {
+    pub fn of_prologue(plan: &Plan, step: &PrologueStep, reads: &[View], outs: &[View]) -> Option<GeneratedProduct> {
         let in_order = plan.allowed.batch_invariant;
         let wanted = plan.checks == Checks::Off && !in_order;
-        let Computed { hopper, warps, few_rows } = Computed::of(plan, step, reads, out).filter(|_| wanted)?;
+        let Computed { hopper, warps, few_rows } = Computed::of(plan, step, reads, outs).filter(|_| wanted)?;
         Some(GeneratedProduct { hopper, warps, few_rows, checksum: None, in_order })
     }
 

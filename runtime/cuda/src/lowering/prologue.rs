@@ -348,12 +348,13 @@ pub(super) struct Computed {
 
 impl Computed {
     /// `None` if no template computes the product of that step of a plan.
-    pub(super) fn of(plan: &Plan, p: &PrologueStep, reads: &[View], out: &View) -> Option<Computed> {
+    pub(super) fn of(plan: &Plan, p: &PrologueStep, reads: &[View], outs: &[View]) -> Option<Computed> {
         if let Some(windows) = p.windows() {
-            let hopper = TiledProduct::of_windows(&p.product, windows, reads, std::slice::from_ref(out));
+            let hopper = TiledProduct::of_windows(&p.product, windows, reads, outs);
             let hopper = hopper.filter(|_| plan.device.sm == HOPPER)?;
             return Some(Computed { hopper: Some(hopper), warps: None, few_rows: None });
         }
+        let [out] = outs else { return None };
         let factors = Factors::of(&plan.program, p, reads)?;
         let product = factors.product(1, out)?;
         let second = if p.is_pair() { Some(factors.product(2, out)?) } else { None };

@@ -40,7 +40,7 @@ impl Timed {
         match &call.called {
             Called::Product(g) | Called::Pair(g) if g.k == 0 => None,
             Called::Prologue(p) => {
-                GeneratedProduct::of_prologue(plan, p, reads, out).map(|p| Timed::Product(Box::new(p)))
+                GeneratedProduct::of_prologue(plan, p, reads, writes).map(|p| Timed::Product(Box::new(p)))
             }
             Called::Pair(g) => GeneratedProduct::of_pair(plan, g, reads, writes).map(|p| Timed::Product(Box::new(p))),
             Called::Product(g) => GeneratedProduct::of(plan, g, reads, writes).map(|p| Timed::Product(Box::new(p))),
