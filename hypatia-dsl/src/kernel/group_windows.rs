@@ -1,10 +1,12 @@
-//! Windows of an image whose channels lie last, multiplied by the filters of their group of
-//! channels: grouped convolutions, by warps.
+//! Windows of an image, multiplied by the filters of their group of channels by warps: grouped
+//! convolutions of images whose channels lie last, and convolutions of images of few channels,
+//! which lie first (those of colours).
 //!
 //! In: how windows lie along the rows and columns of an image, groups, a 16-bit type. Out: a
 //! [`GroupWindowsKernel`] with the [`GroupTile`] of a block, the fastest by a rough prediction;
 //! none for groups that warps do not multiply, or for windows that shared memory does not hold.
-//! Invariant: a sum has the channels of one group; its order follows from the window alone.
+//! Invariant: a sum has the channels of one group; its order follows from the window alone. The
+//! channels of the result lie last.
 
 use crate::dtype::DType;
 use crate::scalar::Term;
@@ -131,9 +133,22 @@ impl GroupTile {
 }
 
 impl ChannelGroups {
+    /// True for an image of few channels: they lie first, and fill one quad.
+    pub fn is_few(&self) -> bool {
+        self.count == 1 && (1..QUAD).contains(&self.channels)
+    }
+
+    /// Elements of a pixel of a group in shared memory: whole quads.
+    fn depth(&self) -> usize {
+        self.channels.next_multiple_of(QUAD)
+    }
+
     /// True if warps multiply such groups.
     fn fit(&self) -> bool {
         let ChannelGroups { count, channels, filters } = *self;
+        if self.is_few() {
+            return filters > 0 && filters.is_multiple_of(COLUMN);
+        }
         // Pixels are whole accesses of 16 bytes.
         let whole = |n: usize| count.saturating_mul(n).is_multiple_of(COLUMN);
         let depth = channels > 0 && channels <= MOST_DEPTH && channels.is_multiple_of(QUAD);
@@ -142,6 +157,10 @@ impl ChannelGroups {
 
     /// Columns of 8 filters of a block.
     fn columns(&self) -> usize {
+        if self.is_few() {
+            // One group has no neighbour for columns that are left.
+            return (1..=4).rev().find(|n| self.filters.is_multiple_of(n * COLUMN)).unwrap_or(1);
+        }
         if self.filters.is_multiple_of(3) { 3 } else { 4 }
     }
 
@@ -173,7 +192,7 @@ impl Lies {
 
     /// Bytes of a block's channels of a pixel.
     fn channels(&self) -> usize {
-        self.groups.of_block() * self.groups.channels * 2
+        self.groups.of_block() * self.groups.depth() * 2
     }
 
     /// Bytes of a copy into shared memory.
@@ -184,6 +203,9 @@ impl Lies {
     /// Bytes of a pixel in shared memory. Lanes side by side read neighbouring pixels: four quads
     /// of one, or one quad of several.
     fn pixel(&self) -> usize {
+        if self.groups.is_few() {
+            return self.channels();
+        }
         let [every, rest] = match self.groups.channels >= ROWS && !self.axes[1].stride.is_multiple_of(2) {
             true => [64, 32],
             false => [32, 16],
@@ -193,7 +215,7 @@ impl Lies {
 
     /// Steps of a group's sum.
     fn steps(&self) -> usize {
-        (self.axes[0].size * self.axes[1].size * self.groups.channels / QUAD).div_ceil(QUAD)
+        (self.axes[0].size * self.axes[1].size * self.groups.depth() / QUAD).div_ceil(QUAD)
     }
 
     fn fragments(&self) -> usize {
@@ -206,7 +228,7 @@ impl Lies {
         let [high, wide] = self.held();
         let image = self.tile.images.saturating_mul(high).saturating_mul(wide).saturating_mul(self.pixel());
         let stage = self.tile.warps * ROWS * (self.groups.columns() * COLUMN * result + 16);
-        let filters = image.max(stage);
+        let filters = image.max(stage).next_multiple_of(16);
         let places = filters.saturating_add(self.fragments() * FRAGMENT);
         [filters, places, places.saturating_add(self.tile.warps * PARTS * ROWS * 4)]
     }
@@ -285,6 +307,11 @@ impl GroupWindowsKernel {
         self.lies().beside()
     }
 
+    /// Elements of a pixel of a group in shared memory.
+    pub fn depth(&self) -> usize {
+        self.groups.depth()
+    }
+
     /// How often a warp multiplies 16 pixels.
     pub fn parts(&self) -> usize {
         PARTS
@@ -356,6 +383,21 @@ mod tests {
         let tile = of(7, 32, 32);
         assert!(tile.images > 1 && [tile.rows, tile.columns] == [7, 7], "{tile:?}");
         assert_eq!(of(56, 32, 4).images, 1);
+    }
+
+    #[test]
+    fn images_of_few_channels_have_whole_columns() {
+        for filters in [8, 16, 24, 32, 40, 48, 64, 96] {
+            for (size, stride) in [(3, 1), (3, 2), (7, 2), (4, 4)] {
+                let (axes, groups) = ([axis(224, size, stride); 2], groups(1, 3, filters));
+                let tile = GroupTile::of(axes, groups, 32).unwrap();
+                let lies = Lies { axes, groups, tile };
+                assert!(filters % (groups.columns() * COLUMN) == 0 && groups.of_block() == 1, "{groups:?}");
+                assert!(lies.pixel() == 8 && lies.shared(2).iter().all(|at| at.is_multiple_of(8)), "{tile:?}");
+            }
+        }
+        assert!(!GroupWindowsKernel::computes([axis(14, 3, 1); 2], groups(1, 3, 20), DType::BF16));
+        assert!(!GroupWindowsKernel::computes([axis(14, 3, 1); 2], groups(1, 4, 32), DType::BF16));
     }
 
     #[test]

@@ -83,6 +83,8 @@ enum How {
     Windows,
     /// As a convolution that reads channels first: too few for whole accesses.
     FewChannels,
+    /// As a convolution by a kernel that reads channels first, and stores them last.
+    Colours,
     /// As a convolution of single channels that a kernel reads and stores last.
     SingleChannels,
 }
@@ -250,6 +252,10 @@ impl Channels<'_> {
                 let operands = [self.transposed(x, &FIRST)?, self.first(*w)?];
                 self.kept(node, operands, reads)?
             }
+            How::Colours => {
+                let operands = [self.first(*x)?, self.arranged(*w, &LAST)?];
+                self.kept(node, operands, reads)?
+            }
             How::FewChannels => {
                 let operands = [self.first(*x)?, self.arranged(*w, &[1, 2, 3, 0])?];
                 self.kept(node, operands, reads)?
@@ -273,10 +279,12 @@ impl Channels<'_> {
         let single = sizes.groups > 1 && [sizes.channels, sizes.filters] == [1, 1] && fits;
         let constant = node.operands.get(1).copied().flatten().is_some_and(|w| self.constant[w.node.index()]);
         let groups = ChannelGroups { count: sizes.groups, channels: sizes.channels, filters: sizes.filters };
-        let grouped = self.grouped && sizes.groups > 1 && GroupWindowsKernel::computes(axes, groups, dtype);
+        let by_warps = self.grouped && GroupWindowsKernel::computes(axes, groups, dtype);
+        let grouped = by_warps && sizes.groups > 1;
         let how = match sizes.channels.is_multiple_of(ACCESS) {
             _ if single => How::SingleChannels,
             _ if grouped => How::Windows,
+            false if by_warps => How::Colours,
             false => How::FewChannels,
             true if one => How::Points,
             true => How::Windows,

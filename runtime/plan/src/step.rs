@@ -82,8 +82,9 @@ pub struct PoolStep {
 }
 
 /// A convolution with an epilogue. `reads[0]` is `[n, c, ..]`, or `[n, .., c]` if the channels are
-/// last; `reads[1]` is `[o, c / groups, ..]`. Both are contiguous. The operands of the term follow,
-/// broadcast to the result.
+/// last; `reads[1]` is `[o, c / groups, ..]`. Both are contiguous, but for few channels: such an
+/// image may be a view of one whose channels come first. The operands of the term follow, broadcast
+/// to the result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConvStep {
     /// The window of each spatial axis.

@@ -75,6 +75,11 @@ pub fn rows_and_columns(
     }
 }
 
+/// True for a view of an image, its channels last, in whose memory they come first.
+fn first_in_memory(x: &View) -> bool {
+    x.shape.len() == 4 && x.transposed(&[0, 3, 1, 2]).is_contiguous()
+}
+
 /// The axes of rows and columns of a result whose channels are behind them.
 fn behind_batch(places: [Option<usize>; 2]) -> [Option<usize>; 2] {
     places.map(|place| place.map(|axis| axis - 1))
@@ -98,8 +103,9 @@ impl ConvStep {
         fits.then(|| OnChannels { axes, places: behind_batch(places), images: *images, channels: *channels })
     }
 
-    /// The convolution as one of groups of channels that lie last; `None` if it is none, or has
-    /// groups or windows that no kernel has. The filters are views whose channels lie last too.
+    /// The convolution as one of groups of channels that lie last, or of few channels that come
+    /// first in memory; `None` if it is none, or has groups or windows that no kernel has. The
+    /// filters are views whose channels lie last.
     pub fn on_groups(&self, x: &View, w: &View, out: &View) -> Option<OnGroups> {
         let ([images, counts @ .., all], [filters, depth, ..], [_, image @ .., channels]) =
             (out.shape.as_slice(), w.shape.as_slice(), x.shape.as_slice())
@@ -114,7 +120,8 @@ impl ConvStep {
             return None;
         }
         let (axes, places) = rows_and_columns(&self.windows, image, counts)?;
-        let last = x.is_contiguous() && w.shape.len() == 4 && w.transposed(&[0, 2, 3, 1]).is_contiguous();
+        let lies = if groups.is_few() { first_in_memory(x) } else { x.is_contiguous() };
+        let last = lies && w.shape.len() == 4 && w.transposed(&[0, 2, 3, 1]).is_contiguous();
         let types = x.dtype == w.dtype && self.acc == DType::F32 && GroupWindowsKernel::stores(out.dtype);
         if !(last && types && GroupWindowsKernel::computes(axes, groups, x.dtype)) {
             return None;

@@ -48,7 +48,11 @@ pub(super) fn emit(program: &Program, kernel: &GroupWindowsKernel) -> Result<Cud
         vec![format!("out0 = {}, where acc = the sum of a window of in0 times in1", formula(program, &summed))];
     let header = Header {
         name: &kernel.name,
-        kind: "windows times filters of groups, channels last",
+        kind: if kernel.groups.is_few() {
+            "windows of few channels times filters"
+        } else {
+            "windows times filters of groups, channels last"
+        },
         doc: &kernel.doc,
         formula: &formula,
         args: &args,
@@ -77,7 +81,8 @@ fn sizes(kernel: &GroupWindowsKernel) -> Value {
     context! {
         window => vec![rows.size, columns.size],
         groups => kernel.groups.count,
-        depth => kernel.groups.channels,
+        depth => kernel.depth(),
+        planes => kernel.groups.is_few().then_some(kernel.groups.channels),
         filters => kernel.groups.filters,
         warps => tile.warps,
         parts => kernel.parts(),
@@ -130,8 +135,9 @@ fn input(at: usize, o: &Operand) -> Value {
 
 fn arguments(kernel: &GroupWindowsKernel) -> Vec<Arg> {
     let whole = "images, rows, columns, channels";
+    let of_image = if kernel.groups.is_few() { "images, channels, rows, columns" } else { whole };
     let mut out = vec![
-        Arg::read(0, kernel.factors, format!("the image: {whole}")),
+        Arg::read(0, kernel.factors, format!("the image: {of_image}")),
         Arg::read(1, kernel.factors, "the filters: rows, columns and channels of a group for each"),
     ];
     out.extend((FACTORS..).zip(&kernel.inputs).map(|(at, o)| match o.access {

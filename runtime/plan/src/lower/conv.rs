@@ -100,7 +100,7 @@ impl Lower<'_> {
     }
 
     /// A convolution of single channels or of groups of them, if image and result lie with their
-    /// channels last; the view of its result.
+    /// channels last, or of few channels that come first; the view of its result.
     fn of_channels(
         &mut self,
         index: usize,
@@ -110,12 +110,13 @@ impl Lower<'_> {
         (dtype, shape): (DType, &[usize]),
     ) -> Result<Option<View>> {
         let (graph, order) = (self.graph, channels_last(shape.len()));
-        let Some(x) = as_lies_last(x) else { return Ok(None) };
+        let few = || (x.shape.len() == 4 && x.is_contiguous()).then(|| x.transposed(&order));
+        let Some(x) = as_lies_last(x).or_else(few) else { return Ok(None) };
         let step = ConvStep { channels_last: true, ..step.clone() };
         let stored: Vec<usize> = order.iter().map(|a| shape[*a]).collect();
         let whole = View::whole(x.buffer, dtype, &stored);
         let grouped = multiplies_groups(&self.plan.device) && step.on_groups(&x, w, &whole).is_some();
-        let fits = grouped || (w.is_contiguous() && step.on_channels(&x, w, &whole).is_some());
+        let fits = grouped || (x.is_contiguous() && w.is_contiguous() && step.on_channels(&x, w, &whole).is_some());
         if !fits || !graph.is_read_channels_last(&self.users[index]) {
             return Ok(None);
         }
