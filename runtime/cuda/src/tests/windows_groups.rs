@@ -160,7 +160,7 @@ fn case(dtype: DType, shape: &Shape) -> Case {
     let [first, last] = [[0, 3, 1, 2], [0, 2, 3, 1]];
     let w = filled(&[all, channels, shape.window[0], shape.window[1]], 0.3, shape.wild == Wild::Filter);
     let w = g.constant(w);
-    let attrs = |stride: i64, dilation: i64, before: [i64; 2], after: [i64; 2]| {
+    let attrs = |groups: usize, [stride, dilation]: [i64; 2], before: [i64; 2], after: [i64; 2]| {
         [
             ("strides", AttrValue::from([stride; 2])),
             ("before", before.into()),
@@ -170,7 +170,7 @@ fn case(dtype: DType, shape: &Shape) -> Case {
         ]
     };
     let x = if shape.is_few() { read[0] } else { order(&mut g, read[0], first) };
-    let own = attrs(shape.stride, shape.dilation, shape.before, shape.after);
+    let own = attrs(groups, [shape.stride, shape.dilation], shape.before, shape.after);
     let mut y = g.call("conv", &[x, w], &own).unwrap()[0];
     if shape.behind != Behind::Nothing {
         let bias = g.constant(filled(&[all, 1, 1], 1.0, false));
@@ -184,8 +184,10 @@ fn case(dtype: DType, shape: &Shape) -> Case {
             y = g.call(op, &[y, other], &[]).unwrap()[0];
         }
     }
-    let points = g.constant(filled(&[all, filters, 1, 1], 0.5, false));
-    y = g.call("conv", &[y, points], &attrs(1, 1, [0, 0], [0, 0])).unwrap()[0];
+    // Behind few channels, one of single channels.
+    let (groups, depth) = if shape.is_few() { (all, 1) } else { (groups, filters) };
+    let points = g.constant(filled(&[all, depth, 1, 1], 0.5, false));
+    y = g.call("conv", &[y, points], &attrs(groups, [1, 1], [0, 0], [0, 0])).unwrap()[0];
     let y = order(&mut g, y, last);
     g.output("y", y);
     let what = format!("{dtype}, groups {:?}, {:?} of {:?}", shape.groups, shape.window, shape.size);
@@ -220,7 +222,7 @@ fn groups_of_channels_are_convolved_as_they_lie() {
     let device = Device::named("h200").unwrap();
     for (Case { what, graph, .. }, shape) in all().into_iter().zip(shapes()) {
         let plan = plan(&graph, &device);
-        // Of few channels, the convolution of single pixels is a product.
+        // Behind few channels, the convolution of single pixels has single channels.
         let steps = if shape.is_few() { [1, 2] } else { [2, 2] };
         assert!(shape.batch == 0 || grouped(&plan) == steps, "{what}\n{plan}");
     }
