@@ -315,8 +315,8 @@ impl<'a> Case<'a> {
         if let Some(why) = self.executed(&graph, given, &tensors)? {
             return Ok(Some(why));
         }
-        // What is expected to equal itself is asked about its kernels: the optimiser may have chosen
-        // others.
+        // What is expected to equal itself is asked about its kernels: the optimiser may have
+        // chosen others.
         if builds != self.test.given {
             return Ok(None);
         }
