@@ -86,8 +86,8 @@ impl<H: Host> Matcher<'_, '_, '_, H> {
         ON
     }
 
-    /// How much a class resembles a pattern whose head it may lack: heads that are found below it in
-    /// the pattern's order, less those that are skipped.
+    /// How much a class resembles a pattern whose head it may lack: heads that are found below it
+    /// in the pattern's order, less those that are skipped.
     fn likeness(&self, wanted: &NodePat, class: Id, left: usize, known: &mut Known) -> i32 {
         let (host, class) = (self.host, self.host.find(class));
         let key = (std::ptr::from_ref(wanted), class, left);
