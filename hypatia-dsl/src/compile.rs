@@ -46,7 +46,7 @@ pub fn compile(roots: Vec<SourceFile>, loader: &dyn Loader, checker: &dyn Kernel
             }
         }
         diagnostics.extend(warnings);
-        diagnostics.extend(lint(&program, &resolved, &sources));
+        diagnostics.extend(lint(&program, &resolved, &sources, checker));
     }
     diagnostics.sort_by_key(|d| (d.primary.span, d.code));
     diagnostics.dedup();

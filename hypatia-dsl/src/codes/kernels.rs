@@ -95,12 +95,13 @@ kernel k for f(x) { rowwise; }",
     Row::new(
         610,
         "a kernel of several results that becomes several launches",
-        "A `composed` kernel runs the ops of the body, optimised by themselves, behind one name. Each result of the
-op takes a launch at least, so such a kernel saves no launch. `rowwise;` and `pointwise;` generate one kernel
-for all results, and a template may compute all of them.",
-        "op f<T: float>(x: T[..s, n]) -> (T[..s, n], T[..s, 1]) = (exp(x), sum(x, axes = [-1]));
+        "A `composed` kernel runs the ops of the body, optimised by themselves, behind one name. Work of which a
+`rowwise` or a `pointwise` kernel can be generated is one launch there, too. This body has something else,
+which the message names, and several results: each takes a launch at least, so such a kernel saves no launch.
+A template may compute all of them.",
+        "op f<T: float>(x: T[..s, n]) -> (T[..s, n], T[..s, n]) = (exp(x), cumsum(x, axis = -1));
 kernel k for f(x) { composed; }",
         "op f<T: float>(x: T[..s, n]) -> (T[..s, n], T[..s, 1]) = (exp(x), sum(x, axes = [-1]));
-kernel k for f(x) { rowwise; }",
+kernel k for f(x) { composed; }",
     ),
 ];

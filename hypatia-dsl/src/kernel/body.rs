@@ -27,6 +27,9 @@ const MAX_STEPS: u32 = 10_000;
 /// Until the number of inputs is known, results of steps are numbered from here.
 pub(super) const STEP: u32 = 1 << 30;
 
+/// Why axes of operands cannot be unified before the body is walked.
+pub(super) const NOT_TOGETHER: &str = "its operands do not broadcast together";
+
 /// A result, or the reason why the body has no such kernel, as the end of a sentence.
 pub(super) type Derived<T> = Result<T, String>;
 
@@ -176,7 +179,7 @@ impl<'a> Body<'a> {
     fn align(&mut self) -> Derived<()> {
         let mut full: Vec<Dim> = Vec::new();
         for (ty, _) in &self.inputs {
-            full = broadcast(&full, &ty.shape).ok_or("its operands do not broadcast together")?;
+            full = broadcast(&full, &ty.shape).ok_or(NOT_TOGETHER)?;
         }
         let mut seen: Vec<Option<Axes>> = vec![None; full.len()];
         for (_, axes) in &self.inputs {

@@ -13,7 +13,7 @@ use crate::scalar::{Term, TermBuilder, TermId, TermNode, prune};
 use crate::shape::{Dim, show_shape};
 use crate::typing::TensorType;
 
-use super::body::{Body, Derived, STEP, Val};
+use super::body::{Body, Derived, NOT_TOGETHER, STEP, Val};
 use super::space::{Axes, Axis};
 use super::{Access, Groups, Operand, PointwiseKernel, RowAccess, RowSpace, RowwiseKernel};
 
@@ -107,7 +107,10 @@ fn derive(
         let doc = format!("`{}` of {}:{}", def.name, def.origin.file, def.origin.line);
         finish(&body, (&values, &[]), results, &def.name, doc)
     };
-    attempt(true).or_else(|why| attempt(false).map_err(|_| why))
+    attempt(true).or_else(|why| {
+        // That operands do not broadcast together is no fault of a body that uses them otherwise.
+        attempt(false).map_err(|other| if why == NOT_TOGETHER { other } else { why })
+    })
 }
 
 /// The axes of a kernel, final once the whole body has been walked.

@@ -1,21 +1,28 @@
 //! Lints for kernels that save less than they seem to: they cannot be generated from the body of
 //! their op, no device admits them, or they become several launches.
 
+use crate::builtin::BuiltinOp;
+use crate::checker::KernelChecker;
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Backend, DeviceFact, Fact, Head, Kernel, NodePat, Pat, Program, VarId};
+use crate::ir::{
+    AExpr, AttrValue, Backend, Build, BuildNode, DeviceFact, Fact, Head, Kernel, NodePat, OpBody, OpId, Pat, Program,
+    VarId, walk_build,
+};
 use crate::resolve::Resolved;
 use crate::typing::{Bindings, Facts, eval_guard, show_expr};
 use hypatia_target::device::Device;
 
+/// How deep the bodies of ops are read.
+const MAX_DEPTH: usize = 32;
 /// Compute capabilities of NVIDIA's GPUs.
 const CAPABILITIES: [u32; 14] = [70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 103, 110, 120, 121];
 
-pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+pub(super) fn lint(p: &Program, resolved: &Resolved, checker: &dyn KernelChecker, out: &mut Vec<Diagnostic>) {
     for kernel in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {
         out.extend(not_generated(kernel));
         out.extend(never_admitted(kernel));
-        out.extend(several_launches(p, kernel));
+        out.extend(several_launches(p, kernel, checker));
     }
 }
 
@@ -39,19 +46,65 @@ fn not_generated(kernel: &Kernel) -> Option<Diagnostic> {
     )
 }
 
-/// A `composed` kernel of several results: each result is a launch at least.
-fn several_launches(p: &Program, kernel: &Kernel) -> Option<Diagnostic> {
+/// The results that a product can have in one launch.
+const RESULTS_OF_A_PRODUCT: usize = 3;
+
+/// A `composed` kernel of several results whose body is more than one launch: work of which a
+/// kernel can be generated is joined into one in any plan, and so is a product with work on its
+/// elements on a GPU.
+fn several_launches(p: &Program, kernel: &Kernel, checker: &dyn KernelChecker) -> Option<Diagnostic> {
     let (Pat::Node(NodePat { head: Head::Op(op), .. }), Backend::Composed) = (&kernel.pattern, &kernel.backend) else {
         return None;
     };
     let results = p.op(*op).results.len();
     let span = kernel.origin.span.filter(|_| results > 1)?;
+    let mut ops = Vec::new();
+    builtins(p, *op, 0, &mut ops);
+    let products = ops.iter().filter(|op| op.multiplies()).count();
+    let on_elements = |op: &BuiltinOp| op.multiplies() || is_elementwise(*op);
+    if products == 1 && results <= RESULTS_OF_A_PRODUCT && ops.iter().all(on_elements) {
+        return None;
+    }
+    let why = |backend| checker.not_generated(p, &Kernel { backend, ..kernel.clone() });
+    let why = why(Backend::Rowwise).filter(|_| why(Backend::Pointwise).is_some())?;
     let message = format!("the kernel `{}` of {results} results becomes several launches", kernel.name);
     Some(
         Diagnostic::warning(code::SEVERAL_LAUNCHES, message, span)
+            .label(format!("no single kernel can be generated: {why}"))
             .note("`composed` runs the ops of the body, optimised by themselves, behind one name")
-            .hint("if one launch is meant, use `rowwise;`, `pointwise;` or a template, which compute all results"),
+            .hint("if one launch is meant, remove from the body what does not fit, or write a template"),
     )
+}
+
+/// Builtin ops that move or change single elements.
+fn is_elementwise(op: BuiltinOp) -> bool {
+    use BuiltinOp::*;
+    matches!(op, Cast | Reshape | Expand | Full | Transpose)
+}
+
+/// The builtin ops in the body of an op, and in those of the ops that it applies. What stands there
+/// twice is computed once.
+fn builtins(p: &Program, op: OpId, depth: usize, out: &mut Vec<BuiltinOp>) {
+    match &p.op(op).body {
+        OpBody::Builtin(b) => out.push(*b),
+        OpBody::Defined(bodies) if depth < MAX_DEPTH => {
+            let mut inner: Vec<BuildNode> = Vec::new();
+            let mut add = |b: &Build, _| {
+                if let Build::Node(node) = b
+                    && !inner.contains(node)
+                {
+                    inner.push(node.clone());
+                }
+            };
+            bodies.iter().for_each(|b| walk_build(b, &mut add, true));
+            for node in inner {
+                if let Head::Op(id) = node.head {
+                    builtins(p, id, depth + 1, out);
+                }
+            }
+        }
+        OpBody::Defined(_) => {}
+    }
 }
 
 /// A kernel whose `requires` are false on every device that its backend runs on.

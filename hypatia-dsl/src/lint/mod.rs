@@ -12,19 +12,25 @@ mod kernels;
 mod rules;
 mod unused;
 
+use crate::checker::KernelChecker;
 use crate::diag::Diagnostic;
 use crate::ir::Program;
 use crate::resolve::Resolved;
 use crate::source::SourceMap;
 
 /// All warnings about a program.
-pub fn lint(program: &Program, resolved: &Resolved, sources: &SourceMap) -> Vec<Diagnostic> {
+pub fn lint(
+    program: &Program,
+    resolved: &Resolved,
+    sources: &SourceMap,
+    checker: &dyn KernelChecker,
+) -> Vec<Diagnostic> {
     let mut out = Vec::new();
     rules::lint(program, resolved, &mut out);
     growth::lint(program, resolved, &mut out);
     guards::lint(program, resolved, &mut out);
     axes::lint(program, resolved, &mut out);
-    kernels::lint(program, resolved, &mut out);
+    kernels::lint(program, resolved, checker, &mut out);
     costs::lint(program, resolved, &mut out);
     unused::lint(program, resolved, sources, &mut out);
     // Warn once about a rule that its families expand many times.

@@ -83,6 +83,8 @@ fn what_it_lacks_is_told_with_the_reason() {
     for (model, target, demand, reasons) in [
         // No match.
         (&digits, "cpu", "fold::softmax", &["`must fold::softmax` is not met: no site", "there is no `div`"][..]),
+        // Of the products whose left factor is no softmax, the one that has it further below.
+        (&bert, "h200", "norm::attention", &["nearest at `node_scaled_dot_product_attention", "is `safe_softmax`"]),
         // Too few, too many.
         (&digits, "cpu", "fuse::unary[relu] count = 5", &["5 wanted, but 3 sites, at `"]),
         (&digits, "cpu", "fuse::unary[relu] count = 1", &["1 wanted, but 3 sites, at `"]),

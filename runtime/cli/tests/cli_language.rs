@@ -139,6 +139,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("constructs.hyp", 3),
         ("gated.hyp", 2),
         ("group_norm.hyp", 3),
+        ("laid_out.hyp", 5),
         ("no_elements.hyp", 3),
         ("numbers.hyp", 2),
         ("order.hyp", 1),

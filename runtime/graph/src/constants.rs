@@ -44,9 +44,14 @@ pub struct Constants {
     /// Ids of expressions.
     ids: HashMap<Key, usize>,
     values: HashMap<usize, Arc<Tensor>>,
+    /// Weights in other layouts, by their address.
+    layouts: HashMap<(usize, Layout), Arc<Tensor>>,
     /// Weights that are identified by address: they must live as long as their keys.
     weights: Vec<Arc<Tensor>>,
 }
+
+/// Offset, sizes and strides of a view.
+pub type Layout = (usize, Vec<usize>, Vec<isize>);
 
 /// An expression: its head, and the results of other expressions that it reads.
 #[derive(PartialEq, Eq, Hash)]
@@ -71,7 +76,7 @@ enum Head {
 impl Constants {
     /// No values yet.
     pub fn new(folder: &'static dyn ConstantFolder) -> Constants {
-        Constants { folder, ids: HashMap::new(), values: HashMap::new(), weights: Vec::new() }
+        Constants { folder, ids: HashMap::new(), values: HashMap::new(), layouts: HashMap::new(), weights: Vec::new() }
     }
 
     /// The folder that computes the values.
@@ -113,6 +118,27 @@ impl Constants {
             node.kernels = Kernels::default();
         }
         Ok(graph)
+    }
+
+    /// A constant that holds a view of another one, made at most once for all plans.
+    pub fn laid_out(
+        &mut self,
+        source: &Arc<Tensor>,
+        layout: Layout,
+        make: &dyn Fn() -> Option<Tensor>,
+    ) -> Option<Arc<Tensor>> {
+        // A plan makes its own single numbers, which no other plan has.
+        if source.len() <= 1 {
+            return make().map(Arc::new);
+        }
+        let key = (Arc::as_ptr(source) as usize, layout);
+        if let Some(known) = self.layouts.get(&key) {
+            return Some(known.clone());
+        }
+        let made = Arc::new(make()?);
+        self.weights.push(source.clone());
+        self.layouts.insert(key, made.clone());
+        Some(made)
     }
 
     /// An id for each constant node. Equal expressions share an id, unless they round at different

@@ -95,7 +95,10 @@ pub(super) fn nearest(
         None => {
             let absent = absent_heads(explainer.optimizer.egraph(), first);
             let reason = match absent.as_slice() {
-                [] => format!("no value of the graph is of the form {}", show_lhs(first, &program)),
+                [] => {
+                    let taken = explainer.taken(first).map_or(String::new(), |why| format!(": {why}"));
+                    format!("no value of the graph is of the form {}{taken}", show_lhs(first, &program))
+                }
                 heads => {
                     format!("there is no {} in the graph, even after other rules have fired", heads.join(" and no "))
                 }
@@ -180,24 +183,36 @@ fn is_name(rule: &str) -> bool {
     path.split("::").all(|w| w.split(':').all(word)) && members_of.is_none_or(members)
 }
 
+/// Adds the heads that a match of the pattern must have.
+fn add_heads(pat: &Pat, out: &mut Vec<Head>) {
+    match pat {
+        Pat::Node(n) => {
+            if !out.contains(&n.head) && matches!(n.head, Head::Op(_) | Head::Scalar(_)) {
+                out.push(n.head);
+            }
+            // The inside of an epilogue is no node of the graph.
+            n.args.iter().for_each(|p| add_heads(p, out));
+        }
+        Pat::Bind(_, p) | Pat::Typed(p, _) => add_heads(p, out),
+        // One of the alternatives is enough.
+        Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+    }
+}
+
+/// The operands of pointwise work in a pattern.
+fn operands_of_work<'p>(pat: &'p Pat, out: &mut Vec<&'p Pat>) {
+    match pat {
+        Pat::Node(n) if matches!(n.head, Head::Region(_)) => out.extend(&n.args),
+        Pat::Node(n) => n.args.iter().for_each(|p| operands_of_work(p, out)),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => operands_of_work(p, out),
+        Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
+    }
+}
+
 /// Heads of a pattern that do not occur in the graph, so that it cannot match.
 fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
-    fn walk(pat: &Pat, out: &mut Vec<Head>) {
-        match pat {
-            Pat::Node(n) => {
-                if !out.contains(&n.head) && matches!(n.head, Head::Op(_) | Head::Scalar(_)) {
-                    out.push(n.head);
-                }
-                // The inside of an epilogue is no node of the graph.
-                n.args.iter().for_each(|p| walk(p, out));
-            }
-            Pat::Bind(_, p) | Pat::Typed(p, _) => walk(p, out),
-            // One of the alternatives is enough.
-            Pat::OneOf(_) | Pat::Any | Pat::Var(_) | Pat::Lit { .. } | Pat::Absent | Pat::Optional(_) => {}
-        }
-    }
     let mut heads = Vec::new();
-    rule.lhs.iter().for_each(|p| walk(p, &mut heads));
+    rule.lhs.iter().for_each(|p| add_heads(p, &mut heads));
     let there = |head: &Head| {
         egraph.classes().flat_map(|c| &c.nodes).any(|n| match (n.payload, head) {
             (Payload::Op(op, _), Head::Op(wanted)) => op == *wanted,
@@ -269,6 +284,30 @@ impl Explainer<'_, '_> {
         let r = which?;
         let verdict = Verdict::Fired { places };
         Some(WhyNot { rule: r.name.clone(), text: show_rule_lines(program, r), at: None, verdict })
+    }
+
+    /// Why pointwise work that the rule wants is not there, though its operand is: the work is cut
+    /// out of the best graph so far, in which another rule has taken the operand.
+    fn taken(&self, rule: &Rule) -> Option<String> {
+        let program = &self.optimizer.graph.program;
+        let mut operands = Vec::new();
+        rule.lhs.iter().for_each(|p| operands_of_work(p, &mut operands));
+        let mut wanted = Vec::new();
+        operands.into_iter().for_each(|p| add_heads(p, &mut wanted));
+        let is =
+            |node: &Node, head: &Head| matches!((node.payload, head), (Payload::Op(op, _), Head::Op(o)) if op == *o);
+        for (t, kept) in self.optimizer.traces.iter().zip(self.optimizer.kept()) {
+            let head = wanted.iter().find(|head| kept && t.matched.iter().any(|n| is(n, head)));
+            let (Some(head), Some(Payload::Op(by, _))) = (head, t.built.first().map(|n| n.payload)) else { continue };
+            let (by, taker) = (&program.op(by).name, &program.rules[t.rule.index()]);
+            let (what, set) = (head_name(program, *head), &program.rulesets[taker.ruleset.index()].name);
+            return Some(format!(
+                "such work is cut out of the best graph so far, in which `{}` has made `{by}` of `{what}`; match \
+                 `{by}`, or say `before = {set}` in the ruleset",
+                taker.name
+            ));
+        }
+        None
     }
 
     /// Other rules that built the node chosen for a class, in the order in which they fired.

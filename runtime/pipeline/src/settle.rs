@@ -1,10 +1,10 @@
 //! Settles by whole plans what costs of single nodes cannot: whether a user's rule pays.
 //!
 //! Extraction adds up what nodes cost. But a plan clusters: a reduction and the work around it are
-//! one launch, a constant that is repeated along an axis is copied. So each rule of the user's that
-//! matched is tried the other way: one that fired is left out, one that lost is favoured, and the
-//! plan that is predicted to take less time decides. The library's rules state their costs so that
-//! no trial is needed.
+//! one launch, a large constant that is repeated along an axis is copied. So each rule of the
+//! user's that matched is tried the other way: one that fired is left out, one that lost is
+//! favoured, and the plan that is predicted to take less time decides. The library's rules state
+//! their costs so that no trial is needed.
 //!
 //! In: a graph, its options, and what the optimiser made of them. Out: what the optimiser makes
 //! with the decisions. Invariant: without rules of the user's that matched, nothing is tried; a

@@ -1,5 +1,6 @@
-//! Builds a plan: prepares the graph, lowers it, removes copies, joins products with each other,
-//! with work on their results and with the work on their factors, and places the buffers.
+//! Builds a plan: prepares the graph, lowers it, copies constants, removes other copies, joins
+//! products with each other, with work on their results and with the work on their factors, and
+//! places the buffers.
 //!
 //! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a
 //! [`Plan`]. Invariant: debug builds validate every plan.
@@ -7,7 +8,7 @@
 use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
-use super::{arena, chain, concat, copies, lower, narrow_weights, pool, prepare, prologue, results, short};
+use super::{arena, chain, concat, copies, laid_out, lower, narrow_weights, pool, prepare, prologue, results, short};
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
 
@@ -15,10 +16,12 @@ impl Plan {
     /// Plans a graph whose sizes are all numbers. Reuses the constants that earlier plans of the
     /// model have computed.
     pub fn build(graph: &Graph, options: &Options, constants: &mut Constants) -> Result<Plan> {
-        let plan = Plan::of(&prepare::prepare(graph, options, constants, Weights::Narrow)?, options)?;
+        let prepared = prepare::prepare(graph, options, constants, Weights::Narrow)?;
+        let plan = Plan::of(&prepared, options, Some(constants))?;
         // Some work on a weight was not joined with its product.
         if narrow_weights::computes_constants(&plan) {
-            return Plan::of(&prepare::prepare(graph, options, constants, Weights::Folded)?, options);
+            let prepared = prepare::prepare(graph, options, constants, Weights::Folded)?;
+            return Plan::of(&prepared, options, Some(constants));
         }
         Ok(plan)
     }
@@ -29,17 +32,22 @@ impl Plan {
     /// bits in all of them.
     pub fn specialized(graph: &Graph, symbols: &Symbols, options: &Options, constants: &mut Constants) -> Result<Plan> {
         let open = prepare::prepare(graph, options, constants, Weights::Folded)?;
-        Plan::of(&open.specialized(symbols, options, constants)?, options)
+        let prepared = open.specialized(symbols, options, constants)?;
+        Plan::of(&prepared, options, Some(constants))
     }
 
     /// Plans a graph of builtin ops without constant folding. Constant expressions themselves are
     /// planned this way.
     pub fn inlined(graph: &Graph, options: &Options) -> Result<Plan> {
-        Plan::of(&prepare::Prepared::of(graph.clone(), prepare::Kernels::default(), options)?, options)
+        Plan::of(&prepare::Prepared::of(graph.clone(), prepare::Kernels::default(), options)?, options, None)
     }
 
-    fn of(prepared: &prepare::Prepared, options: &Options) -> Result<Plan> {
+    /// Without the model's constants, what is copied of them is copied in the plan.
+    fn of(prepared: &prepare::Prepared, options: &Options, known: Option<&mut Constants>) -> Result<Plan> {
         let mut plan = lower::lower(prepared, options)?;
+        if let Some(known) = known {
+            laid_out::fold(&mut plan, known);
+        }
         if !plan.device.is_host() {
             copies::remove(&mut plan);
             concat::omit(&mut plan);

@@ -19,6 +19,7 @@ pub mod chain;
 mod checked;
 mod concat;
 mod copies;
+mod laid_out;
 mod lower;
 mod narrow_weights;
 mod options;

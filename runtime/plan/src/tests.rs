@@ -324,6 +324,34 @@ fn constants_are_computed_once_and_views_of_them_are_not_copied() {
     assert!(Arc::ptr_eq(&plan.constants[0], &again.constants[0]));
 }
 
+/// A view of a constant that a step cannot read is a constant of its own, which plans share; the
+/// same in the reversed order is another one.
+#[test]
+fn views_of_constants_are_copied_once_for_all_plans() {
+    let mut g = Graph::new(program());
+    let ids = g.input("ids", ty(DType::I64, &[3]));
+    let table = constant(&mut g, DType::F32, &[8, 16]);
+    let turned = g.call("transpose", &[table], &[("perm", list(&[1, 0]))]).unwrap()[0];
+    let back = [("axis", 0), ("start", 7), ("stop", -1), ("step", -1)].map(|(n, v)| (n, AttrValue::from(v)));
+    let reversed = g.call("slice", &[table], &back).unwrap()[0];
+    for (name, of) in [("rows", turned), ("again", turned), ("reversed", reversed)] {
+        let y = g.call("gather", &[of, ids], &[]).unwrap()[0];
+        g.output(name, y);
+    }
+    let mut known = pipeline::constants();
+    let options = Options::new(Device::cpu());
+    let plan = Plan::build(&g, &options, &mut known).unwrap();
+    assert_eq!((plan.launches(), plan.constants.len()), (3, 3), "{plan}");
+    let value = |i: usize| (i % 7) as f32 / 8.0;
+    let turned: Vec<f32> = (0..128).map(|i| value(i % 8 * 16 + i / 8)).collect();
+    let reversed: Vec<f32> = (0..128).map(|i| value((7 - i / 16) * 16 + i % 16)).collect();
+    for made in [turned, reversed] {
+        assert!(plan.constants.iter().any(|t| t.as_slice::<f32>() == Some(&made)), "{plan}");
+    }
+    let again = Plan::build(&g, &options, &mut known).unwrap();
+    assert!(plan.constants.iter().zip(&again.constants).all(|(a, b)| Arc::ptr_eq(a, b)));
+}
+
 /// Checks every pair of buffers that are live during one step for overlap.
 fn check_places(plan: &Plan) {
     let last = super::arena::last_uses(plan);

@@ -4,6 +4,7 @@
 //! In: a defined op. Out: an entry. Operands and attributes are generated as for a rule whose left
 //! side is the op alone; the kernel is run as the CPU executor runs it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hypatia_dsl::ir::{
@@ -26,7 +27,7 @@ use super::source::Source;
 use super::values::Distribution;
 use hypatia_cpu::Executor;
 use hypatia_eval::{Mode, RefTensor, evaluate};
-use hypatia_graph::{Graph, NodeKind, show_number};
+use hypatia_graph::{Graph, Node, NodeKind, show_number};
 use hypatia_pipeline as pipeline;
 use hypatia_plan as plan;
 use hypatia_target::device::Device;
@@ -95,9 +96,7 @@ fn search(program: &Arc<Program>, id: OpId, options: &Options) -> Searched {
     let def = program.op(id);
     let rule = alone(program, id);
     let hints = Hints::of(program, &rule);
-    let generated =
-        |k: &&Kernel| k.backend == Backend::Rowwise && matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(id));
-    let kernel = program.kernels.iter().find(generated);
+    let kernel = generated(program, id);
     let seed = seed_of(options, &def.name);
     let (status, skips, last) = (Status::Verified, Skips::default(), String::new());
     let mut seen = Searched { status, cases: 0, full: 0, compared: 0, skips, meaningless: None, last };
@@ -149,6 +148,24 @@ fn search(program: &Arc<Program>, id: OpId, options: &Options) -> Searched {
         seen.skips.compare(dtype);
     }
     seen
+}
+
+/// The kernel that is generated from the body of an op, if there is one.
+fn generated(program: &Program, op: OpId) -> Option<&Kernel> {
+    let of_op = |k: &&Kernel| matches!(&k.pattern, Pat::Node(n) if n.head == Head::Op(op));
+    program.kernels.iter().filter(|k| k.backend == Backend::Rowwise).find(of_op)
+}
+
+/// What is wrong with the kernels that are generated for ops of a graph: whether they compute what
+/// the bodies mean, under the classes that these kernels claim.
+pub(super) fn wrong_kernels(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<Option<String>> {
+    let op = |n: &Node| if let NodeKind::Op { op, .. } = n.kind { Some(op) } else { None };
+    let ops: BTreeSet<OpId> = graph.nodes.iter().filter_map(op).collect();
+    let kernels: Vec<&Kernel> = ops.into_iter().filter_map(|op| generated(&graph.program, op)).collect();
+    match kernels.is_empty() {
+        true => Ok(None),
+        false => kernel(graph, inputs, &kernels.iter().flat_map(|k| k.claims.clone()).collect::<Vec<_>>()),
+    }
 }
 
 /// Compares the written gradients, unless the numbers are extreme. Returns the number of elements.

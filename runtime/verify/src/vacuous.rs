@@ -2,20 +2,20 @@
 //!
 //! In: a verified rule and the instances that it was verified on. Out: a change of its right side
 //! that no instance noticed, and what never varied in them. Invariant: a change that is provably
-//! none (operands of a commutative function swapped, a sign that is squared or taken off, or what
-//! the result does not depend on) is not reported; whether a change is one is decided on the graphs
-//! of both right sides, without values.
+//! none (operands of a commutative function swapped, a sign that is squared or taken off, a
+//! positive factor of what is only ordered, or what the result does not depend on) is not reported;
+//! whether a change is one is decided on the graphs of both right sides, without values.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::ir::{AttrType, AttrValue, Build, BuildArg, OpId, ParamKind, Program, Rule, ScalarBody, VarId};
 use hypatia_dsl::typing::same_value;
 use hypatia_eval::{Data, RefTensor};
-use hypatia_graph::{Graph, Node, NodeKind, Value, show_attr};
+use hypatia_graph::{Graph, Node, NodeKind, Value, builtin, show_attr, splat};
 
 use super::generate::Instance;
 use super::hints::variables;
@@ -152,7 +152,13 @@ fn written(sides: &Sides) -> String {
 fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
     let mut numbers: Vec<(u64, bool)> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
-        let mut operands: Vec<Option<(u64, bool)>> = node.operands.iter().map(|v| v.map(|v| of(&numbers, v))).collect();
+        // The place of the largest and the order of elements do not depend on a positive factor.
+        let orders = matches!(builtin(graph, node), Some(BuiltinOp::Argmax | BuiltinOp::Argsort));
+        let mut operands: Vec<Option<(u64, bool)>> = node
+            .operands
+            .iter()
+            .map(|v| v.map(|v| of(&numbers, if orders { unscaled(graph, v) } else { v })))
+            .collect();
         let mut negated = false;
         let name = match &node.kind {
             NodeKind::Const(t) => format!("const {:?} {:?} {:?}", t.dtype(), t.shape(), t.bytes()),
@@ -182,6 +188,29 @@ fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
         numbers.push((hasher.finish(), negated));
     }
     graph.outputs.iter().map(|(_, v)| of(&numbers, *v)).collect()
+}
+
+/// What a float value is a positive multiple of, up to a summand: numbers that are the same for all
+/// elements are left out.
+fn unscaled(graph: &Graph, v: Value) -> Value {
+    let node = graph.node(v.node);
+    let NodeKind::Scalar(s) = node.kind else { return v };
+    let (ScalarBody::Builtin(f), [Some(a), Some(b)]) = (&graph.program.scalar(s).body, node.operands.as_slice()) else {
+        return v;
+    };
+    let number = |v: &Value| match &graph.node(v.node).kind {
+        NodeKind::Const(t) => splat(t).filter(|n| n.is_finite()),
+        _ => None,
+    };
+    let of = match (f, number(a), number(b)) {
+        (BuiltinScalar::Mul | BuiltinScalar::Div, _, Some(n)) if n > 0.0 => a,
+        (BuiltinScalar::Mul, Some(n), _) if n > 0.0 => b,
+        (BuiltinScalar::Add | BuiltinScalar::Sub, _, Some(_)) => a,
+        (BuiltinScalar::Add, Some(_), _) => b,
+        _ => return v,
+    };
+    let keeps = graph.ty(v).dtype.is_float() && graph.ty(*of).shape == graph.ty(v).shape;
+    if keeps { unscaled(graph, *of) } else { v }
 }
 
 /// The attributes of a node, and the shapes of its operands. Axes are a set. Axes of size 1 in

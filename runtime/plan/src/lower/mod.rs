@@ -408,7 +408,9 @@ impl Lower<'_> {
                 | Action::Cumsum(_)
         );
         if whole {
-            for r in &mut reads {
+            // A scatter begins with a copy of its operand, whatever its strides.
+            let copied = usize::from(matches!(action, Action::Scatter(_)));
+            for r in &mut reads[copied..] {
                 *r = self.contiguous(r, &node.name)?;
             }
         }

@@ -317,9 +317,11 @@ impl Generator<'_, '_> {
                 if kind(i) == Kind::Number && inner == Some(DType::Bool) {
                     return reject("numbers are wanted, not truth values");
                 }
-                let shape = match &joint {
-                    Some(s) => OpenShape::With(known(s)?),
-                    None => want.shape.clone(),
+                let shape = match (&joint, &want.shape) {
+                    // What is there is smaller than what is wanted: this operand makes up for it.
+                    (Some(s), OpenShape::Is(wanted)) if is_within(&known(s)?, wanted) => want.shape.clone(),
+                    (Some(s), _) => OpenShape::With(known(s)?),
+                    (None, _) => want.shape.clone(),
                 };
                 let Some(v) = self.tensor(arg, &OpenType { dtype: inner, shape })? else {
                     return reject("an operand of a scalar is absent");
@@ -356,11 +358,15 @@ impl Generator<'_, '_> {
                 if operands[i].is_some() || (pass == 0 && self.open(arg)) {
                     continue;
                 }
+                let beside: Vec<Value> = operands.iter().flatten().flatten().copied().collect();
                 let inner = if pass == 0 {
                     let dtype = if let DTypePat::Is(d) = ty.dtype { Some(d) } else { None };
-                    OpenType { dtype, shape: OpenShape::Free }
+                    // Operands of any number resemble each other.
+                    match beside.first().filter(|_| *variadic) {
+                        Some(first) => self.beside(*first)?,
+                        None => OpenType { dtype, shape: OpenShape::Free },
+                    }
                 } else {
-                    let beside: Vec<Value> = operands.iter().flatten().flatten().copied().collect();
                     // The declaration's variables follow from a type that the rule states.
                     let mut own = scope.clone();
                     let scope = if is_typed(arg) { &mut own } else { &mut scope };
@@ -530,6 +536,12 @@ impl Generator<'_, '_> {
         };
         Ok(OpenType { dtype, shape: OpenShape::Is(shape) })
     }
+}
+
+/// True if a shape broadcasts to another one.
+fn is_within(shape: &[i64], wanted: &[i64]) -> bool {
+    let ends = shape.iter().rev().zip(wanted.iter().rev()).all(|(d, w)| d == w || *d == 1);
+    shape != wanted && shape.len() <= wanted.len() && ends
 }
 
 /// True if the pattern states a type of its own.

@@ -151,6 +151,20 @@ pub fn rms(ctx: &mut Ctx) -> Out {
     Ok(vec![finish(ctx, y, &flat, late, None)?.into()])
 }
 
+/// A vector over groups of channels as `[C, 1, 1, ...]`, for operands `[N, C, ...]`.
+fn channels_of_groups(ctx: &mut Ctx, i: usize, shape: &[Dim], groups: &Dim, what: &str) -> Out<Value> {
+    let v = ctx.value(i)?;
+    if ctx.shape_of(v) != [groups.clone()] {
+        return ctx.wrong(format!("{what} should be a vector over the {groups} groups of channels"));
+    }
+    let Some(each) = shape[1].div_exact(groups) else { return ctx.wrong("the groups do not divide the channels") };
+    let v = ctx.reshape(v, &[groups.clone(), Dim::from(1)])?;
+    let v = ctx.expand(v, &[groups.clone(), each])?;
+    let mut wide = vec![Dim::from(1); shape.len() - 1];
+    wide[0] = shape[1].clone();
+    ctx.reshape(v, &wide)
+}
+
 /// A vector over the channels as `[C, 1, 1, ...]`, for operands `[N, C, ...]`.
 fn channels(ctx: &mut Ctx, i: usize, shape: &[Dim], what: &str) -> Out<Value> {
     let v = ctx.value(i)?;
@@ -199,8 +213,15 @@ pub fn batch(ctx: &mut Ctx) -> Out {
     Ok(vec![ctx.cast(y, ty.dtype)?.into()])
 }
 
+/// What has a scale and a bias of its own.
+#[derive(Clone, Copy, PartialEq)]
+enum Scaled {
+    Channels,
+    Groups,
+}
+
 /// Normalises over groups of channels and all spatial axes.
-fn grouped(ctx: &mut Ctx, groups: Dim, stash: DType) -> Out {
+fn grouped(ctx: &mut Ctx, groups: Dim, stash: DType, scaled: Scaled) -> Out {
     let x = ctx.value(0)?;
     let ty = ctx.type_of(x);
     if ty.shape.len() < 3 {
@@ -211,8 +232,11 @@ fn grouped(ctx: &mut Ctx, groups: Dim, stash: DType) -> Out {
     let Some(rest) = product(&ty.shape[1..]).and_then(|p| p.div_exact(&groups)) else {
         return ctx.wrong(format!("{groups} groups do not divide the {} channels", ty.shape[1]));
     };
-    let scale = channels(ctx, 1, &ty.shape, "scale")?;
-    let bias = channels(ctx, 2, &ty.shape, "bias")?;
+    let mut along = |i: usize, what: &str| match scaled {
+        Scaled::Channels => channels(ctx, i, &ty.shape, what),
+        Scaled::Groups => channels_of_groups(ctx, i, &ty.shape, &groups, what),
+    };
+    let (scale, bias) = (along(1, "scale")?, along(2, "bias")?);
     let wide = ctx.cast(x, stash)?;
     let joined = ctx.reshape(wide, &[ty.shape[0].clone(), groups, rest])?;
     let flat = Flat { wide: joined, joined, axis: 2, stash };
@@ -230,17 +254,15 @@ fn grouped(ctx: &mut Ctx, groups: Dim, stash: DType) -> Out {
 pub fn instance(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
     match ctx.ty(0)?.shape.get(1) {
-        Some(c) => grouped(ctx, c.clone(), DType::F32),
+        Some(c) => grouped(ctx, c.clone(), DType::F32, Scaled::Channels),
         None => ctx.wrong("it needs batch, channels and at least one more axis"),
     }
 }
 
-/// Group normalisation. The definition of opset 18, with a scale for each group, was withdrawn.
+/// Group normalisation. Before opset 21, each group has a scale and a bias; since, each channel.
 pub fn group(ctx: &mut Ctx) -> Out {
     ctx.arity(3, 3, 1)?;
-    if ctx.since < 21 {
-        return ctx.unsupported("the definition before opset 21, which ONNX withdrew; convert to opset 21");
-    }
+    let scaled = if ctx.since < 21 { Scaled::Groups } else { Scaled::Channels };
     let Some(groups) = ctx.attrs.int("num_groups")? else { return ctx.wrong("num_groups is missing") };
     let code = ctx.attrs.int_or("stash_type", 1)?;
     let stash = tensor::dtype(i32::try_from(code).unwrap_or(-1))?;
@@ -248,7 +270,7 @@ pub fn group(ctx: &mut Ctx) -> Out {
     if groups < 1 || !stash.is_float() || channels.and_then(|c| c.div_exact(&Dim::from(groups))).is_none() {
         return ctx.wrong(format!("{groups} groups do not divide the channels, or the stash_type is not a float"));
     }
-    grouped(ctx, Dim::from(groups), stash)
+    grouped(ctx, Dim::from(groups), stash, scaled)
 }
 
 /// The p-norm: the p-th root of the sum of the p-th powers of absolute values.

@@ -23,7 +23,7 @@ pub(super) fn value(name: &str, elem: i32, dims: &[i64]) -> ValueInfoProto {
     ValueInfoProto { name: Some(name.into()), r#type: Some(ty), ..Default::default() }
 }
 
-fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
+pub(super) fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
     NodeProto {
         op_type: Some(op.into()),
         name: Some(format!("the_{op}")),
@@ -33,7 +33,7 @@ fn node(op: &str, inputs: &[&str], outputs: &[&str]) -> NodeProto {
     }
 }
 
-fn attribute(name: &str, i: i64) -> AttributeProto {
+pub(super) fn attribute(name: &str, i: i64) -> AttributeProto {
     AttributeProto {
         name: Some(name.into()),
         r#type: Some(AttributeType::Int as i32),
@@ -42,7 +42,7 @@ fn attribute(name: &str, i: i64) -> AttributeProto {
     }
 }
 
-fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
+pub(super) fn opset(domain: &str, version: i64) -> OperatorSetIdProto {
     OperatorSetIdProto { domain: Some(domain.into()), version: Some(version) }
 }
 

@@ -11,6 +11,7 @@ mod masks;
 mod no_elements;
 mod nodes;
 mod non_finite;
+mod norms;
 mod ops;
 
 use std::collections::{BTreeMap, HashMap};
