@@ -296,9 +296,12 @@ impl Files<'_> {
         if let Some(p) = beside {
             d = d.note(format!("looked for {} and in the embedded library", p.display()));
         }
-        if let Some(s) = closest(&module, self.names.iter().map(String::as_str)) {
-            d = d.hint(format!("did you mean `{s}`?"));
-        }
+        let library: Vec<&str> = self.loader.library().texts.iter().map(|(module, _)| *module).collect();
+        let known = self.names.iter().map(String::as_str).chain(library.iter().copied());
+        d = d.hint(match closest(&module, known) {
+            Some(s) => format!("did you mean `{s}`?"),
+            None => format!("the library has {}", library.join(", ")),
+        });
         self.diags.push(d);
         None
     }

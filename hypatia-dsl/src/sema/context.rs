@@ -9,7 +9,7 @@ use crate::ast::{Expr, ExprKind, Name, Path, TypeExpr};
 use crate::builtin::BuiltinScalar;
 use crate::diag::{Code, Diagnostic};
 use crate::dtype::DType;
-use crate::ir::{AExpr, Build, Head, ScalarId, Sort, Var, VarId};
+use crate::ir::{AExpr, AFn, Build, Head, ScalarId, Sort, Var, VarId};
 use crate::resolve::{ItemRef, Space};
 use crate::source::Span;
 use crate::spell::closest;
@@ -315,6 +315,11 @@ impl<'a> Cx<'a> {
                 }
                 if matches!(self.definition(name), Some(Definition::Var(_))) {
                     d = d.note(format!("`{name}` is a variable here and cannot be called"));
+                } else if AFn::from_name(name).is_some() {
+                    d.hints = vec![format!(
+                        "`{name}` computes sizes and numbers, no tensors: name what it gives, \
+                         `let n = {name}(..)`, and write `n`"
+                    )];
                 } else if let Some(s) = closest(name, self.binders.keys().map(String::as_str)) {
                     d.hints = vec![format!("did you mean `{s}`?")];
                 }
@@ -390,9 +395,13 @@ fn kind_words(kind: &ExprKind) -> (&'static str, Option<&'static str>) {
             "a choice of result",
             Some("`f(x).0` is the first result of an op with several; a number has one decimal point: `1.5`"),
         ),
-        ExprKind::Index(..) => {
-            ("an index", Some("attributes and lists of sizes have elements: `perm[0]`, `shape(x)[0]`"))
-        }
+        ExprKind::Index(..) => (
+            "an index",
+            Some(
+                "attributes and lists of sizes have elements: `perm[0]`, `shape(x)[0]`; a part of a tensor is \
+                 `slice(..)` or `gather(..)`",
+            ),
+        ),
         ExprKind::List(_) => ("a list", Some("use a list only for an attribute or for the operands of a variadic op")),
         ExprKind::Comprehension { .. } => (
             "a comprehension",

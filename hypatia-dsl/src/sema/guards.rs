@@ -238,7 +238,7 @@ impl<'a> Cx<'a> {
             .hint("move it to the `requires` of the kernel: the meaning of a rule must not depend on the device");
             return self.report(d);
         }
-        if DType::known_elsewhere_as(name).is_some() {
+        if DType::known_elsewhere_as(name).is_some() || is_like_element_type(name) {
             return self.no_element_type(name, p.span);
         }
         let scope = &self.scopes[self.scope];
@@ -405,7 +405,11 @@ impl<'a> Cx<'a> {
                         .label("unknown variable");
                     d = d.hint(match near {
                         Some(s) => format!("did you mean `{s}`?"),
-                        None => "name an operand that is already bound here".to_string(),
+                        None => format!(
+                            "name an operand that is already bound here; the whole left side gets a name with \
+                             `{} @ ...`",
+                            one.node
+                        ),
                     });
                     self.report(d)
                 }
@@ -589,4 +593,10 @@ pub(super) fn coerce(ty: AttrType, value: AttrValue) -> Option<AttrValue> {
 /// True if an expression of that kind can be a value of the attribute's type.
 pub(super) fn kind_fits(ty: AttrType, kind: AKind) -> bool {
     kind == AKind::Unknown || kind == kind_of_type(ty)
+}
+
+/// True for a name that is made like that of an element type: `f13`, `bf8`.
+fn is_like_element_type(name: &str) -> bool {
+    let bits = ["bf", "fp", "f", "i", "u"].iter().find_map(|kind| name.strip_prefix(kind));
+    bits.is_some_and(|b| b.len() == 2 && b.bytes().all(|c| c.is_ascii_digit()))
 }

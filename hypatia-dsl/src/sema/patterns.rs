@@ -102,7 +102,8 @@ impl<'a> Cx<'a> {
             );
         };
         if !(t >= 0.0 && t.is_finite()) {
-            return self.error(code::MISPLACED, "a tolerance must be a number of at least 0", tolerance.span);
+            let d = Diagnostic::error(code::MISPLACED, "a tolerance must be a number of at least 0", tolerance.span);
+            return self.report(d.hint("it is relative: `2.0 ~ 0.001` matches from 1.998 to 2.002"));
         }
         Some(Pat::Lit { value: v, near: Some(t) })
     }

@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use hypatia_dsl::ir::OpBody;
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::ir::{AttrValue, Head, OpBody, OpId, Pat};
 use hypatia_dsl::shape::{Dim, Symbol};
 use hypatia_dsl::typing::TensorType;
 use prost::Message;
@@ -265,7 +266,13 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes the body of a defined op.
+    /// True if a kernel computes the op: what lies between operands and results stays in f32 there.
+    fn has_kernel(&self, op: OpId) -> bool {
+        let computes = |p: &Pat| matches!(p, Pat::Node(n) if n.head == Head::Op(op));
+        self.graph.program.kernels.iter().any(|k| computes(&k.pattern))
+    }
+
+    /// Writes the body of a defined op: in f32 where a kernel computes it so.
     fn written_out(&self, body: &mut Body, index: usize, operands: &[Option<String>]) -> Result<Vec<String>> {
         let node = &self.graph.nodes[index];
         let NodeKind::Op { op, attrs, term } = &node.kind else {
@@ -283,7 +290,19 @@ impl<'a> Writer<'a> {
         }
         let results = part.op(*op, &given, attrs.clone(), term.clone())?;
         results.iter().enumerate().for_each(|(i, v)| part.output(i.to_string(), *v));
-        let part = part.inlined()?.pruned();
+        let mut part = part.inlined()?.pruned();
+        // An op that takes no f32 is written as it is.
+        let wide = (part.computes_narrow() && self.has_kernel(*op)).then(|| part.widened().ok()).flatten();
+        if let Some(wide) = wide {
+            part = wide;
+            for (at, ty) in node.results.iter().enumerate() {
+                let wide = part.outputs[at].1;
+                if part.ty(wide).dtype != ty.dtype {
+                    let narrow = part.builtin(BuiltinOp::Cast, &[wide], vec![AttrValue::DType(ty.dtype)])?;
+                    part.outputs[at].1 = narrow.first().copied().unwrap_or(wide);
+                }
+            }
+        }
         // Inputs keep their order, and come first in both graphs.
         let names: HashMap<Value, String> = part
             .inputs

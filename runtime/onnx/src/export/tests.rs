@@ -338,3 +338,30 @@ fn nodes_of_a_custom_domain_that_do_not_fit_are_errors() {
     let error = import(&|_| {}, library::load(&[]).unwrap());
     assert!(error.contains("`--domain com.acme=FILE.hyp`"), "{error}");
 }
+
+/// A kernel keeps what lies between operands and results in f32; so does the function that stands
+/// for it in another runtime. Squares of 300 are no f16.
+#[test]
+fn a_norm_in_16_bits_is_exported_in_f32() {
+    let mut g = Graph::new(library::load(&[]).unwrap());
+    let ty = |shape: &[i64]| TensorType { dtype: DType::F16, shape: shape.iter().map(|d| Dim::from(*d)).collect() };
+    let [x, scale, bias] =
+        [("x", ty(&[2, 64])), ("scale", ty(&[64])), ("bias", ty(&[64]))].map(|(name, ty)| g.input(name, ty));
+    let y = g.call("layer_norm", &[x, scale, bias], &[]).unwrap()[0];
+    g.output("y", y);
+    let row = |i: usize| ((i * 37 % 101) as f64 - 50.0) * if i < 64 { 0.02 } else { 12.0 };
+    let tensor = |shape: &[usize], values: Vec<f64>| Tensor::from_f64(DType::F16, shape, &values).unwrap();
+    let inputs = vec![
+        ("x".to_string(), tensor(&[2, 64], (0..128).map(row).collect())),
+        ("scale".to_string(), tensor(&[64], vec![1.0; 64])),
+        ("bias".to_string(), tensor(&[64], vec![0.0; 64])),
+    ];
+    let (export, read) = back(&optimized(&g));
+    assert_eq!(export.fusions.len(), 1, "{:?}", export.fusions);
+    let exact = evaluate(&g, &inputs, Mode::Exact).unwrap()[0].to_tensor().unwrap().to_f64();
+    let got = evaluate(&read, &inputs, Mode::Rounded).unwrap()[0].to_tensor().unwrap();
+    assert_eq!(got.dtype(), DType::F16);
+    for (got, exact) in got.to_f64().iter().zip(exact) {
+        assert!((got - exact).abs() <= 0.002 * exact.abs().max(1.0), "{exact} became {got}");
+    }
+}

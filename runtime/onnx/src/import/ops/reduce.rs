@@ -145,11 +145,18 @@ pub fn l1(ctx: &mut Ctx) -> Out {
     Ok(vec![all.into()])
 }
 
-/// Root of the sum of squares.
+/// Root of the sum of squares. In 16 bits the squares of numbers whose root is finite overflow, so
+/// they are computed in f32.
 pub fn l2(ctx: &mut Ctx) -> Out {
     decided(ctx)?;
-    let all = plain(ctx, 18, BuiltinOp::Sum, square)?;
-    Ok(vec![ctx.builtin(BuiltinScalar::Sqrt, &[all])?.into()])
+    let dtype = ctx.ty(0)?.dtype;
+    let wide = if dtype.is_float() { dtype.compute() } else { dtype };
+    let all = plain(ctx, 18, BuiltinOp::Sum, |ctx, x| {
+        let x = ctx.cast(x, wide)?;
+        square(ctx, x)
+    })?;
+    let root = ctx.builtin(BuiltinScalar::Sqrt, &[all])?;
+    Ok(vec![ctx.cast(root, dtype)?.into()])
 }
 
 /// Logarithm of the sum.
