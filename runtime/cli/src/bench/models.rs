@@ -112,7 +112,8 @@ pub(super) fn run(bench: &Bench, global: &Global) -> Result<Exit> {
     let missing: Vec<&String> = models.iter().filter(|name| kept.read(name).is_none()).collect();
     each(&missing, &python, options.gpu.is_some(), &kept.peers, &mut |exporting, name| {
         let row = exporting
-            .and_then(|mut exporting| model(bench, &program, &options, &mut exporting, name))
+            // Each model has the whole time for measuring algorithms.
+            .and_then(|mut exporting| model(bench, &program, &bench.options(&program)?.0, &mut exporting, name))
             .unwrap_or_else(|e| json!({"case": name, "error": e.to_string()}));
         kept.write(name, &row)?;
         tell(&line(&row));
