@@ -51,6 +51,7 @@ mod source;
 pub mod test_runner;
 mod vacuous;
 mod values;
+mod ways;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
