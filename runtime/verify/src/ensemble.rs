@@ -124,7 +124,7 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
     for root in (0..roots).filter(|r| left[*r].dtype.is_float()) {
         let dtype = left[root].dtype;
         let (x, l, r) = (&truth.values[root], left[root].to_f64(), right[root].to_f64());
-        let typical = typical(x);
+        let typical = typical(dtype, x);
         for (i, truth) in x.iter().copied().enumerate() {
             let x = truth.near();
             if i % CHUNK == 0 {
@@ -157,9 +157,9 @@ fn rounded(graph: &Graph, made: &Instance) -> Option<Vec<RefTensor>> {
     evaluate(kernels.as_ref().unwrap_or(graph), &made.inputs, Mode::Accumulated).ok()
 }
 
-/// The typical magnitude of results: the mean.
-fn typical(values: &[Double]) -> f64 {
-    let sizes = || values.iter().map(|v| v.near().abs()).filter(|v| v.is_finite());
+/// The typical magnitude of results that the type holds: the mean.
+fn typical(dtype: DType, values: &[Double]) -> f64 {
+    let sizes = || values.iter().map(|v| v.near().abs()).filter(|v| dtype.round(*v).is_finite());
     // Divided first: a sum may leave the range of f64.
     let n = sizes().count() as f64;
     sizes().map(|v| v / n).sum()

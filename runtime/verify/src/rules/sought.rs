@@ -27,7 +27,7 @@ const MOST: usize = 24;
 const STEPS: usize = 2 * TWINS.len();
 /// Pairs of axes that had the same size in all instances, attempts at each to make them differ, and
 /// instances in which they do.
-const PAIRS: usize = 24;
+const PAIRS: usize = 12;
 const TRIES_OF_A_PAIR: u64 = 12;
 const MOST_ATTEMPTS: usize = 100;
 const FEWEST_OF_A_PAIR: usize = 3;
