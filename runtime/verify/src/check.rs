@@ -20,7 +20,7 @@ use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
 use super::noise::{Noise, has_long_numbers, is_short, noisy_graph};
-use super::range::{leaves_range, lost_by_cast};
+use super::range::leaves_range;
 use super::range_loss;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, wide_inputs};
 use super::sides::{NotComparable, sides};
@@ -131,11 +131,7 @@ impl Observation {
                 let integer = off.map(|d| (Failure::Integer, Some(d)));
                 meaning.or(structure).or(integer).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d))))
             }
-            Class::Approx { .. } => {
-                let lost =
-                    self.rounding.as_ref().filter(|d| !d.right.is_finite()).map(|d| (Failure::Rounding, Some(d)));
-                structure.or(self.value.as_ref().map(|d| (Failure::Approx, Some(d)))).or(lost)
-            }
+            Class::Approx { .. } => structure.or(self.value.as_ref().map(|d| (Failure::Approx, Some(d)))),
         }
     }
 }
@@ -193,7 +189,6 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if !matches!(instance.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
-        job.narrowed(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         if instance.distribution == Distribution::Large {
             job.vanished(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
@@ -488,34 +483,8 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Reports elements that the left side keeps, and that a cast of the right side loses because
-    /// its type is too narrow: rounding explains none of them.
-    fn narrowed(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
-        if !left.dtype.is_float() || self.seen.rounding.is_some() || self.seen.value.is_some() {
-            return Ok(());
-        }
-        let exact = exact.to_f64();
-        let lost = |i: &usize| exact[*i].is_finite() && left.at(*i).f().is_finite() && !right.at(*i).f().is_finite();
-        if let Some(index) = (0..exact.len().min(right.len())).find(lost)
-            && self.only_right_loses()?
-        {
-            self.seen.rounding = Some(Difference::between(root, index, left, right, Some(exact[index])));
-        }
-        Ok(())
-    }
-
-    /// Whether the left side's values stay in the ranges of their types, and a cast of the right
-    /// side leaves its type's.
-    fn only_right_loses(&self) -> Result<bool> {
-        let mut left = self.graph.clone();
-        left.outputs.truncate(self.roots);
-        Ok(!self.tensors().any(special)
-            && lost_by_cast(self.graph, self.inputs, self.roots)?
-            && !leaves_range(&left.pruned(), self.inputs)?)
-    }
-
-    /// Reports integers and truth values that differ when every step is rounded. A class promises
-    /// nothing for infinite inputs, or where the left side leaves the range of a type.
+    /// Reports integers and truth values that differ when every step is rounded. `rounds` promises
+    /// nothing for infinite inputs or intermediate overflow.
     fn integer(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
         if left.dtype.is_float() || self.seen.integer.is_some() {
             return Ok(());
@@ -539,7 +508,7 @@ impl Job<'_> {
         }
         if let Some((steps, index)) = found
             && !self.tensors().any(infinite)
-            && (!leaves_range(self.graph, self.inputs)? || self.only_right_loses()?)
+            && !leaves_range(self.graph, self.inputs)?
         {
             self.seen.integer = Some(Difference::between(root, index, left, right, None));
             self.seen.steps = steps;
@@ -589,9 +558,7 @@ impl Job<'_> {
             let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
             let found = Difference::between(root, index, left, right, x);
             self.seen.bits.get_or_insert_with(|| found.clone());
-            // An integer is right or wrong: one that is excused is none of finite values.
-            let excused = !left.dtype.is_float() && self.seen.integer.is_none() && !self.seen.tied;
-            let finite = l.is_finite() && r.is_finite() && !special_input && !excused;
+            let finite = l.is_finite() && r.is_finite() && !special_input;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert(found);
             }

@@ -64,8 +64,6 @@ pub(super) struct Worse {
     pub left: f64,
     /// The right side's.
     pub right: f64,
-    /// The element type of the operands.
-    pub main: DType,
 }
 
 impl Worse {
@@ -124,7 +122,7 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
     for root in (0..roots).filter(|r| left[*r].dtype.is_float()) {
         let dtype = left[root].dtype;
         let (x, l, r) = (&truth.values[root], left[root].to_f64(), right[root].to_f64());
-        let typical = typical(dtype, x);
+        let typical = typical(x);
         for (i, truth) in x.iter().copied().enumerate() {
             let x = truth.near();
             if i % CHUNK == 0 {
@@ -157,9 +155,9 @@ fn rounded(graph: &Graph, made: &Instance) -> Option<Vec<RefTensor>> {
     evaluate(kernels.as_ref().unwrap_or(graph), &made.inputs, Mode::Accumulated).ok()
 }
 
-/// The typical magnitude of results that the type holds: the mean.
-fn typical(dtype: DType, values: &[Double]) -> f64 {
-    let sizes = || values.iter().map(|v| v.near().abs()).filter(|v| dtype.round(*v).is_finite());
+/// The typical magnitude of results: the mean.
+fn typical(values: &[Double]) -> f64 {
+    let sizes = || values.iter().map(|v| v.near().abs()).filter(|v| v.is_finite());
     // Divided first: a sum may leave the range of f64.
     let n = sizes().count() as f64;
     sizes().map(|v| v / n).sum()
@@ -289,8 +287,6 @@ pub(super) struct Ensembles<'a> {
     pub rule: &'a Rule,
     pub hints: &'a Hints<'a>,
     pub dtype: DType,
-    /// The element type of the operands; often the same.
-    pub main: DType,
     pub class: Class,
     pub seed: u64,
     /// What the searches for instances of this type have cost and found.
@@ -307,7 +303,7 @@ impl Ensembles<'_> {
             found.elements += sample.right.len();
             found.apart |= !sample.same;
             if let Some(worse) = Self::judge(kind, sample) {
-                found.worse = Some(Worse { main: self.main, ..worse });
+                found.worse = Some(worse);
                 break;
             }
         }
@@ -317,13 +313,12 @@ impl Ensembles<'_> {
     /// An instance by chance, or, if it is `rare`, one that is searched for.
     fn made(&self, kind: Ensemble, seed: u64, rare: bool) -> Option<Instance> {
         let mut source = Source::random(seed);
-        let focus = Focus { dtype: Some(self.main), ensemble: Some(kind), ..Focus::default() };
+        let focus = Focus { dtype: Some(self.dtype), ensemble: Some(kind), ..Focus::default() };
         let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok();
         let sought = || solved(self.program, self.rule, self.hints, &mut source, focus, &self.effort);
         let made = if rare { made.or_else(sought) } else { made };
         // The rule may be about another type than the main one.
-        let fits = |i: &Instance| self.main == self.dtype || operand_type(i) == Some(self.main);
-        made.filter(|i| i.left.iter().all(|v| i.graph.ty(*v).dtype == self.dtype) && fits(i))
+        made.filter(|i| i.left.iter().all(|v| i.graph.ty(*v).dtype == self.dtype))
     }
 
     fn sample(&self, kind: Ensemble, beyond: &mut f64) -> Sample {
@@ -363,7 +358,7 @@ impl Ensembles<'_> {
     }
 
     fn judge(kind: Ensemble, mut sample: Sample) -> Option<Worse> {
-        let worse = |what, left, right| Some(Worse { kind, what, left, right, main: DType::F32 });
+        let worse = |what, left, right| Some(Worse { kind, what, left, right });
         let bound = |left: f64| FACTOR * left + UNITS;
         sample.left.sort_by(f64::total_cmp);
         sample.right.sort_by(f64::total_cmp);
@@ -444,13 +439,6 @@ fn work_of(graph: &Graph) -> usize {
         results * summands.max(1)
     };
     graph.nodes.iter().map(node).sum()
-}
-
-/// The element type of the first operand that is a float.
-pub(super) fn operand_type(made: &Instance) -> Option<DType> {
-    let leaf = |k: &NodeKind| matches!(k, NodeKind::Input { .. } | NodeKind::Const(_));
-    let nodes = made.graph.nodes.iter().filter(|n| leaf(&n.kind));
-    nodes.flat_map(|n| &n.results).map(|t| t.dtype).find(|d| d.is_float())
 }
 
 /// The number of elements of the largest operand.

@@ -51,7 +51,6 @@ mod source;
 pub mod test_runner;
 mod vacuous;
 mod values;
-mod ways;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
