@@ -181,9 +181,11 @@ fn a_network_for_images_keeps_its_channels_last() {
         let strided = usize::from(stride > 1);
         assert_eq!(plan.steps.iter().filter(last).count(), 2 + strided, "{}\n{plan}", case.what);
         let first = |s: &&Step| matches!(&s.action, Action::Unfold(u) if !u.channels_last);
-        assert_eq!(plan.steps.iter().filter(first).count(), 1, "{}\n{plan}", case.what);
+        // Warps multiply three channels of 16 bits where they lie.
+        let colours = usize::from(case.inputs[0].1.dtype().size() == 2);
+        assert_eq!(plan.steps.iter().filter(first).count(), 1 - colours, "{}\n{plan}", case.what);
         let single = |s: &&Step| matches!(&s.action, Action::Conv(c) if c.channels_last);
-        assert_eq!(plan.steps.iter().filter(single).count(), 2, "{}\n{plan}", case.what);
+        assert_eq!(plan.steps.iter().filter(single).count(), 2 + colours, "{}\n{plan}", case.what);
         // Only the results of the graph are copied into its order.
         let copied = |s: &&Step| matches!(s.action, Action::Copy);
         assert!(plan.steps.iter().filter(copied).count() <= 1, "{}\n{plan}", case.what);
