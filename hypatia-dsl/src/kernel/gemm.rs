@@ -10,6 +10,7 @@ use crate::scalar::Term;
 use super::checksum::RowSums;
 use super::image_windows::ImageWindows;
 use super::prologue::{Prologue, UNIT};
+use super::reduced::{Along, Reduced};
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
@@ -147,8 +148,10 @@ pub struct GemmKernel {
     pub windows: Option<ImageWindows>,
     /// What the epilogue's `In` leaves read.
     pub inputs: Vec<Operand>,
-    /// Element types of the results, one for each root of `term`.
+    /// Element types of the stored results, one for each of the first roots of `term`.
     pub outputs: Vec<DType>,
+    /// What is reduced of the other roots.
+    pub reduced: Vec<Reduced>,
     /// The epilogue.
     pub term: Term,
     /// What happens to the accumulators besides.
@@ -257,8 +260,16 @@ impl GemmKernel {
                 Some("the copy engine does not read such windows")
             }
             () if !half(self.factor) => Some("its factors are not f16 or bf16"),
-            () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
+            () if self.outputs.is_empty() || self.outputs.len() + self.reduced.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")
+            }
+            // No plan was seen that needs it, so nothing tests it.
+            () if !self.reduced.is_empty() && self.outputs[0] != self.factor => {
+                Some("its reductions are of results in f32")
+            }
+            () if !self.reduced.iter().all(|r| Reduced::joins(r.kind)) => Some("no parts of its reductions are joined"),
+            () if !self.reduced.is_empty() && self.row_sums != RowSums::Off => {
+                Some("a product with reductions is not checked")
             }
             () if self.outputs[0] != self.factor && self.outputs[0] != DType::F32 => {
                 Some("its result has neither the type of the factors nor f32")
@@ -302,12 +313,19 @@ impl GemmKernel {
         ROW * (self.tiling.rows * chunks * self.whole() + SLOT_ROWS * SLOTS * self.in_turn())
     }
 
+    /// Bytes in which the warps of a group join what they reduced over their rows: two chunks of
+    /// columns in turn.
+    fn reduced_room(&self) -> usize {
+        let over_rows = self.reduced.iter().filter(|r| r.along == Along::Rows).count();
+        over_rows * 2 * 4 * self.chunk() * size_of::<f32>()
+    }
+
     /// Bytes other than the stages: the staging of all groups, alignment, barriers.
     fn overhead(&self) -> usize {
         let barriers = 8 * (2 * MAX_STAGES + self.tiling.consumers);
         let rows = self.staged_rows().len() * self.columns() * 4;
         let raw = if self.computes() { self.producers() * self.ahead() * self.raw() } else { 0 };
-        self.tiling.consumers * (self.staging() + rows) + raw + ALIGNMENT + barriers
+        self.tiling.consumers * (self.staging() + rows + self.reduced_room()) + raw + ALIGNMENT + barriers
     }
 
     /// Stages that fit into shared memory; `None` if fewer than two do, or if a factor whose dense
@@ -352,6 +370,7 @@ mod tests {
             prologues: [None, None],
             windows: None,
             inputs: vec![full; fulls],
+            reduced: Vec::new(),
             outputs: vec![DType::BF16],
             term,
             row_sums: RowSums::Off,

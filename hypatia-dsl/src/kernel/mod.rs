@@ -25,6 +25,7 @@ mod lines;
 mod moves;
 mod pool;
 mod prologue;
+mod reduced;
 mod region;
 pub mod short;
 mod space;
@@ -55,6 +56,7 @@ pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, 
 pub use moves::{ArgmaxKernel, Move, MoveKernel};
 pub use pool::PoolKernel;
 pub use prologue::{Accesses, FactorAccess, FactorInput, Prologue, UNIT, Walked};
+pub use reduced::{Along, Reduced};
 pub use region::{ColumnSum, RowOperand, RowRegion, RowValue, SharedWork};
 pub use sums::{JoinSumsKernel, MAX_SUMS, ROWS_AHEAD, RowSumsKernel, SumSplit};
 pub use tune::{StoredTiling, Table, parameters};

@@ -7,7 +7,7 @@
 
 use crate::dtype::DType;
 
-use super::{RowAccess, RowwiseKernel};
+use super::{Reduction, RowAccess, RowwiseKernel};
 
 /// Threads that add up whole rows: 512 for each multiprocessor of a large GPU. More blocks would
 /// write more sums than they save time.
@@ -99,6 +99,8 @@ pub struct JoinSumsKernel {
     pub sums: DType,
     /// The type of each result.
     pub outputs: Vec<DType>,
+    /// How they are joined: sum, largest or smallest.
+    pub kind: Reduction,
 }
 
 impl RowwiseKernel {
@@ -125,7 +127,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::ir::InView;
-    use crate::kernel::Reduction;
     use crate::scalar::{Term, TermNode};
 
     /// The sums of the columns of one operand; with the sum of each row, if it sees whole rows.

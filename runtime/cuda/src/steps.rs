@@ -400,7 +400,7 @@ pub(super) fn operand<'a>(step: &'a Step, work: &'a Work, arg: &Arg) -> Option<&
         ArgRole::Read(i) => step.reads.get(i),
         ArgRole::Written(i) => step.writes.get(i),
         ArgRole::Factor(_) | ArgRole::Sums | ArgRole::Order | ArgRole::From | ArgRole::To => None,
-        ArgRole::RowSums | ArgRole::Tops | ArgRole::Ranges | ArgRole::Intervals => None,
+        ArgRole::Part(_) | ArgRole::RowSums | ArgRole::Tops | ArgRole::Ranges | ArgRole::Intervals => None,
         ArgRole::Report | ArgRole::Fault => None,
         ArgRole::Rows | ArgRole::RowLength | ArgRole::Axes | ArgRole::Problems => None,
         ArgRole::TiledRows | ArgRole::TiledColumns | ArgRole::Named => None,

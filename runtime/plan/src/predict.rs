@@ -165,7 +165,7 @@ mod tests {
 
     /// A product of that batch; all matrices share the right factor if it is a view of one.
     fn product(batch: usize, [m, n, k]: [usize; 3], shared: bool) -> Step {
-        let g = GemmStep { batch: vec![batch], m, n, k, acc: DType::F32, term: Term::empty() };
+        let g = GemmStep { batch: vec![batch], m, n, k, acc: DType::F32, term: Term::empty(), reduced: Vec::new() };
         let b = if shared { whole(1, &[k, n]).broadcast(&[batch, k, n]).unwrap() } else { whole(1, &[batch, k, n]) };
         step(Action::Gemm(g), vec![whole(0, &[batch, m, k]), b], whole(2, &[batch, m, n]))
     }

@@ -5,16 +5,27 @@
 
 use std::fmt;
 
+use hypatia_dsl::kernel::{Along, Reduced};
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
 use super::{Action, Called, ChainLayer, FactorFrom, GemmStep, Plan, PrologueStep, Step, Storage, View};
 use hypatia_graph::show_term;
 
-/// That a product has several results, if it does.
+/// That a product has several results, if it does, and what it reduces.
 fn several(g: &GemmStep) -> String {
     let count = g.term.roots.len();
-    if count > 1 { format!(" with {count} results") } else { String::new() }
+    let over = |r: &Reduced| match r.along {
+        Along::Rows => format!("{} over rows", r.kind.name()),
+        Along::Columns => format!("{} over columns", r.kind.name()),
+        Along::All => format!("{} over all", r.kind.name()),
+    };
+    let reduced: Vec<String> = g.reduced.iter().map(over).collect();
+    match (count, reduced.as_slice()) {
+        (..=1, _) => String::new(),
+        (_, []) => format!(" with {count} results"),
+        (_, all) => format!(" with {count} results, of which the last are {}", all.join(", ")),
+    }
 }
 
 impl Plan {

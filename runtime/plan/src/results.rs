@@ -2,7 +2,8 @@
 //!
 //! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which a product
 //! and the steps that need only its accumulators and its result, element by element, are one step
-//! with these steps as its fallback: pointwise work, and products of the same factors. Invariant:
+//! with these steps as its fallback: pointwise work, products of the same factors, and on Hopper
+//! reductions over rows, columns or both, of which each tile makes a part. Invariant:
 //! what a part would have read from memory is rounded as if it had been stored; a result that
 //! nothing else reads is not stored.
 //!
@@ -13,13 +14,17 @@ use std::collections::{HashMap, HashSet};
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, InView, KernelId};
+use hypatia_dsl::kernel::{Along, Reduced, Reduction, RowAccess, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 
 use super::chain::tiles;
-use super::{Action, BufferId, Called, GemmStep, Plan, PointwiseStep, Step, View};
+use super::{Action, BufferId, Called, GemmStep, Plan, PointwiseStep, RowwiseStep, Step, View};
+use hypatia_target::device::HOPPER;
 
 /// Results of a launch: each takes shared memory for a tile.
 const MOST_RESULTS: usize = 3;
+/// Reductions of a launch: each takes registers.
+const MOST_REDUCED: usize = 2;
 /// Steps behind a product that may become part of it. What is far away is needed late: computed
 /// early, it would take memory for longer.
 const NEAR: usize = 8;
@@ -76,7 +81,8 @@ impl<'p> Whole<'p> {
             _ => return None,
         };
         let half = matches!(reads[0].dtype, DType::F16 | DType::BF16);
-        (half && product.k > 0 && product.term.roots.len() == 1).then_some(Whole { product, factors, reads })
+        let alone = product.term.roots.len() == 1 && product.reduced.is_empty();
+        (half && product.k > 0 && alone).then_some(Whole { product, factors, reads })
     }
 
     /// Whether it has the same accumulators as another one.
@@ -94,6 +100,13 @@ struct Made {
     value: TermId,
 }
 
+/// What is reduced of a value, and where the results are stored.
+struct Aside {
+    reduced: Reduced,
+    view: View,
+    value: TermId,
+}
+
 /// A product and what became part of it.
 struct Joint<'p> {
     plan: &'p Plan,
@@ -105,6 +118,7 @@ struct Joint<'p> {
     beside: Vec<View>,
     terms: TermBuilder,
     made: Vec<Made>,
+    asides: Vec<Aside>,
     /// The places of its parts, ascending.
     parts: Vec<usize>,
 }
@@ -117,8 +131,8 @@ impl<'p> Joint<'p> {
         let g = whole.product;
         let shape = [g.batch.as_slice(), &[g.m, g.n]].concat();
         let kernel = if whole.factors == 3 { step.kernel? } else { tiles };
-        let (terms, made, beside) = (TermBuilder::new(), Vec::new(), Vec::new());
-        let mut joint = Joint { plan, makers, kernel, whole, shape, beside, terms, made, parts: vec![at] };
+        let (terms, made, asides, beside) = (TermBuilder::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut joint = Joint { plan, makers, kernel, whole, shape, beside, terms, made, asides, parts: vec![at] };
         joint.product(at)?;
         Some(joint)
     }
@@ -126,14 +140,17 @@ impl<'p> Joint<'p> {
     /// Makes the step at that place a part, if it only needs what the product has and there are
     /// not too many results.
     fn absorb(&mut self, at: usize, gone: &[bool]) -> Option<()> {
-        let before = self.made.len();
+        let (before, reduced) = (self.made.len(), self.asides.len());
         match &self.plan.steps[at].action {
             Action::Pointwise(p) => self.pointwise(p, at)?,
+            Action::Rowwise(r) if self.plan.device.sm == HOPPER => self.rowwise(r, at)?,
+            Action::Reduce(kind, axes) if self.plan.device.sm == HOPPER => self.reduce(*kind, axes, at)?,
             _ => self.product(at)?,
         }
         self.parts.push(at);
-        if self.kept(gone).len() > MOST_RESULTS {
+        if self.kept(gone).len() > MOST_RESULTS || self.asides.len() > MOST_REDUCED {
             self.made.truncate(before);
+            self.asides.truncate(reduced);
             self.parts.pop();
         }
         Some(())
@@ -169,19 +186,90 @@ impl<'p> Joint<'p> {
         if p.kernel.acc.is_some() || !step.writes.iter().all(|v| self.is_result(v)) {
             return None;
         }
-        let seen = |(v, strides): (&View, &Vec<isize>)| {
-            View { shape: p.shape.clone(), strides: strides.clone(), ..v.clone() }.reshaped(&self.shape)
+        let values = self.operands(step, &p.shape, &p.strides)?;
+        self.add(&p.kernel.term, &values, &step.writes);
+        Some(())
+    }
+
+    /// Reductions of results, and pointwise work beside them.
+    fn rowwise(&mut self, r: &RowwiseStep, at: usize) -> Option<()> {
+        let (kernel, step, g) = (&r.kernel, &self.plan.steps[at], self.whole.product);
+        let rows = g.batch.iter().product::<usize>() * g.m;
+        let along = match (r.rows, r.n) {
+            _ if kernel.groups.is_some() || !kernel.gathers.is_empty() || !r.lookups.is_empty() => return None,
+            (of, n) if (of, n) == (rows, g.n) => Along::Columns,
+            (1, n) if n == rows * g.n && kernel.sums.is_empty() => Along::All,
+            _ => return None,
         };
-        let reads: Vec<View> = step.reads.iter().zip(&p.strides).map(seen).collect::<Option<_>>()?;
+        if !kernel.sums.is_empty() && r.layout.groups_of_sums() != 1 {
+            return None;
+        }
+        let (own, rest) = step.writes.split_at_checked(kernel.outputs.len())?;
+        let mut reduced: Vec<(Reduced, &View, &Term)> = Vec::new();
+        let mut stored: Vec<(&View, &Term)> = Vec::new();
+        for (view, (_, access, term)) in own.iter().zip(&kernel.outputs) {
+            match (access, reduction(kernel, term)) {
+                (RowAccess::PerRow, Some(i)) => {
+                    let (kind, term) = &kernel.steps[i];
+                    reduced.push((Reduced { kind: *kind, along }, view, term));
+                }
+                (RowAccess::Full, None) if self.is_result(view) => stored.push((view, term)),
+                _ => return None,
+            }
+        }
+        for (view, (_, term)) in rest.iter().zip(&kernel.sums) {
+            reduced.push((Reduced { kind: Reduction::Sum, along: Along::Rows }, view, term));
+        }
+        let dense = |v: &View| v.dtype.is_float() && v.is_contiguous();
+        let fits = |(r, view, term): &(Reduced, &View, &Term)| {
+            Reduced::joins(r.kind) && dense(view) && !reads_steps(kernel, term)
+        };
+        if !reduced.iter().all(fits) || stored.iter().any(|(_, term)| reads_steps(kernel, term)) {
+            return None;
+        }
+        let inputs = r.layout.strides.get(..step.reads.len())?;
+        let values = self.operands(step, &r.layout.sizes, inputs)?;
+        for (view, term) in stored {
+            self.add(term, &values, std::slice::from_ref(view));
+        }
+        for (reduced, view, term) in reduced {
+            let value = *self.values(term, &values).first()?;
+            self.asides.push(Aside { reduced, view: view.clone(), value });
+        }
+        Some(())
+    }
+
+    /// A reduction of a result alone.
+    fn reduce(&mut self, kind: Reduction, axes: &[usize], at: usize) -> Option<()> {
+        let step = &self.plan.steps[at];
+        let ([from], [view]) = (step.reads.as_slice(), step.writes.as_slice()) else { return None };
+        let last = from.shape.len().checked_sub(1).filter(|last| from.shape[*last] == self.whole.product.n)?;
+        let removed = |axis: usize| axes.contains(&axis) || from.shape[axis] == 1;
+        let along = match ((0..last).all(removed), axes.contains(&last)) {
+            (true, true) => Along::All,
+            (true, false) => Along::Rows,
+            (false, true) if (0..last).all(|axis| !axes.contains(&axis)) => Along::Columns,
+            _ => return None,
+        };
+        if !Reduced::joins(kind) || !view.dtype.is_float() || !view.is_contiguous() || self.result(from).is_none() {
+            return None;
+        }
+        let value = self.operand(from.clone());
+        self.asides.push(Aside { reduced: Reduced { kind, along }, view: view.clone(), value });
+        Some(())
+    }
+
+    /// The elements that a step with such axes reads, if it reads a result and nothing that is not
+    /// there yet.
+    fn operands(&mut self, step: &Step, sizes: &[usize], strides: &[Vec<isize>]) -> Option<Vec<TermId>> {
+        let seen = |(v, strides): (&View, &Vec<isize>)| {
+            View { shape: sizes.to_vec(), strides: strides.clone(), ..v.clone() }.reshaped(&self.shape)
+        };
+        let reads: Vec<View> = step.reads.iter().zip(strides).map(seen).collect::<Option<_>>()?;
         let first = self.parts[0];
         let inside: Vec<bool> = reads.iter().map(|v| self.result(v).is_some()).collect();
         let known = reads.iter().zip(&inside).all(|(v, inside)| *inside || self.is_there(v, first));
-        if !known || !inside.contains(&true) {
-            return None;
-        }
-        let values: Vec<TermId> = reads.into_iter().map(|v| self.operand(v)).collect();
-        self.add(&p.kernel.term, &values, &step.writes);
-        Some(())
+        (known && inside.contains(&true)).then(|| reads.into_iter().map(|v| self.operand(v)).collect())
     }
 
     /// Whether the step at that place can read the view.
@@ -218,6 +306,13 @@ impl<'p> Joint<'p> {
 
     /// Adds a term over these operands, whose values are these results.
     fn add(&mut self, term: &Term, operands: &[TermId], results: &[View]) {
+        let values = self.values(term, operands);
+        let views = results.iter().map(|v| View::whole(v.buffer, v.dtype, &self.shape));
+        self.made.extend(values.into_iter().zip(views).map(|(value, view)| Made { view, value }));
+    }
+
+    /// The values of a term over these operands.
+    fn values(&mut self, term: &Term, operands: &[TermId]) -> Vec<TermId> {
         let mut moved: Vec<TermId> = Vec::with_capacity(term.nodes.len());
         for node in &term.nodes {
             let id = match node {
@@ -226,8 +321,7 @@ impl<'p> Joint<'p> {
             };
             moved.push(id);
         }
-        let views = results.iter().map(|v| View::whole(v.buffer, v.dtype, &self.shape));
-        self.made.extend(term.roots.iter().zip(views).map(|(root, view)| Made { view, value: moved[root.0 as usize] }));
+        term.roots.iter().map(|root| moved[root.0 as usize]).collect()
     }
 
     /// The step of all parts, and the places of those behind the first one; `None` if there are
@@ -237,11 +331,14 @@ impl<'p> Joint<'p> {
         if behind.is_empty() {
             return None;
         }
-        let (writes, roots) =
+        let (mut writes, mut roots) =
             self.kept(gone).iter().map(|m| (m.view.clone(), m.value)).unzip::<_, _, Vec<View>, Vec<TermId>>();
         if writes.is_empty() {
             return None;
         }
+        writes.extend(self.asides.iter().map(|a| a.view.clone()));
+        roots.extend(self.asides.iter().map(|a| a.value));
+        let reduced = self.asides.iter().map(|a| a.reduced).collect();
         let parts: Vec<Step> = self.parts.iter().map(|i| self.plan.steps[*i].clone()).collect();
         let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
         names.dedup();
@@ -249,11 +346,28 @@ impl<'p> Joint<'p> {
         // Operands that only dropped values read are no longer there.
         let (term, beside) = without_unread(self.terms.finish(roots), self.beside);
         let reads = [&self.whole.reads[..self.whole.factors], &beside].concat();
-        let product = GemmStep { term, ..self.whole.product.clone() };
+        let product = GemmStep { term, reduced, ..self.whole.product.clone() };
         let called = if self.whole.factors == 3 { Called::Pair(product) } else { Called::Product(product) };
         let step = Step::call(&name, called, reads, writes, parts);
         Some((Step { kernel: Some(self.kernel), ..step }, behind.to_vec()))
     }
+}
+
+/// The step of a row-wise kernel whose result a term is, but for casts.
+fn reduction(kernel: &RowwiseKernel, term: &Term) -> Option<usize> {
+    let mut at = term.root();
+    loop {
+        match term.nodes.get(at.0 as usize)? {
+            TermNode::Cast { arg, .. } => at = *arg,
+            TermNode::In { input, .. } => return (*input as usize).checked_sub(kernel.inputs.len()),
+            _ => return None,
+        }
+    }
+}
+
+/// Whether a term reads what a step of a row-wise kernel reduced.
+fn reads_steps(kernel: &RowwiseKernel, term: &Term) -> bool {
+    term.nodes.iter().any(|n| matches!(n, TermNode::In { input, .. } if *input as usize >= kernel.inputs.len()))
 }
 
 /// The term with the operands that it reads.

@@ -6,7 +6,7 @@
 use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, KernelId, Program};
-use hypatia_dsl::kernel::{PointwiseKernel, Reduction, RowLayout, RowwiseKernel};
+use hypatia_dsl::kernel::{PointwiseKernel, Reduced, Reduction, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
 use super::view::View;
@@ -30,6 +30,9 @@ pub struct GemmStep {
     /// The epilogue, with a root for each result; `acc` alone for a plain product. Only tiled
     /// kernels have several results.
     pub term: Term,
+    /// What is reduced of the last roots, one for each, instead of being stored: the last results.
+    /// Only tiled kernels for Hopper reduce anything.
+    pub reduced: Vec<Reduced>,
 }
 
 impl GemmStep {

@@ -15,6 +15,7 @@ use super::{
     ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, FactorFrom,
     FactorWindows, GemmStep, Plan, PointwiseStep, PrologueStep, RowwiseStep, Step, Storage, View,
 };
+use hypatia_dsl::kernel::Reduced;
 use hypatia_graph::prim::Window;
 use hypatia_tensor::error::{Error, Result};
 
@@ -282,13 +283,22 @@ fn factors(g: &GemmStep, reads: &[View], out: &View) -> bool {
     shaped(&reads[0], g.m, g.k) && shaped(&reads[1], g.k, g.n) && shaped(out, g.m, g.n)
 }
 
-/// A product's results: one for each root of its term if there are several, all of one shape. A
-/// library's call may store more than the value of its term.
+/// A product's results: one for each root of its term if there are several. Those that are stored
+/// have one shape; those of reductions follow. A library's call may store more than the value of
+/// its term.
 fn results(g: &GemmStep, writes: &[View]) -> bool {
     match g.term.roots.len() {
         0 => false,
-        1 => !writes.is_empty(),
-        count => writes.len() == count && writes.iter().all(|w| w.shape == writes[0].shape),
+        1 => !writes.is_empty() && g.reduced.is_empty(),
+        count => {
+            let Some(stored) = count.checked_sub(g.reduced.len()).filter(|n| *n > 0) else { return false };
+            let Some((stored, reduced)) = writes.split_at_checked(stored) else { return false };
+            let batches = g.batch.iter().product();
+            let fits = |(w, r): (&View, &Reduced)| w.len() == r.results(batches, g.m, g.n);
+            writes.len() == count
+                && stored.iter().all(|w| w.shape == stored[0].shape)
+                && reduced.iter().zip(&g.reduced).all(fits)
+        }
     }
 }
 

@@ -6,13 +6,16 @@
 
 use minijinja::{Value, context};
 
+use super::expr::identity_literal;
 use super::prologue;
+use super::rowwise::{combine, start};
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded};
-use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
+use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::builtin::SECOND;
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, GemmKernel, ImageWindows, Operand, TILE_K, WindowAxis};
+use hypatia_dsl::kernel::{Access, Along, GemmKernel, ImageWindows, Operand, Reduced, TILE_K, WindowAxis};
 
 /// The name of the epilogue's function, and its comment.
 pub(super) const EPILOGUE: (&str, &str) = ("epilogue", "What becomes of an element of the product.");
@@ -27,6 +30,8 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     }
     let mut functions = Functions::bare(program);
     let t = &kernel.tiling;
+    let reduced: Vec<Value> =
+        (0..kernel.reduced.len()).map(|i| reduction(kernel, i, &mut functions)).collect::<Result<_, _>>()?;
     let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: kernel.reads() };
     let per_thread = t.rows * kernel.columns() / 128;
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
@@ -49,7 +54,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         },
         formula: format!(
             "{}, where {}",
-            term.formulas(program),
+            formulas(kernel, &term, program),
             prologue::factors(program, walks, rights[0], &["acc", SECOND][..rights.len()])
         ),
         args: arguments(kernel),
@@ -71,6 +76,8 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         axes => 3,
         size => kernel.outputs[0].size(),
         results => kernel.outputs.len(),
+        reduced => reduced,
+        over_rows => over_rows(&kernel.reduced).count(),
         whole => kernel.whole(),
         in_turn => kernel.in_turn(),
         chunk => kernel.chunk(),
@@ -99,6 +106,44 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(kernel, i, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
+}
+
+/// The reductions that run over rows.
+fn over_rows(reduced: &[Reduced]) -> impl Iterator<Item = &Reduced> {
+    reduced.iter().filter(|r| r.along == Along::Rows)
+}
+
+/// A reduction as the template sees it.
+fn reduction(kernel: &GemmKernel, i: usize, functions: &mut Functions<'_>) -> Result<Value, EmitError> {
+    let Reduced { kind, along } = kernel.reduced[i];
+    Ok(context! {
+        along => match along {
+            Along::Rows => "rows",
+            Along::Columns => "columns",
+            Along::All => "all",
+        },
+        // Among those that run over rows.
+        place => over_rows(&kernel.reduced[..i]).count(),
+        neutral => identity_literal(start(kind), DType::F32)?,
+        join => combine(functions, kind, DType::F32, "a", "b"),
+    })
+}
+
+/// A value for each result, as text.
+fn formulas(kernel: &GemmKernel, term: &OnTiles<'_>, program: &Program) -> String {
+    let value =
+        |(i, formula): (usize, String)| match i.checked_sub(kernel.outputs.len()).map(|i| (i, kernel.reduced[i])) {
+            None => format!("out{i} = {formula}"),
+            Some((i, Reduced { kind, along })) => {
+                let over = match along {
+                    Along::Rows => "rows",
+                    Along::Columns => "columns",
+                    Along::All => "all elements",
+                };
+                format!("part{i} = {} over {over} of a tile of {formula}", kind.name())
+            }
+        };
+    term.formulas(program).into_iter().enumerate().map(value).collect::<Vec<_>>().join(", ")
 }
 
 /// The windows that are the rows of the left factor as the template sees them: of each pair, that
@@ -200,6 +245,14 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let shape = "batches x rows x columns";
     for (i, o) in kernel.outputs.iter().enumerate() {
         out.push(Arg::map(format!("out{i}_map"), ArgRole::Written(i), *o, result, shape));
+    }
+    for (i, r) in kernel.reduced.iter().enumerate() {
+        let about = match r.along {
+            Along::Rows => "tiles along the rows of all products x columns",
+            Along::Columns => "tiles along the columns x rows of all products",
+            Along::All => "four for each tile",
+        };
+        out.push(Arg::memory(ArgRole::Part(i), ArgKind::Output(DType::F32), about));
     }
     let fetched = kernel.fetched();
     for (i, o) in kernel.inputs.iter().enumerate() {

@@ -44,7 +44,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         kind: "a matrix product with its epilogue",
         formula: format!(
             "{}, where {}",
-            term.formulas(program),
+            term.results(program),
             prologue::factors(program, walks, kernel.prologues[0].as_ref().map_or(1, |p| p.inputs.len()), &["acc"])
         ),
         args: arguments(kernel),

@@ -5,8 +5,9 @@
 
 use minijinja::{Value, context};
 
-use super::expr::Expr;
+use super::expr::{Expr, identity_literal};
 use super::pointwise::declarations;
+use super::rowwise::{combine, start};
 use super::term::{Functions, compute_name};
 use super::{
     Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,
@@ -34,7 +35,8 @@ pub(super) fn emit(program: &Program, kernel: &JoinSumsKernel) -> Result<CudaSou
     args.push(Arg::size(SizeName::Columns, "columns of each result"));
     let geometry = Geometry::Rows { block: JOIN_BLOCK, threads: JOIN_BLOCK, up_to: None };
     let entries = vec![Entry { name: name.clone(), geometry }];
-    let formula: Vec<String> = (0..count).map(|i| format!("out{i} = the sum over all parts of sums[{i}]")).collect();
+    let formula: Vec<String> =
+        (0..count).map(|i| format!("out{i} = the {} over all parts of sums[{i}]", kernel.kind.name())).collect();
     let header = Header {
         name: &kernel.name,
         kind: "the second half of sums over rows",
@@ -54,10 +56,14 @@ pub(super) fn emit(program: &Program, kernel: &JoinSumsKernel) -> Result<CudaSou
             context! { at, type => storage(*d), value => functions.store(&Expr::primary("total", kernel.sums), *d) }
         })
         .collect();
+    let neutral = identity_literal(start(kernel.kind), kernel.sums)?;
+    let join = combine(&mut functions, kernel.kind, kernel.sums, "total", "next");
     let ctx = context! {
         entry => name,
         block => JOIN_BLOCK,
         lanes => JOIN_COLUMNS,
+        neutral,
+        join,
         count,
         type => compute,
         outputs,

@@ -382,12 +382,6 @@ fn reduced(
     let name = format!("r{i}");
     let element = call(kernel, &steps[i], steps);
     let term = if carries { format!("e{i}") } else { element.clone() };
-    let start = match kind {
-        Reduction::Sum | Reduction::Mean => 0.0,
-        Reduction::Prod => 1.0,
-        Reduction::Max => f64::NEG_INFINITY,
-        Reduction::Min => f64::INFINITY,
-    };
     // Integers are computed in 64 bits, but the element type sets the limits of an operand.
     let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
     let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
@@ -398,7 +392,7 @@ fn reduced(
     Ok(context! {
         name => name.clone(),
         type => compute_name(ty),
-        identity => identity_literal(start, if ty == DType::I64 && bare { narrow } else { ty })?,
+        identity => identity_literal(start(*kind), if ty == DType::I64 && bare { narrow } else { ty })?,
         element => carries.then(|| format!("const float e{i} = stays({element});")),
         carried => carries.then(|| format!("e{i}_kept[c].v[k] = e{i};")),
         accumulate => combine(functions, &name, &term),
@@ -415,6 +409,16 @@ fn reduction_word(kernel: &RowwiseKernel, step: usize) -> String {
         Reduction::Max => format!("the largest of the {of}"),
         Reduction::Min => format!("the smallest of the {of}"),
         Reduction::Prod => format!("the product over the {of}"),
+    }
+}
+
+/// What a reduction of nothing is.
+pub(super) fn start(kind: Reduction) -> f64 {
+    match kind {
+        Reduction::Sum | Reduction::Mean => 0.0,
+        Reduction::Prod => 1.0,
+        Reduction::Max => f64::NEG_INFINITY,
+        Reduction::Min => f64::INFINITY,
     }
 }
 

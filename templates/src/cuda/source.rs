@@ -137,6 +137,8 @@ pub enum ArgRole {
     Factor(usize),
     /// Partial sums that one launch of a step writes and the next one reads.
     Sums,
+    /// Parts of the reduction at that place beside a product, which the next launch joins.
+    Part(usize),
     /// Sums of a product's accumulators, for its checksums.
     RowSums,
     /// The largest score of each chunk of keys, and the sum of its weights.
@@ -181,6 +183,7 @@ impl ArgRole {
             ArgRole::Factor(0) => "a".into(),
             ArgRole::Factor(_) => "b".into(),
             ArgRole::Sums => "sums".into(),
+            ArgRole::Part(place) => format!("part{place}"),
             ArgRole::RowSums => "row_sums".into(),
             ArgRole::Tops => "tops".into(),
             ArgRole::Ranges => "ranges".into(),

@@ -112,10 +112,15 @@ impl OnTiles<'_> {
         self.formula_of(program, self.term.root())
     }
 
+    /// The values of the term as text.
+    pub fn formulas(&self, program: &Program) -> Vec<String> {
+        self.term.roots.iter().map(|root| self.formula_of(program, *root)).collect()
+    }
+
     /// A value for each result, as text.
-    pub fn formulas(&self, program: &Program) -> String {
-        let of = |(i, root): (usize, &TermId)| format!("out{i} = {}", self.formula_of(program, *root));
-        self.term.roots.iter().enumerate().map(of).collect::<Vec<_>>().join(", ")
+    pub fn results(&self, program: &Program) -> String {
+        let of = |(i, formula): (usize, String)| format!("out{i} = {formula}");
+        self.formulas(program).into_iter().enumerate().map(of).collect::<Vec<_>>().join(", ")
     }
 
     fn formula_of(&self, program: &Program, root: TermId) -> String {

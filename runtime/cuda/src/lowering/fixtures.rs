@@ -12,7 +12,7 @@ pub(crate) fn product(batch: &[usize], m: usize, n: usize, k: usize) -> GemmStep
     let mut term = Term::empty();
     let acc = term.add(TermNode::Acc);
     term.roots.push(acc);
-    GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term }
+    GemmStep { batch: batch.to_vec(), m, n, k, acc: DType::F32, term, reduced: Vec::new() }
 }
 
 /// The view of a tensor of 16 bits an element.

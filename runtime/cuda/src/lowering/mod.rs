@@ -210,7 +210,8 @@ fn row_sums(step: &Step, r: &RowwiseStep) -> Option<Vec<(Body, Work)>> {
     for (i, result) in step.writes.iter().skip(kernel.outputs.len()).take(outputs.len()).enumerate() {
         joined = joined.view(ArgRole::Written(i), result);
     }
-    let join = JoinSumsKernel { name: "join_sums".into(), doc: String::new(), sums: sums.dtype, outputs };
+    let kind = Reduction::Sum;
+    let join = JoinSumsKernel { name: "join_sums".into(), doc: String::new(), sums: sums.dtype, outputs, kind };
     let rows = RowSumsKernel { kernel, n: r.n, groups, split };
     Some(vec![(Body::RowSums(rows), work.view(ArgRole::Sums, sums)), (Body::JoinSums(join), joined)])
 }

@@ -40,9 +40,13 @@ impl GeneratedProduct {
     /// Its results are the values of the step's term.
     pub fn of(plan: &Plan, step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GeneratedProduct> {
         let hopper = if plan.device.sm == HOPPER { TiledProduct::of(step, reads, outs) } else { None };
-        let warps = WarpProduct::of(step, reads, outs);
+        // Only Hopper's template reduces anything beside a product, and none checks that.
+        let warps = if step.reduced.is_empty() { WarpProduct::of(step, reads, outs) } else { None };
         let ([a, b, ..], [out, ..]) = (reads, outs) else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], None);
+        if checksum.is_some() && !step.reduced.is_empty() {
+            return None;
+        }
         // The template of few rows stores no sums for a checksum.
         let few_rows = warps.as_ref().filter(|_| checksum.is_none()).and_then(GemvProduct::of);
         let any = hopper.is_some() || warps.is_some();
@@ -65,7 +69,11 @@ impl GeneratedProduct {
         let hopper = if plan.device.sm == HOPPER { TiledProduct::of_pair(step, reads, outs) } else { None };
         let ([a, b, c, ..], [out, ..]) = (reads, outs) else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], Some(c));
-        let few_rows = if checksum.is_none() { GemvProduct::of_pair(step, reads, outs) } else { None };
+        if checksum.is_some() && !step.reduced.is_empty() {
+            return None;
+        }
+        let few_rows =
+            if checksum.is_none() && step.reduced.is_empty() { GemvProduct::of_pair(step, reads, outs) } else { None };
         let product =
             GeneratedProduct { hopper, warps: None, few_rows, checksum, in_order: plan.allowed.batch_invariant };
         Some(product.settled()).filter(|p| p.hopper.is_some() || p.few_rows.is_some())
@@ -111,7 +119,13 @@ impl GeneratedProduct {
     /// empty if the tiling does not fit.
     pub fn launches(&self, words: &StoredTiling) -> Vec<(Body, Work)> {
         let Some((mut body, work)) = self.tiled(words) else { return Vec::new() };
-        let Some(checksum) = &self.checksum else { return vec![(body, work)] };
+        let Some(checksum) = &self.checksum else {
+            let joins = match (&body, &self.hopper) {
+                (Body::Gemm(kernel), Some(product)) => product.joins(kernel, &work),
+                _ => Vec::new(),
+            };
+            return [vec![(body, work)], joins].concat();
+        };
         let (row_sums, columns, addends) = match &mut body {
             Body::Gemm(k) => (&mut k.row_sums, k.tiling.columns / if k.pair { 2 } else { 1 }, 1),
             Body::WarpGemm(k) => {

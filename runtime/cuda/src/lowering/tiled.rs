@@ -4,16 +4,21 @@
 //! and its [`Work`]; none if the copy engine cannot read the operands in place. Invariant: no
 //! operand is copied.
 
-use hypatia_dsl::kernel::{Access, GemmKernel, ImageWindows, Operand, RowSums, TILE_K, Tiling};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::{Access, GemmKernel, ImageWindows, JoinSumsKernel, Operand, RowSums, TILE_K, Tiling};
 use hypatia_dsl::scalar::Term;
-use hypatia_templates::cuda::{ArgRole, SizeName};
+use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
 use hypatia_templates::instances::Body;
 
 use super::batched::{Strides, batched};
 use super::map_shape::MapShape;
 use super::warp_tiled::instructions;
 use super::{Work, fastest_first};
+use crate::address::WORKSPACE;
 use hypatia_plan::{FactorWindows, GemmStep, View, matrix_layout, row_major, rows_and_columns};
+
+/// Alignment of what lies in the workspace, in bytes.
+const ALIGNMENT: usize = 256;
 
 /// A product that tiles can compute in place.
 #[derive(Clone, Debug)]
@@ -25,6 +30,8 @@ pub struct TiledProduct {
     pub(super) strides: Vec<(ArgRole, Vec<i64>)>,
     /// Operands that the step reads at other places.
     pub(super) views: Vec<(ArgRole, View)>,
+    /// The results of its reductions.
+    pub(super) reduced: Vec<View>,
 }
 
 impl TiledProduct {
@@ -95,6 +102,7 @@ impl TiledProduct {
         strides: &[Strides],
         second: Option<(&View, Strides)>,
     ) -> Option<TiledProduct> {
+        let (outs, reduced) = outs.split_at_checked(outs.len().checked_sub(step.reduced.len())?)?;
         let [batches, m, n, k] = sizes;
         let [a, b, _, beside @ ..] = all else { return None };
         let factors = if second.is_some() { 3 } else { 2 };
@@ -149,6 +157,7 @@ impl TiledProduct {
             windows: None,
             inputs,
             outputs: outs.iter().map(|o| o.dtype).collect(),
+            reduced: step.reduced.clone(),
             term: step.term.clone(),
             row_sums: RowSums::Off,
             tiling: Tiling::named(&[])?,
@@ -159,6 +168,7 @@ impl TiledProduct {
             maps,
             strides: of_inputs,
             views: Vec::new(),
+            reduced: reduced.to_vec(),
         })
     }
 
@@ -176,9 +186,46 @@ impl TiledProduct {
             (SizeName::Depth, k),
         ]);
         work.maps.clone_from(&self.maps);
+        work.rooms = self.rooms(&kernel)?;
         work.strides.extend(self.strides.iter().cloned());
         work.views.extend(self.views.iter().cloned());
         Some((Body::Gemm(kernel), work))
+    }
+
+    /// Where the parts of each reduction lie in the workspace; `None` if it is too small.
+    fn rooms(&self, kernel: &GemmKernel) -> Option<Vec<(ArgRole, usize)>> {
+        let mut room = 0;
+        let mut rooms = Vec::new();
+        for i in 0..kernel.reduced.len() {
+            let [parts, results] = self.parts(kernel, i);
+            rooms.push((ArgRole::Part(i), room));
+            room += (parts * results * size_of::<f32>()).next_multiple_of(ALIGNMENT);
+        }
+        (room <= WORKSPACE).then_some(rooms)
+    }
+
+    /// The parts of a reduction, and its results.
+    fn parts(&self, kernel: &GemmKernel, i: usize) -> [usize; 2] {
+        let ([batches, m, n, _], r) = (self.sizes, kernel.reduced[i]);
+        [r.parts([batches, m, n], [kernel.tiling.rows, kernel.columns()]), r.results(batches, m, n)]
+    }
+
+    /// The launches behind the kernel with that tiling: each joins the parts of a reduction.
+    pub fn joins(&self, kernel: &GemmKernel, work: &Work) -> Vec<(Body, Work)> {
+        let join = |(i, result): (usize, &View)| {
+            let [parts, results] = self.parts(kernel, i);
+            let mut joined = Work::new(results.div_ceil(JOIN_COLUMNS), results)
+                .size(SizeName::Parts, parts)
+                .size(SizeName::Columns, results)
+                .view(ArgRole::Written(0), result);
+            let room = work.rooms.iter().find(|(role, _)| *role == ArgRole::Part(i)).map(|(_, room)| *room);
+            joined.rooms = room.map(|room| (ArgRole::Sums, room)).into_iter().collect();
+            let name = format!("join_{i}");
+            let (outputs, kind) = (vec![result.dtype], kernel.reduced[i].kind);
+            let body = JoinSumsKernel { name, doc: String::new(), sums: DType::F32, outputs, kind };
+            (Body::JoinSums(body), joined)
+        };
+        self.reduced.iter().enumerate().map(join).collect()
     }
 
     /// The tilings among these that fit, each with its predicted cycles, the shortest first, for a
@@ -216,7 +263,8 @@ impl TiledProduct {
         };
         let product = (elements * k / RATE).max(bytes / BYTES) + of_terms(0, rows) + of_terms(1, columns);
         // Operations of the epilogue: 128 threads each, half of the issue slots.
-        let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0 * self.kernel.outputs.len() as f64;
+        let values = self.kernel.term.roots.len() as f64;
+        let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0 * values;
         let groups = if t.pingpong { 1.0 } else { t.consumers as f64 };
         let stored = (rows * out_columns) as f64;
         let epilogue = stored * calls / (128.0 * groups * 0.5) + 1000.0;

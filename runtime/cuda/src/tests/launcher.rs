@@ -21,7 +21,7 @@ use hypatia_testing::random::Random;
 use hypatia_testing::{list, ty};
 
 use super::tiled::case;
-use super::{attention_grad, pair, results, windows_groups};
+use super::{attention_grad, pair, reductions, results, windows_groups};
 use crate::address::Location;
 use crate::kernel::{Argument, arguments, entry};
 use crate::lowering::timed::{Timed, kernel};
@@ -71,6 +71,7 @@ fn plans() -> Vec<Plan> {
     }
     out.extend(pair::plans());
     out.extend(results::plans());
+    out.extend(reductions::plans());
     out.extend(windows_groups::plans());
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let heads = [2, 3, 130, 64];

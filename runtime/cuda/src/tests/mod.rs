@@ -22,6 +22,7 @@ mod pair;
 mod pool;
 mod precision;
 mod prologue;
+mod reductions;
 mod results;
 mod rows;
 mod scalars;

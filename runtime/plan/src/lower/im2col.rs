@@ -142,7 +142,8 @@ impl Lower<'_> {
         }
         let mut out = out.reshaped(&result).ok_or_else(odd)?;
         let batch = vec![sizes.batch, sizes.groups];
-        let mut product = GemmStep { batch, m: sizes.filters, n, k, acc: step.acc, term: step.term };
+        let mut product =
+            GemmStep { batch, m: sizes.filters, n, k, acc: step.acc, term: step.term, reduced: Vec::new() };
         // Channels last: the result is that of the transposed product.
         if !out.is_contiguous() {
             views.swap(0, 1);

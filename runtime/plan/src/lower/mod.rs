@@ -476,7 +476,7 @@ impl Lower<'_> {
             }
         }
         let acc = if a.dtype.is_float() { a.dtype.compute() } else { a.dtype };
-        Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain() }, views))
+        Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain(), reduced: Vec::new() }, views))
     }
 
     /// A product with the first candidate that fits. `views` are a, b and the term's operands, all
