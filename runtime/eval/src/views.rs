@@ -183,6 +183,8 @@ pub(super) fn gather_nd<R: Number>(
     if batch + width > x.shape.len() || at.shape.len() <= batch {
         return Err(Error::Internal("gather_nd with too long indices".into()));
     }
+    // Also where nothing is gathered, as `gather` does.
+    ids.iter().enumerate().try_for_each(|(i, id)| index(*id, x.shape[batch + i % width]).map(drop))?;
     let from = row_major(&x.shape);
     let inner: usize = x.shape[batch + width..].iter().product();
     let per_batch: usize = at.shape[batch..at.shape.len() - 1].iter().product();

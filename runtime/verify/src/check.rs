@@ -12,7 +12,7 @@
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody};
+use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody, ScalarId};
 use hypatia_dsl::typing::{TensorType, codes};
 
 use super::choice::Choice;
@@ -20,7 +20,7 @@ use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
 use super::noise::{Noise, has_long_numbers, is_short, noisy_graph};
-use super::range::leaves_range;
+use super::range::{leaves_range, lost_by_cast};
 use super::range_loss;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, wide_inputs};
 use super::sides::{NotComparable, sides};
@@ -131,7 +131,11 @@ impl Observation {
                 let integer = off.map(|d| (Failure::Integer, Some(d)));
                 meaning.or(structure).or(integer).or(self.rounding.as_ref().map(|d| (Failure::Rounding, Some(d))))
             }
-            Class::Approx { .. } => structure.or(self.value.as_ref().map(|d| (Failure::Approx, Some(d)))),
+            Class::Approx { .. } => {
+                let lost =
+                    self.rounding.as_ref().filter(|d| !d.right.is_finite()).map(|d| (Failure::Rounding, Some(d)));
+                structure.or(self.value.as_ref().map(|d| (Failure::Approx, Some(d)))).or(lost)
+            }
         }
     }
 }
@@ -189,6 +193,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if !matches!(instance.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
+        job.narrowed(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         if instance.distribution == Distribution::Large {
             job.vanished(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
@@ -483,8 +488,45 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Reports integers and truth values that differ when every step is rounded. `rounds` promises
-    /// nothing for infinite inputs or intermediate overflow.
+    /// Reports elements that the left side keeps, and that a cast of the right side loses because
+    /// its type is too narrow: rounding explains none of them.
+    fn narrowed(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
+        if !left.dtype.is_float() || self.seen.rounding.is_some() || self.seen.value.is_some() {
+            return Ok(());
+        }
+        let exact = exact.to_f64();
+        let lost = |i: &usize| exact[*i].is_finite() && left.at(*i).f().is_finite() && !right.at(*i).f().is_finite();
+        if let Some(index) = (0..exact.len().min(right.len())).find(lost)
+            && self.only_right_loses()?
+        {
+            self.seen.rounding = Some(Difference::between(root, index, left, right, Some(exact[index])));
+        }
+        Ok(())
+    }
+
+    /// Whether the left side's values stay in the ranges of their types, and a cast of the right
+    /// side leaves its type's.
+    fn only_right_loses(&self) -> Result<bool> {
+        let mut left = self.graph.clone();
+        left.outputs.truncate(self.roots);
+        Ok(!self.tensors().any(special)
+            && lost_by_cast(self.graph, self.inputs, self.roots)?
+            && !leaves_range(&left.pruned(), self.inputs)?)
+    }
+
+    /// Whether the left side asks where values left their range: then that is no excuse.
+    fn left_asks_for_infinities(&self) -> bool {
+        let mut left = self.graph.clone();
+        left.outputs.truncate(self.roots);
+        let asks = |s: &ScalarId| {
+            let body = &self.graph.program.scalar(*s).body;
+            matches!(body, ScalarBody::Builtin(BuiltinScalar::IsInf | BuiltinScalar::IsNan))
+        };
+        left.pruned().nodes.iter().any(|n| matches!(&n.kind, NodeKind::Scalar(s) if asks(s)))
+    }
+
+    /// Reports integers and truth values that differ when every step is rounded. A class promises
+    /// nothing for infinite inputs, or where the left side leaves the range of a type.
     fn integer(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
         if left.dtype.is_float() || self.seen.integer.is_some() {
             return Ok(());
@@ -508,7 +550,9 @@ impl Job<'_> {
         }
         if let Some((steps, index)) = found
             && !self.tensors().any(infinite)
-            && !leaves_range(self.graph, self.inputs)?
+            && (self.left_asks_for_infinities()
+                || !leaves_range(self.graph, self.inputs)?
+                || self.only_right_loses()?)
         {
             self.seen.integer = Some(Difference::between(root, index, left, right, None));
             self.seen.steps = steps;
@@ -558,7 +602,9 @@ impl Job<'_> {
             let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
             let found = Difference::between(root, index, left, right, x);
             self.seen.bits.get_or_insert_with(|| found.clone());
-            let finite = l.is_finite() && r.is_finite() && !special_input;
+            // An integer is right or wrong: one that is excused is none of finite values.
+            let excused = !left.dtype.is_float() && self.seen.integer.is_none() && !self.seen.tied;
+            let finite = l.is_finite() && r.is_finite() && !special_input && !excused;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert(found);
             }

@@ -47,6 +47,8 @@ pub struct Constants {
     pub centres: Vec<f64>,
     /// A guard requires tensors without elements.
     pub empty: bool,
+    /// The element types that the text names.
+    pub dtypes: BTreeSet<DType>,
 }
 
 impl Constants {
@@ -58,7 +60,7 @@ impl Constants {
         rule.lhs.iter().for_each(|p| reader.pat(p));
         reader.context = Context::Right;
         rule.rhs.iter().for_each(|b| reader.build(b));
-        let Reader { near, far_sizes, moduli, literals, centres, empty, counts, .. } = reader;
+        let Reader { near, far_sizes, moduli, literals, centres, empty, counts, dtypes, .. } = reader;
         let mut sizes: Vec<i64> = Vec::new();
         let mut add = |n: i64| {
             if n > 0 && n <= MAX_SIZE && !sizes.contains(&n) && sizes.len() < MAX_SIZES {
@@ -80,7 +82,7 @@ impl Constants {
         far_sizes.iter().for_each(|n| add(*n));
         let largest = near.into_iter().filter(|n| *n <= MAX_SIZE).max().unwrap_or(0);
         let elements = DType::ALL.into_iter().map(|d| (d, around(&literals, d))).collect();
-        Constants { largest, sizes, counts, elements, centres, empty }
+        Constants { largest, sizes, counts, elements, centres, empty, dtypes }
     }
 
     /// The literals and their neighbours, as elements of this type.
@@ -145,6 +147,7 @@ struct Reader<'a> {
     literals: Vec<f64>,
     centres: Vec<f64>,
     empty: bool,
+    dtypes: BTreeSet<DType>,
     context: Context,
     seen_ops: BTreeSet<OpId>,
     seen_scalars: BTreeSet<ScalarId>,
@@ -160,6 +163,7 @@ impl<'a> Reader<'a> {
             literals: Vec::new(),
             centres: Vec::new(),
             empty: false,
+            dtypes: BTreeSet::new(),
             counts: Vec::new(),
             context: Context::Left,
             seen_ops: BTreeSet::new(),
@@ -284,13 +288,16 @@ impl<'a> Reader<'a> {
             AttrValue::Dim(d) => d.as_const().into_iter().for_each(|n| self.size(n)),
             AttrValue::Float(f) => self.literal(*f),
             AttrValue::List(l) => l.iter().for_each(|v| self.value(v)),
-            AttrValue::Bool(_) | AttrValue::DType(_) | AttrValue::Str(_) => {}
+            AttrValue::DType(d) => drop(self.dtypes.insert(*d)),
+            AttrValue::Bool(_) | AttrValue::Str(_) => {}
         }
     }
 
     fn ty(&mut self, ty: &TypePat) {
-        if let DTypePat::Expr(e) = &ty.dtype {
-            self.expr(e);
+        match &ty.dtype {
+            DTypePat::Expr(e) => self.expr(e),
+            DTypePat::Is(d) => drop(self.dtypes.insert(*d)),
+            DTypePat::Any | DTypePat::Var(_) => {}
         }
         for dim in ty.prefix.iter().chain(&ty.suffix) {
             if let DimPat::Expr(e) = dim {

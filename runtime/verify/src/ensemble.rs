@@ -8,8 +8,7 @@
 //! values, the median, the 99th percentile and the maximum of the right side's errors, in units of
 //! the result, are at most [`FACTOR`] times those of the left side plus [`UNITS`]. And results that
 //! are not finite, where the truth is representable, are no more frequent than on the left side. A
-//! unit of the result is a unit in the last place of the element, or of the tensor's mean magnitude
-//! where the element is smaller: what a sum loses where it happens to be near 0 is no loss.
+//! unit of the result is a unit in the last place of the element, or a larger one: see `units`.
 
 use std::sync::Arc;
 
@@ -27,6 +26,7 @@ use super::range_loss;
 use super::scatter::{evaluate_exactly, exactly_in, underflows};
 use super::sides::{Sides, sides};
 use super::source::Source;
+use super::units::Units;
 use super::values::Ensemble;
 
 /// The right side's errors may be this many times the left side's, plus [`UNITS`].
@@ -64,6 +64,8 @@ pub(super) struct Worse {
     pub left: f64,
     /// The right side's.
     pub right: f64,
+    /// The element type of the operands.
+    pub main: DType,
 }
 
 impl Worse {
@@ -95,8 +97,10 @@ impl Worse {
 /// Both sides' errors at each element of one instance.
 pub(super) struct Measured {
     sides: Sides,
-    /// In units in the last place, where both results are finite.
+    /// In units, where both results are finite.
     errors: Vec<(f64, f64)>,
+    /// The largest errors, in units of the mean magnitude.
+    largest: (f64, f64),
     /// Where the errors are: root and index.
     places: Vec<(usize, usize)>,
     /// For each chunk: elements whose truth is representable, and how many of them each side loses.
@@ -117,12 +121,19 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
     let rounded = rounded(&sides.graph, made)?;
     let (left, right) = rounded.split_at(roots);
     let (rel, abs) = if let Class::Approx { rel, abs } = class { (rel, abs) } else { (0.0, 0.0) };
-    let mut out =
-        Measured { errors: Vec::new(), places: Vec::new(), chunks: Vec::new(), beyond: 0.0, same: true, sides };
+    let mut out = Measured {
+        errors: Vec::new(),
+        largest: (0.0, 0.0),
+        places: Vec::new(),
+        chunks: Vec::new(),
+        beyond: 0.0,
+        same: true,
+        sides,
+    };
     for root in (0..roots).filter(|r| left[*r].dtype.is_float()) {
         let dtype = left[root].dtype;
         let (x, l, r) = (&truth.values[root], left[root].to_f64(), right[root].to_f64());
-        let typical = typical(x);
+        let units = Units::of(&out.sides, made, root, x).ok()?;
         for (i, truth) in x.iter().copied().enumerate() {
             let x = truth.near();
             if i % CHUNK == 0 {
@@ -138,10 +149,12 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
                 *chunk = (chunk.0 + 1, chunk.1 + usize::from(!l.is_finite()), chunk.2 + usize::from(!r.is_finite()));
             }
             if l.is_finite() && r.is_finite() {
-                let unit = ulp(dtype, x.abs().max(typical));
+                let (unit, usual) = units.at(dtype, i);
                 let (own, other) = (distance(l, truth), distance(r, truth));
                 out.beyond = out.beyond.max((other - FACTOR * own - UNITS * unit) / (1.0 + x.abs()));
-                out.errors.push((own / unit, (other - rel * x.abs() - abs).max(0.0) / unit));
+                let claimed = (other - rel * x.abs() - abs).max(0.0);
+                out.errors.push((own / unit, claimed / unit));
+                out.largest = (out.largest.0.max(own / usual), out.largest.1.max(claimed / usual));
                 out.places.push((root, i));
             }
         }
@@ -153,14 +166,6 @@ pub(super) fn measure(rule: &Rule, made: &Instance, class: Class) -> Option<Meas
 fn rounded(graph: &Graph, made: &Instance) -> Option<Vec<RefTensor>> {
     let kernels = as_kernels(graph).ok();
     evaluate(kernels.as_ref().unwrap_or(graph), &made.inputs, Mode::Accumulated).ok()
-}
-
-/// The typical magnitude of results: the mean.
-fn typical(values: &[Double]) -> f64 {
-    let sizes = || values.iter().map(|v| v.near().abs()).filter(|v| v.is_finite());
-    // Divided first: a sum may leave the range of f64.
-    let n = sizes().count() as f64;
-    sizes().map(|v| v / n).sum()
 }
 
 /// The left side's results as real numbers; NaN where they are not known.
@@ -263,6 +268,8 @@ struct Sample {
     lost: Vec<(f64, f64)>,
     /// The largest error on the right, for each instance.
     worst: Vec<f64>,
+    /// The largest errors of both sides, for each instance, in units of the mean magnitude.
+    largest: Vec<(f64, f64)>,
     same: bool,
     /// It has more instances than usual.
     long: bool,
@@ -287,6 +294,8 @@ pub(super) struct Ensembles<'a> {
     pub rule: &'a Rule,
     pub hints: &'a Hints<'a>,
     pub dtype: DType,
+    /// The element type of the operands; often the same.
+    pub main: DType,
     pub class: Class,
     pub seed: u64,
     /// What the searches for instances of this type have cost and found.
@@ -303,7 +312,7 @@ impl Ensembles<'_> {
             found.elements += sample.right.len();
             found.apart |= !sample.same;
             if let Some(worse) = Self::judge(kind, sample) {
-                found.worse = Some(worse);
+                found.worse = Some(Worse { main: self.main, ..worse });
                 break;
             }
         }
@@ -313,12 +322,13 @@ impl Ensembles<'_> {
     /// An instance by chance, or, if it is `rare`, one that is searched for.
     fn made(&self, kind: Ensemble, seed: u64, rare: bool) -> Option<Instance> {
         let mut source = Source::random(seed);
-        let focus = Focus { dtype: Some(self.dtype), ensemble: Some(kind), ..Focus::default() };
+        let focus = Focus { dtype: Some(self.main), ensemble: Some(kind), ..Focus::default() };
         let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok();
         let sought = || solved(self.program, self.rule, self.hints, &mut source, focus, &self.effort);
         let made = if rare { made.or_else(sought) } else { made };
         // The rule may be about another type than the main one.
-        made.filter(|i| i.left.iter().all(|v| i.graph.ty(*v).dtype == self.dtype))
+        let fits = |i: &Instance| self.main == self.dtype || operand_type(i) == Some(self.main);
+        made.filter(|i| i.left.iter().all(|v| i.graph.ty(*v).dtype == self.dtype) && fits(i))
     }
 
     fn sample(&self, kind: Ensemble, beyond: &mut f64) -> Sample {
@@ -358,7 +368,7 @@ impl Ensembles<'_> {
     }
 
     fn judge(kind: Ensemble, mut sample: Sample) -> Option<Worse> {
-        let worse = |what, left, right| Some(Worse { kind, what, left, right });
+        let worse = |what, left, right| Some(Worse { kind, what, left, right, main: DType::F32 });
         let bound = |left: f64| FACTOR * left + UNITS;
         sample.left.sort_by(f64::total_cmp);
         sample.right.sort_by(f64::total_cmp);
@@ -373,10 +383,10 @@ impl Ensembles<'_> {
                     return worse(what, left, right);
                 }
             }
-            let (left, right) = (sample.left[n - 1], sample.right[n - 1]);
+            let (left, right) = sample.largest.iter().fold((0.0f64, 0.0f64), |m, e| (m.0.max(e.0), m.1.max(e.1)));
             // Errors that grow without bound where results approach 0 have no steady maximum: the
             // larger of two such maxima is four times the other in a fifth of all cases.
-            if sample.worst.iter().filter(|w| **w > bound(left)).count() >= UNLUCKY {
+            if sample.largest.iter().filter(|e| e.1 > bound(left)).count() >= UNLUCKY {
                 return worse("maximum", left, right);
             }
         }
@@ -390,6 +400,7 @@ impl Sample {
         self.same &= measured.same;
         self.left.extend(measured.errors.iter().map(|e| e.0));
         self.right.extend(measured.errors.iter().map(|e| e.1));
+        self.largest.push(measured.largest);
         self.worst.push(measured.errors.iter().fold(0.0, |m, e| e.1.max(m)));
         let sum = measured.chunks.iter().fold((0, 0, 0), |a, c| (a.0 + c.0, a.1 + c.1, a.2 + c.2));
         let share = |lost: usize| lost as f64 / sum.0.max(1) as f64;
@@ -439,6 +450,13 @@ fn work_of(graph: &Graph) -> usize {
         results * summands.max(1)
     };
     graph.nodes.iter().map(node).sum()
+}
+
+/// The element type of the first operand that is a float.
+pub(super) fn operand_type(made: &Instance) -> Option<DType> {
+    let leaf = |k: &NodeKind| matches!(k, NodeKind::Input { .. } | NodeKind::Const(_));
+    let nodes = made.graph.nodes.iter().filter(|n| leaf(&n.kind));
+    nodes.flat_map(|n| &n.results).map(|t| t.dtype).find(|d| d.is_float())
 }
 
 /// The number of elements of the largest operand.

@@ -2,6 +2,8 @@
 //!
 //! In: the `requires` and `let` of a rule. Out: for each variable, hints that make the guards more
 //! likely to hold. These are only hints: the guards themselves are evaluated on each instance.
+//! Where guards leave a choice (`or`, `not`, `if`), each way to satisfy them has hints of its own:
+//! an instance that satisfies `a or b` by `a` alone shows what no instance of both does.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,12 +11,19 @@ use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::ir::{AExpr, Fact, Program, Rule, VarId};
 
 use super::constants::Constants;
+use super::ways::{Way, is_plain, ways};
 
 /// Hints of one rule.
 #[derive(Default)]
 pub struct Hints<'a> {
     /// Facts that guards require of a tensor.
     pub facts: HashMap<VarId, Vec<Fact>>,
+    /// Facts that conditions read which need not hold.
+    mentioned: HashMap<VarId, Vec<Fact>>,
+    /// What holds of the guards' conditions, and what does not.
+    pub atoms: Way<'a>,
+    /// The ways to satisfy the guards, if there are several.
+    pub ways: Vec<Hints<'a>>,
     /// `fact(x) == e` and `e == fact(x)`.
     pub equal_fact: Vec<(Fact, VarId, &'a AExpr)>,
     /// `dim(x, i) == e` and `e == dim(x, i)`.
@@ -34,10 +43,27 @@ pub struct Hints<'a> {
 impl<'a> Hints<'a> {
     /// The hints of a rule.
     pub fn of(program: &Program, rule: &'a Rule) -> Hints<'a> {
-        let mut hints = Hints { constants: Constants::of(program, rule), ..Hints::default() };
-        for guard in &rule.requires {
-            hints.read(guard, true, 0);
+        let constants = Constants::of(program, rule);
+        let whole = || rule.requires.iter().map(|g| (g, true)).collect();
+        let mut found = ways(&rule.requires);
+        if found.len() <= 1 {
+            let only = found.pop().unwrap_or_default();
+            return Hints { atoms: whole(), ..Hints::under(rule, &only, &constants) };
         }
+        let each = found.iter().map(|w| Hints { atoms: w.clone(), ..Hints::under(rule, w, &constants) }).collect();
+        // What any of them asks for.
+        let all = found.concat();
+        Hints { atoms: whole(), ways: each, ..Hints::under(rule, &all, &constants) }
+    }
+
+    /// The hints of these conditions.
+    fn under(rule: &'a Rule, way: &[(&'a AExpr, bool)], constants: &Constants) -> Hints<'a> {
+        let mut hints = Hints { constants: constants.clone(), ..Hints::default() };
+        let (asking, other): (Way, Way) = way.iter().partition(|(e, holds)| *holds && is_plain(e));
+        asking.iter().for_each(|(e, _)| hints.read(e, true, 0));
+        let asked = std::mem::take(&mut hints.facts);
+        other.iter().for_each(|(e, _)| hints.read(e, false, 0));
+        hints.mentioned = std::mem::replace(&mut hints.facts, asked);
         // A `let` without a value gives no instance either: `let f = value(c)` requires a constant.
         let guards = hints.facts.clone();
         for (_, e) in &rule.lets {
@@ -49,6 +75,11 @@ impl<'a> Hints<'a> {
         };
         hints.read = hints.facts.iter().filter_map(of_values).collect();
         hints
+    }
+
+    /// True if a condition that need not hold reads this fact of the variable.
+    pub fn mentions(&self, var: VarId, fact: Fact) -> bool {
+        self.mentioned.get(&var).is_some_and(|f| f.contains(&fact))
     }
 
     /// True if a guard requires this fact of the variable.
@@ -85,7 +116,7 @@ impl<'a> Hints<'a> {
                 if let (true, BinaryOp::In, AExpr::Var(v)) = (holds, op, &**a) {
                     self.among.push((*v, b));
                 }
-                let holds = holds && matches!(op, BinaryOp::And | BinaryOp::Or);
+                let holds = holds && *op == BinaryOp::And;
                 self.read(a, holds, depth + 1);
                 self.read(b, holds, depth + 1);
             }

@@ -49,8 +49,10 @@ mod sides;
 mod skips;
 mod source;
 pub mod test_runner;
+mod units;
 mod vacuous;
 mod values;
+mod ways;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

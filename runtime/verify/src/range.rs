@@ -11,13 +11,15 @@
 
 use std::cell::OnceCell;
 
+use hypatia_dsl::builtin::BuiltinOp;
+
 use super::differ::tolerance;
 use super::noise::Noise;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly};
 use hypatia_eval::{Mode, RefTensor, evaluate};
 use hypatia_graph::constant_nodes;
 use hypatia_graph::instantiate::Numbers;
-use hypatia_graph::{Graph, NodeId};
+use hypatia_graph::{Graph, NodeId, builtin};
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
@@ -47,6 +49,30 @@ pub fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: u
     // The first lost value on each path.
     let first = |i: usize| lost[i] && !operands[i].iter().any(|o| lost[*o]);
     Ok((0..lost.len()).any(|i| first(i) && (left[i] || !constant[i])))
+}
+
+/// Whether a cast that only the outputs behind the first `roots` need makes an infinity or NaN of a
+/// number. What an op does inside, a kernel does in a wider type; a cast is one everywhere.
+pub fn lost_by_cast(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
+    let mut left = vec![false; graph.nodes.len()];
+    graph.outputs.iter().take(roots).for_each(|(_, v)| left[v.node.index()] = true);
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let needed = left[i];
+        node.operands.iter().flatten().for_each(|v| left[v.node.index()] |= needed);
+    }
+    let is_cast = |i: usize| builtin(graph, &graph.nodes[i]) == Some(BuiltinOp::Cast);
+    let casts: Vec<usize> = (0..left.len()).filter(|i| !left[*i] && is_cast(*i)).collect();
+    let mut all = graph.clone();
+    let ends = |i: &usize| {
+        [graph.nodes[*i].operands.first().copied().flatten(), graph.results(NodeId(*i as u32)).first().copied()]
+    };
+    all.outputs = casts.iter().flat_map(ends).flatten().enumerate().map(|(i, v)| (format!("v{i}"), v)).collect();
+    let values = evaluate(&all, inputs, Mode::Rounded)?;
+    let lost = |pair: &[RefTensor]| match pair {
+        [from, to] => from.to_f64().iter().zip(to.to_f64()).any(|(f, t)| f.is_finite() && !t.is_finite()),
+        _ => false,
+    };
+    Ok(values.chunks(2).any(lost))
 }
 
 /// For each node, whether one of its results is lost.

@@ -24,9 +24,9 @@ use super::check::{Failure, Observation, observe};
 use super::claim::claim;
 use super::differ::Difference;
 use super::differ::position;
-use super::ensemble::{Ensembles, TYPES, Worse, measure};
+use super::ensemble::{Ensembles, TYPES, Worse, measure, operand_type};
 use super::epilogue::inside_epilogue;
-use super::generate::{Effort, Focus, Instance, Reject, elements, instance, is_rare, reject, solved};
+use super::generate::{Effort, Focus, Instance, Reject, WAYS, elements, instance, is_rare, reject, solved};
 use super::hints::Hints;
 use super::inside::has_kernels;
 use super::options::{Options, seed_of};
@@ -41,7 +41,7 @@ use super::vacuous::Unnoticed;
 use super::values::Distribution;
 use hypatia_graph::{GraphFacts, NodeKind, Value};
 use seen::Seen;
-use sought::Aspect;
+use sought::{Aspect, casts};
 
 /// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "the search found only empty tensors that satisfy the guards";
@@ -55,8 +55,12 @@ const KEPT: usize = 100;
 /// The fewest instances of an element type that the rule claims, and the attempts to find them.
 const FEWEST_OF_A_TYPE: usize = 20;
 const TRIES_OF_A_TYPE: u64 = 20_000;
+/// Attempts at a way to satisfy the guards, for each instance, before it is given up.
+const TRIES_OF_A_WAY: usize = 100;
 /// Further instances that are searched for changes that none noticed.
 const TRIES_OF_A_CHANGE: u64 = 6_000;
+/// How many times as many there are at most if guards hold in several ways.
+const MOST_CHANGES: u64 = 4;
 /// Instances that violate a guard, after which nothing needs it, and the attempts to find them.
 const INSTANCES_OF_A_GUARD: usize = 200;
 const TRIES_OF_A_GUARD: u64 = 4_000;
@@ -210,7 +214,7 @@ pub fn guard_need(program: &Arc<Program>, rule: &Rule, index: usize, options: &O
 
 /// How a rule fails, without a counterexample; `None` if it was verified. For checking many rules
 /// in a row. Here it is a failure if the guards accept an element type for which the right side is
-/// undefined.
+/// undefined, or if hardly an instance is found.
 pub fn first_failure(program: &Arc<Program>, rule: &Rule, options: &Options) -> Option<Failure> {
     if is_short(program, rule) {
         let entry = short::verify(program, rule, options);
@@ -232,7 +236,10 @@ fn failure_of(program: &Arc<Program>, rule: &Rule, any_shape: &[VarId], options:
     let (cases, rejects) = run.cases(options);
     match run.first {
         Some((_, failure)) => Some(failure),
-        None => (run.exercised(cases, &rejects) != Status::Verified).then_some(Failure::NotExercised),
+        None => {
+            let few = run.full < FEWEST.min(options.cases);
+            (few || run.exercised(cases, &rejects) != Status::Verified).then_some(Failure::NotExercised)
+        }
     }
 }
 
@@ -265,6 +272,12 @@ struct Run<'a> {
     shown: HashMap<(Aspect, u64), usize>,
     /// The attempts at an instance so far, and how many of them gave one that is not empty.
     attempts: Cell<(usize, usize)>,
+    /// The same for each way to satisfy the guards, if there are several.
+    ways: RefCell<Vec<(usize, usize)>>,
+    /// The way that is tried, where that is not left to chance.
+    way: Cell<Option<usize>>,
+    /// The instances of each element type and each of these ways.
+    of_ways: HashMap<(DType, usize), usize>,
     effort: Effort,
 }
 
@@ -287,6 +300,9 @@ impl<'a> Run<'a> {
             kept: Vec::new(),
             shown: HashMap::new(),
             attempts: Cell::default(),
+            ways: RefCell::new(vec![(0, 0); hints.ways.len()]),
+            way: Cell::default(),
+            of_ways: HashMap::new(),
             effort: Effort::default(),
         }
     }
@@ -363,32 +379,53 @@ impl<'a> Run<'a> {
             return 0;
         }
         let mut cases = 0;
-        for dtype in self.claimed_types() {
-            let seed = seed_of(options, &self.rule.name).wrapping_add(0x5eed << 32 | dtype as u64);
-            for attempt in 0..TRIES_OF_A_TYPE {
-                if self.seen.get(&dtype).map_or(0, |s| s.full) >= FEWEST_OF_A_TYPE {
-                    break;
-                }
-                let mut source = Source::random(seed.wrapping_add(attempt << 8));
-                // The type of a result need not be that of the operands.
-                let main = [Some(dtype), None, Some(DType::F16), Some(dtype)][attempt as usize % 4];
-                let focus = Focus { dtype: main, ..Focus::default() };
-                let Ok(made) = self.focused(&mut source, true, focus) else { continue };
-                let root = made.left.first().map(|v| made.graph.ty(*v).dtype);
-                if root != Some(dtype) || !self.is_full(&made) {
-                    continue;
-                }
-                let Ok(seen) = observe(self.rule, &made) else { continue };
-                if seen.no_meaning.is_some() {
-                    continue;
-                }
-                cases += 1;
-                self.add(&made, &seen);
-                if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
-                    self.first = Some((source.into_choices(), failure));
-                    self.focus = focus;
-                    return cases;
-                }
+        let ways = self.hints.ways.len();
+        for (dtype, way) in
+            self.claimed_types().into_iter().flat_map(|d| (0..=ways).map(move |w| (d, w.checked_sub(1))))
+        {
+            if self.first.is_some() {
+                break;
+            }
+            self.way.set(way);
+            cases += self.more_of(dtype, way, options);
+        }
+        self.way.set(None);
+        cases
+    }
+
+    /// Further instances of one element type, and of one way to satisfy the guards.
+    fn more_of(&mut self, dtype: DType, way: Option<usize>, options: &Options) -> usize {
+        let mut cases = 0;
+        let first = 0x5eed << 32 | dtype as u64 | way.map_or(0, |w| (w as u64 + 1) << 40);
+        let seed = seed_of(options, &self.rule.name).wrapping_add(first);
+        for attempt in 0..TRIES_OF_A_TYPE {
+            let found = match way {
+                Some(way) => self.of_ways.get(&(dtype, way)).copied(),
+                None => self.seen.get(&dtype).map(|s| s.full),
+            };
+            let hopeless = way.is_some() && attempt as usize >= TRIES_OF_A_WAY * (cases + 1);
+            if found.unwrap_or(0) >= FEWEST_OF_A_TYPE || hopeless {
+                break;
+            }
+            let mut source = Source::random(seed.wrapping_add(attempt << 8));
+            // The type of a result need not be that of the operands.
+            let main = [Some(dtype), None, Some(DType::F16), Some(dtype)][attempt as usize % 4];
+            let focus = Focus { dtype: main, ..Focus::default() };
+            let Ok(made) = self.focused(&mut source, true, focus) else { continue };
+            let root = made.left.first().map(|v| made.graph.ty(*v).dtype);
+            if root != Some(dtype) || !self.is_full(&made) {
+                continue;
+            }
+            let Ok(seen) = observe(self.rule, &made) else { continue };
+            if seen.no_meaning.is_some() {
+                continue;
+            }
+            cases += 1;
+            self.add(&made, &seen);
+            if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
+                self.first = Some((source.into_choices(), failure));
+                self.focus = focus;
+                return cases;
             }
         }
         cases
@@ -421,7 +458,8 @@ impl<'a> Run<'a> {
         let seed = seed_of(options, &self.rule.name) ^ 0x7ac;
         // What chance left out is searched for: each instance that notices a change is also one
         // that the rule must hold on.
-        for attempt in 0..TRIES_OF_A_CHANGE {
+        let tries = TRIES_OF_A_CHANGE * (1 + self.hints.ways.len() as u64).min(MOST_CHANGES);
+        for attempt in 0..tries {
             if unnoticed.is_empty() {
                 break;
             }
@@ -451,26 +489,44 @@ impl<'a> Run<'a> {
             // The body of an op may give the bits that its kernel does not give.
             let kernels = self.has_kernels(dtype);
             let judged = |s: &&mut Seen| (rounds && s.bits) || kernels;
+            let mains = self.operand_types(dtype);
             let Some(seen) = self.seen.get_mut(&dtype).filter(judged) else { continue };
-            let found = Ensembles {
-                program: self.program,
-                rule: self.rule,
-                hints: self.hints,
-                dtype,
-                class,
-                seed: seed_of(options, &self.rule.name),
-                effort: Effort::default(),
-            }
-            .run();
-            seen.bits |= found.apart;
-            seen.finite_bits |= found.apart;
-            if found.worse.is_some() {
-                seen.rounding = true;
-                seen.apart = seen.apart.max(found.beyond);
-                return found.worse.map(|w| (dtype, w));
+            for main in mains {
+                let found = Ensembles {
+                    program: self.program,
+                    rule: self.rule,
+                    hints: self.hints,
+                    dtype,
+                    main,
+                    class,
+                    seed: seed_of(options, &self.rule.name),
+                    effort: Effort::default(),
+                }
+                .run();
+                seen.bits |= found.apart;
+                seen.finite_bits |= found.apart;
+                if found.worse.is_some() {
+                    seen.rounding = true;
+                    seen.apart = seen.apart.max(found.beyond);
+                    return found.worse.map(|w| (dtype, w));
+                }
             }
         }
         None
+    }
+
+    /// The element types of operands whose results have this one: itself, and others where the rule
+    /// takes several.
+    fn operand_types(&self, dtype: DType) -> BTreeSet<DType> {
+        let results = |i: &&Instance| i.left.iter().all(|v| i.graph.ty(*v).dtype == dtype);
+        let has_casts = |i: &Instance| sides(self.rule, i).is_ok_and(|s| casts(&s.graph));
+        if !self.kept.iter().filter(results).take(FEWEST).any(has_casts) {
+            return BTreeSet::from([dtype]);
+        }
+        let found = self.kept.iter().filter(results).filter_map(operand_type).filter(|d| TYPES.contains(d));
+        let found: BTreeSet<DType> = found.collect();
+        // Of one type only, it is the rule's own.
+        if found.len() > 1 { found } else { BTreeSet::from([dtype]) }
     }
 
     /// Whether an op has a kernel that rounds less often than its body, in the instances of a type.
@@ -511,6 +567,9 @@ impl<'a> Run<'a> {
         let entry = self.seen.entry(dtype).or_default();
         entry.add(seen);
         if full {
+            if let Some(way) = way_of(instance) {
+                *self.of_ways.entry((dtype, way)).or_default() += 1;
+            }
             entry.full += 1;
             if instance.distribution != Distribution::Far && self.kept.len() < KEPT {
                 self.kept.push(instance.clone());
@@ -533,6 +592,9 @@ impl<'a> Run<'a> {
         // Usually picks the alternative that was taken least, so that each is covered.
         let turn = RefCell::new(0usize);
         let wanted = |at: usize, n: usize| {
+            if at == WAYS {
+                return if spread { self.next_way() } else { None };
+            }
             *turn.borrow_mut() += 1;
             let counts = self.branches.get(&at)?;
             let least = counts.iter().take(n).min()?;
@@ -543,15 +605,33 @@ impl<'a> Run<'a> {
         let full = made.as_ref().is_ok_and(|m| self.is_full(m));
         let (attempts, found) = self.attempts.get();
         self.attempts.set((attempts + 1, found + usize::from(full)));
+        let of_way = self.way.get().and_then(|w| self.ways.borrow().get(w).copied());
+        let (attempts, found) = of_way.unwrap_or((attempts, found));
         let rare = !full && is_rare(attempts, found);
         let sought = rare.then(|| solved(self.program, self.rule, self.hints, source, focus, &self.effort)).flatten();
         let made = sought.map_or(made, Ok)?;
+        if let Some(way) = way_of(&made).filter(|_| self.is_full(&made))
+            && let Some(counts) = self.ways.borrow_mut().get_mut(way)
+        {
+            counts.1 += 1;
+        }
         // A rule is never applied to an element type for which it claims nothing.
         let dtypes = made.left.iter().map(|v| made.graph.ty(*v).dtype);
         match dtypes.into_iter().find(|d| !Numerics::Fast.allows_rule(self.rule, *d)) {
             Some(d) => reject(format!("the rule claims nothing for {d}")),
             None => Ok(made),
         }
+    }
+
+    /// The way to satisfy the guards that is tried next: the one with the fewest instances, unless
+    /// many attempts gave none.
+    fn next_way(&self) -> Option<usize> {
+        let mut ways = self.ways.borrow_mut();
+        let least = |(_, (tried, found)): &(usize, &(usize, usize))| (*found, *tried);
+        let open = ways.iter().enumerate().filter(|(_, (tried, found))| *tried < TRIES_OF_A_WAY * (found + 1));
+        let next = self.way.get().or_else(|| open.min_by_key(least).map(|(i, _)| i))?;
+        ways.get_mut(next)?.0 += 1;
+        Some(next)
     }
 
     /// True if the instance shows what the rule does: its results have elements, and so have its
@@ -589,6 +669,11 @@ impl<'a> Run<'a> {
             },
         }
     }
+}
+
+/// How the instance satisfies the guards, if there are several ways.
+fn way_of(made: &Instance) -> Option<usize> {
+    made.branches.iter().find(|(at, _)| *at == WAYS).map(|(_, way)| *way)
 }
 
 /// The alternatives of a rule's patterns: the address of each list, and one count per alternative.

@@ -151,6 +151,8 @@ fn written(sides: &Sides) -> String {
 /// and whether that is negated: |x - y| and |y - x| are equal.
 fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
     let mut numbers: Vec<(u64, bool)> = Vec::with_capacity(graph.nodes.len());
+    // The same of the elements in their order, whatever axes of size 1 are between them.
+    let mut flat: Vec<(u64, bool)> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
         // The place of the largest and the order of elements do not depend on a positive factor.
         let orders = matches!(builtin(graph, node), Some(BuiltinOp::Argmax | BuiltinOp::Argsort));
@@ -159,6 +161,7 @@ fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
             .iter()
             .map(|v| v.map(|v| of(&numbers, if orders { unscaled(graph, v) } else { v })))
             .collect();
+        let mut elements: Vec<Option<(u64, bool)>> = node.operands.iter().map(|v| v.map(|v| of(&flat, v))).collect();
         let mut negated = false;
         let name = match &node.kind {
             NodeKind::Const(t) => format!("const {:?} {:?} {:?}", t.dtype(), t.shape(), t.bytes()),
@@ -166,28 +169,63 @@ fn canonical(graph: &Graph) -> Vec<(u64, bool)> {
             NodeKind::Scalar(s) => {
                 if let ScalarBody::Builtin(b) = graph.program.scalar(*s).body {
                     negated = take_signs(b, &mut operands);
+                    take_signs(b, &mut elements);
                     if b.commutes() {
                         operands.sort();
+                        elements.sort();
                     }
                 }
                 format!("scalar {s:?}")
             }
             NodeKind::Op { op, attrs, term } => {
-                let attrs = canonical_attrs(graph, node, *op, attrs);
+                let attrs = canonical_attrs(graph, node, *op, attrs, true);
                 format!("op {op:?} {attrs} {term:?}")
             }
         };
+        if builtin(graph, node) == Some(BuiltinOp::Reshape)
+            && let [Some(operand)] = elements[..]
+        {
+            numbers.push((hash(&("reshape", format!("{:?}", node.results), operand.0)), operand.1));
+            flat.push(operand);
+            continue;
+        }
         let negation = matches!(&node.kind, NodeKind::Scalar(s)
             if matches!(graph.program.scalar(*s).body, ScalarBody::Builtin(BuiltinScalar::Neg)));
         if let ([Some((operand, _))], true) = (&operands[..], negation) {
             numbers.push((*operand, negated));
+            flat.push((elements.first().copied().flatten().map_or(*operand, |e| e.0), negated));
             continue;
         }
-        let mut hasher = DefaultHasher::new();
-        (name, operands).hash(&mut hasher);
-        numbers.push((hasher.finish(), negated));
+        let number = hash(&(&name, &operands));
+        numbers.push((number, negated));
+        let flat_number = match &node.kind {
+            NodeKind::Op { op, attrs, .. } if has_keepdims(graph, *op) => {
+                hash(&(canonical_attrs(graph, node, *op, attrs, false), op.0, &operands))
+            }
+            // One operand and numbers: the same function of each element.
+            NodeKind::Scalar(_) if node.operands.iter().flatten().filter(|v| !is_number(graph, v)).count() == 1 => {
+                hash(&(&name, &elements))
+            }
+            _ => number,
+        };
+        flat.push((flat_number, negated));
     }
     graph.outputs.iter().map(|(_, v)| of(&numbers, *v)).collect()
+}
+
+fn hash(what: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    what.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn has_keepdims(graph: &Graph, op: OpId) -> bool {
+    graph.program.op(op).attrs().any(|(_, param)| param.name == "keepdims")
+}
+
+/// True for a constant of rank 0.
+fn is_number(graph: &Graph, v: &Value) -> bool {
+    matches!(graph.node(v.node).kind, NodeKind::Const(_)) && graph.ty(*v).shape.is_empty()
 }
 
 /// What a float value is a positive multiple of, up to a summand: numbers that are the same for all
@@ -215,9 +253,14 @@ fn unscaled(graph: &Graph, v: Value) -> Value {
 
 /// The attributes of a node, and the shapes of its operands. Axes are a set. Axes of size 1 in
 /// front say nothing to a function that broadcasts, so `keepdims` counts only as far as it makes
-/// others; where an op reads the result, the shape counts.
-fn canonical_attrs(graph: &Graph, node: &Node, op: OpId, attrs: &[AttrValue]) -> String {
-    let shape = |v: &Value| graph.ty(*v).shape.clone();
+/// others; where an op reads the result, the shape counts. It does not where only the elements are
+/// asked for (`shaped` is false), and in front of an expansion axes of size 1 do not.
+fn canonical_attrs(graph: &Graph, node: &Node, op: OpId, attrs: &[AttrValue], shaped: bool) -> String {
+    let expands = builtin(graph, node) == Some(BuiltinOp::Expand);
+    let shape = |v: &Value| {
+        let dims = graph.ty(*v).shape.iter().skip_while(|d| expands && d.as_const() == Some(1));
+        dims.cloned().collect::<Vec<_>>()
+    };
     let mut out = format!("{:?}", node.operands.iter().flatten().map(shape).collect::<Vec<_>>());
     for (value, (_, param)) in attrs.iter().zip(graph.program.op(op).attrs()) {
         match (&param.kind, value) {
@@ -226,6 +269,7 @@ fn canonical_attrs(graph: &Graph, node: &Node, op: OpId, attrs: &[AttrValue]) ->
                 axes.sort();
                 let _ = write!(out, " {axes:?}");
             }
+            (_, AttrValue::Bool(_)) if param.name == "keepdims" && !shaped => {}
             (_, AttrValue::Bool(_)) if param.name == "keepdims" => {
                 let dims = node.results.iter().flat_map(|t| &t.shape);
                 let _ = write!(out, " {:?}", dims.skip_while(|d| d.as_const() == Some(1)).collect::<Vec<_>>());

@@ -5,10 +5,13 @@
 //! rule may fail: halves, the limits of integer types, and the rule's own numbers. Invariant:
 //! values lie in the element type's range; indices lie in the range of the axis that they index.
 
+use std::collections::BTreeSet;
+
 use hypatia_dsl::dtype::DType;
 use rand::Rng;
 
 use super::constants::Constants;
+use super::differ::ulp;
 use super::source::Source;
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::Graph;
@@ -38,6 +41,14 @@ pub enum Distribution {
     /// Numbers next to this power of two, which types of fewer digits do not tell apart; where a
     /// type does not reach it, next to its largest integer, or to 1.
     Neighbours(u8),
+    /// Numbers inside and beyond the ranges of the types that occur in the rule, and simple ones.
+    Ends,
+    /// Halves and integers, and their neighbours.
+    Halves,
+    /// Numbers next to this one of [`TWINS`]: operands and elements are neighbours of each other.
+    Twins(u8),
+    /// All elements are equal but for the last, which is the largest or the smallest; or all are 1.
+    Last(u8),
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
 }
@@ -117,6 +128,10 @@ impl Distribution {
             Distribution::Infinite => "values with infinities",
             Distribution::Far => "constants near the ends of the range",
             Distribution::Neighbours(_) => "neighbours of a power of two",
+            Distribution::Ends => "the ends of the types' ranges",
+            Distribution::Halves => "neighbours of halves and integers",
+            Distribution::Twins(_) => "neighbours of each other",
+            Distribution::Last(_) => "one element apart from equal ones",
             Distribution::Ensemble(kind) => kind.name(),
         }
     }
@@ -239,6 +254,8 @@ pub struct SpecialValues {
     own: Vec<f64>,
     /// The largest integer.
     limit: f64,
+    /// Numbers around the ends of the ranges of other types.
+    ends: Vec<f64>,
 }
 
 /// Halves: the boundaries of rounding to integers.
@@ -253,9 +270,7 @@ impl SpecialValues {
         let fits = |v: &&f64| match distribution {
             Distribution::Nice => whole(**v) && v.abs() <= 64.0,
             Distribution::Ordinary | Distribution::Nan | Distribution::Infinite | Distribution::Far => v.abs() <= 100.0,
-            Distribution::Large | Distribution::Extreme | Distribution::Neighbours(_) | Distribution::Ensemble(_) => {
-                true
-            }
+            _ => true,
         };
         let mut out: Vec<f64> = Vec::new();
         if dtype.is_float() {
@@ -280,7 +295,9 @@ impl SpecialValues {
             }
             _ => f64::INFINITY,
         };
-        SpecialValues { elements: out, own: numbers.centres.clone(), limit }
+        let others = graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype).chain(numbers.dtypes.iter().copied());
+        let ends = if distribution == Distribution::Ends { ends(dtype, others.collect()) } else { Vec::new() };
+        SpecialValues { elements: out, own: numbers.centres.clone(), limit, ends }
     }
 
     /// What the elements of a tensor with this alternative lie around: one of the rule's numbers,
@@ -299,6 +316,63 @@ fn ties(narrow: DType, wide: DType, out: &mut Vec<f64>) {
         out.extend([middle, middle + little, middle - little, -middle - little]);
     }
 }
+
+/// Numbers around the ends of the ranges of those types that hold less than this one.
+fn ends(dtype: DType, others: BTreeSet<DType>) -> Vec<f64> {
+    let mut out = Vec::new();
+    let largest = if dtype.is_float() { dtype.largest() } else { range(dtype).1 };
+    for other in others.into_iter().filter(|d| *d != dtype && *d != DType::Bool) {
+        if other.is_float() {
+            let (most, unit) = (other.largest(), ulp(other, other.largest()));
+            let near = [0.0, 0.25, 0.5, 0.75].map(|part| most + part * unit);
+            out.extend(near.into_iter().chain([1.25, 1.9, 2.0, 4.0, 0.75, 0.5].map(|part| part * most)));
+        } else {
+            let (least, most) = range(other);
+            out.extend([0.0, 1.0, 0.5, -0.5, most].map(|step| most + step));
+            out.extend([0.0, 1.0, 0.5, -0.5].map(|step| step - least));
+        }
+    }
+    out.retain(|v| *v <= largest);
+    out
+}
+
+/// The least and the largest number of an integer type.
+fn range(dtype: DType) -> (f64, f64) {
+    match dtype {
+        DType::I8 => (i8::MIN.into(), i8::MAX.into()),
+        DType::U8 => (0.0, u8::MAX.into()),
+        DType::I32 => (i32::MIN.into(), i32::MAX.into()),
+        _ => (i64::MIN as f64, i64::MAX as f64),
+    }
+}
+
+/// Numbers whose neighbours are tried; between two powers of two, many products of them are equal.
+pub const TWINS: [f64; 16] = [1.0, 1.5, 1.75, 0.5, 2.5, 3.0, 0.1, 28.5, 1.9, 127.5, 7.0, 1.4, 100.0, 0.3, -1.6, 1000.0];
+
+/// The number that is so many steps above or below this one, in its type.
+fn beside(dtype: DType, v: f64, steps: i32) -> f64 {
+    (0..steps.abs()).fold(dtype.round(v), |v, _| {
+        let away = f64::from(steps.signum()) * ulp(dtype, v);
+        // Towards 0, the neighbour of a power of two is half as far away.
+        let near = dtype.round(v + 0.5 * away);
+        if near != v && (v + 0.5 * away) == near { near } else { dtype.round(v + away) }
+    })
+}
+
+/// A half or an integer, or a neighbour of one.
+fn half(source: &mut Source, dtype: DType) -> f64 {
+    let code = source.element(3 * HALF_STEPS, |r| {
+        let most = [8, 8, 64, HALF_STEPS][r.random_range(0..4)];
+        3 * r.random_range(0..most) + r.random_range(0..3)
+    });
+    let (at, step) = (code / 3, [0, -1, 1][code as usize % 3]);
+    let v = if at == 0 { 0.0 } else { beside(dtype, f64::from(at) * 0.5, step) };
+    // Each second half is negative: small ones are next to each other in magnitude.
+    if at % 4 == 3 { -v } else { v }
+}
+
+/// The number of halves that are tried.
+const HALF_STEPS: u32 = 512;
 
 const NICE: [f64; 10] = [1.0, 2.0, 0.0, -1.0, 3.0, -2.0, 4.0, -3.0, 5.0, -0.0];
 const CONTINUOUS: u32 = 4096;
@@ -353,6 +427,10 @@ pub fn tensor(
         return whole(source, distribution, dtype, shape, demand, special);
     }
     let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d))?;
+    if let (Distribution::Last(kind), None) = (distribution, demand.is) {
+        let data: Vec<f64> = (0..n).map(|i| last(kind, i + 1 == n, dtype, demand)).collect();
+        return Tensor::from_f64(dtype, shape, &data);
+    }
     let mut data = Vec::with_capacity(n);
     let distinct = if demand.splat || demand.is.is_some() { n.min(1) } else { n };
     for _ in 0..distinct {
@@ -380,11 +458,21 @@ fn whole(
     let distinct = if demand.splat || demand.is.is_some() { n.min(1) } else { n };
     let own = special.elements.iter().filter(|v| v.abs() < 1e18).map(|v| *v as i64);
     let all = integers(dtype).into_iter().chain(own).filter(|v| (*v as f64).abs() <= special.limit);
-    let table: Vec<i64> = if demand.small { Vec::new() } else { all.collect() };
+    let ends = special.ends.iter().flat_map(|v| [*v as i64, (-v) as i64]).filter(|v| *v as f64 >= range(dtype).0);
+    let table: Vec<i64> = match distribution {
+        _ if demand.small => Vec::new(),
+        Distribution::Ends => ends.collect(),
+        _ => all.collect(),
+    };
+    let spread = !demand.small && demand.index.is_none();
+    if let (Distribution::Last(kind), true, None) = (distribution, spread, demand.is) {
+        let data = (0..n).map(|i| last(kind, i + 1 == n, dtype, demand) as i64).collect();
+        return RefTensor::<f64> { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok();
+    }
     let mut data: Vec<i64> = (0..distinct)
         .map(|_| match demand.is {
             Some(v) => dtype.round(v) as i64,
-            None if let (Distribution::Neighbours(power), false, None) = (distribution, demand.small, demand.index) => {
+            None if let (Distribution::Neighbours(power), true) = (distribution, spread) => {
                 whole_neighbour(source, dtype, power)
             }
             None => integer(source, dtype, demand, &table),
@@ -392,6 +480,19 @@ fn whole(
         .collect();
     data.resize(n, data.first().copied().unwrap_or(0));
     RefTensor::<f64> { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok()
+}
+
+/// An element of [`Distribution::Last`].
+fn last(kind: u8, at_end: bool, dtype: DType, demand: &Demand) -> f64 {
+    let usual = if demand.positive { 1.0 } else { 0.0 };
+    match (kind, at_end && !demand.splat) {
+        (0, true) => usual + 1.0,
+        (1, true) if demand.positive || demand.nonnegative || matches!(dtype, DType::U8) => usual,
+        (1, true) if dtype != DType::Bool => -1.0,
+        (1, _) if dtype == DType::Bool => f64::from(!at_end),
+        (0 | 1, _) => usual,
+        _ => 1.0,
+    }
 }
 
 /// The number of steps from a power of two to its neighbours.
@@ -407,7 +508,7 @@ fn whole_neighbour(source: &mut Source, dtype: DType, power: u8) -> i64 {
 fn neighbour(source: &mut Source, dtype: DType, power: u8) -> f64 {
     let step = f64::from(source.element(STEPS, |r| r.random_range(0..STEPS)));
     let base = 2f64.powi(power.into());
-    let unit = super::differ::ulp(dtype, base).max(1.0);
+    let unit = ulp(dtype, base).max(1.0);
     if base + f64::from(STEPS) * unit <= dtype.largest() && power < 63 {
         base + step * unit
     } else {
@@ -448,6 +549,13 @@ fn element(
         demand.far.element(source, dtype)
     } else if let Distribution::Neighbours(power) = distribution {
         neighbour(source, dtype, power)
+    } else if distribution == Distribution::Ends {
+        end(source, &special.ends)
+    } else if distribution == Distribution::Halves {
+        half(source, dtype)
+    } else if let Distribution::Twins(at) = distribution {
+        let steps = source.element(STEPS, |r| r.random_range(0..STEPS));
+        beside(dtype, TWINS[usize::from(at) % TWINS.len()], steps as i32 - STEPS as i32 / 2)
     } else if let Distribution::Ensemble(kind) = distribution {
         kind.element(source, demand.alternative, dtype, special)
     } else {
@@ -457,6 +565,20 @@ fn element(
     let v = if demand.finite && v.is_infinite() { 1.0 } else { v };
     let v = if demand.nonnegative || demand.positive { v.abs() } else { v };
     if demand.positive && v == 0.0 { 1.0 } else { v }
+}
+
+/// One of these numbers, of either sign, or a simple one.
+fn end(source: &mut Source, ends: &[f64]) -> f64 {
+    const SIMPLE: [f64; 4] = [1.0, -1.5, 0.5, 0.0];
+    let (simple, n) = (SIMPLE.len() as u32, 2 * ends.len() as u32);
+    let code = source.element(simple + n, |r| match n {
+        n if n > 0 && r.random_bool(0.7) => simple + r.random_range(0..n),
+        _ => r.random_range(0..simple),
+    });
+    match code.checked_sub(simple).map(|at| (ends.get(at as usize / 2), at % 2)) {
+        Some((Some(v), sign)) => *v * (1.0 - 2.0 * f64::from(sign)),
+        _ => SIMPLE[code as usize % SIMPLE.len()],
+    }
 }
 
 /// One element of a tensor with this many distinct elements: in a small tensor, each element is
@@ -480,7 +602,7 @@ fn float(
             Distribution::Nan => (0.2, seldom),
             Distribution::Extreme => (0.15, 0.35),
             Distribution::Infinite => (0.2, seldom),
-            Distribution::Far | Distribution::Neighbours(_) | Distribution::Ensemble(_) => (1.0, 0.0),
+            _ => (1.0, 0.0),
         };
         let p: f64 = r.random();
         let own = special.elements.len().min(SPECIAL as usize) as u32;

@@ -49,8 +49,8 @@ impl Generator<'_, '_> {
     /// declaration are others than the rule's.
     pub(super) fn refuted_by(&self, var: VarId, bindings: &Bindings) -> bool {
         let facts = GraphFacts { graph: &self.graph, env: &self.env };
-        let mut guards = self.rule.requires.iter().filter(|g| reads(g, var));
-        guards.any(|g| eval_guard(g, bindings, &facts) == Some(false))
+        let mut conditions = self.hints.atoms.iter().filter(|(e, _)| reads(e, var));
+        conditions.any(|(e, holds)| eval_guard(e, bindings, &facts) == Some(!holds))
     }
 
     /// True if what is known by now refutes a guard that reads a variable of the list.

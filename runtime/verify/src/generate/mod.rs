@@ -130,11 +130,20 @@ struct Generator<'a, 's> {
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
     numbers: Numbers,
+    /// See [`Focus::unequal`].
+    unequal: Option<(VarId, VarId, usize)>,
     /// The types that are being chosen are the rule's own, not those of an op's declaration.
     solving: bool,
     /// The preferred alternative, by the address of the pattern.
     wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
 }
+
+/// Facts that are known of few tensors but constants.
+const OF_CONSTANTS: [Fact; 6] =
+    [Fact::Const, Fact::Value, Fact::Uniform, Fact::Positive, Fact::NonNegative, Fact::Finite];
+
+/// The ways to satisfy the guards, as an alternative: no pattern has this address.
+pub const WAYS: usize = 1;
 
 /// What an instance must have, where a caller does not leave it to chance.
 #[derive(Clone, Copy, Debug, Default)]
@@ -149,6 +158,8 @@ pub struct Focus {
     pub distribution: Option<Distribution>,
     /// Which sizes there are.
     pub sizes: Sizes,
+    /// An axis that has different sizes in these two operands.
+    pub unequal: Option<(VarId, VarId, usize)>,
 }
 
 /// The sizes of an instance.
@@ -188,6 +199,11 @@ fn left_side<'a, 's>(
     focus: Focus,
     wanted_branch: &'a dyn Fn(usize, usize) -> Option<usize>,
 ) -> Try<(Generator<'a, 's>, Vec<Value>)> {
+    let way = (!hints.ways.is_empty()).then(|| match wanted_branch(WAYS, hints.ways.len()) {
+        Some(wanted) => source.prefer(hints.ways.len(), wanted),
+        None => source.pick(hints.ways.len()),
+    });
+    let hints = way.map_or(hints, |i| &hints.ways[i]);
     let main = focus.dtype.unwrap_or_else(|| DTYPES[source.weighted(&DTYPE_WEIGHTS)]);
     let distributions: &[u32] = if hints.folds() { &[18, 30, 12, 18, 22, 10, 20] } else { &[18, 30, 12, 18, 22, 10] };
     let distribution = match (focus.ensemble, focus.distribution) {
@@ -208,8 +224,9 @@ fn left_side<'a, 's>(
         distribution,
         long: if let Sizes::Long(n) = focus.sizes { n } else { 0 },
         made: Vec::new(),
-        branches: Vec::new(),
+        branches: way.map(|i| (WAYS, i)).into_iter().collect(),
         numbers: Numbers::new(),
+        unequal: focus.unequal,
         solving: false,
         wanted_branch,
     };
@@ -271,6 +288,9 @@ impl Generator<'_, '_> {
             }
         }
         self.refuse_broken_guards()?;
+        if self.unequal.is_some_and(|pair| !apart(&self.graph, &self.env, pair)) {
+            return reject("two sizes are to differ");
+        }
         let Generator { graph, env, distribution, branches, numbers, .. } = self;
         Ok(Instance { graph, env, left, inputs, constants, distribution, branches, numbers })
     }
@@ -307,11 +327,14 @@ impl Generator<'_, '_> {
     /// Chooses whether an input is a constant: often if a guard asks for what only constants have.
     fn becomes_constant(&mut self, var: Option<VarId>) -> bool {
         let asks = |f| var.is_some_and(|v| self.hints.asks(v, f));
-        let must = [Fact::Const, Fact::Value, Fact::Positive, Fact::NonNegative, Fact::Finite].into_iter().any(asks);
+        let must = OF_CONSTANTS.into_iter().any(asks);
         if self.distribution == Distribution::Far {
             self.is_folded(var)
         } else if must {
             self.source.weighted(&[1, 15]) == 1
+        } else if var.is_some_and(|v| OF_CONSTANTS.into_iter().any(|f| self.hints.mentions(v, f))) {
+            // `value(c) == 1` is false of another constant, and unknown of what is none.
+            self.source.pick(2) == 1
         } else {
             self.source.weighted(&[4, 1]) == 1
         }
@@ -326,6 +349,12 @@ impl Generator<'_, '_> {
             let facts = GraphFacts { graph: &self.graph, env: &self.env };
             if eval_guard(guard, &self.env.attrs, &facts) != Some(true) {
                 return reject(format!("guard {} of the rule does not hold", i + 1));
+            }
+        }
+        for (condition, holds) in &self.hints.atoms {
+            let facts = GraphFacts { graph: &self.graph, env: &self.env };
+            if (eval_guard(condition, &self.env.attrs, &facts) == Some(true)) != *holds {
+                return reject("the guards hold in another way");
             }
         }
         if has_numbers_of_a_body(self.rule) && any_enlarges(&self.graph) {
@@ -400,6 +429,7 @@ impl Generator<'_, '_> {
             demand.positive = self.hints.asks(v, Fact::Positive);
             demand.nonnegative = self.hints.asks(v, Fact::NonNegative);
             demand.finite = self.hints.asks(v, Fact::Finite);
+            demand.splat = self.hints.asks(v, Fact::Uniform);
             if self.hints.asks(v, Fact::Value) {
                 demand.splat = true;
                 demand.is = self.hinted_fact(Fact::Value, v).and_then(|v| match v {
@@ -407,6 +437,8 @@ impl Generator<'_, '_> {
                     AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
                     _ => None,
                 });
+            } else if self.hints.mentions(v, Fact::Value) {
+                demand.splat |= self.source.pick(2) == 1;
             }
         }
         for node in &self.graph.nodes {
@@ -433,6 +465,13 @@ impl Generator<'_, '_> {
         }
         Ok(demand)
     }
+}
+
+/// Whether an axis has different sizes in two operands of the same rank.
+pub fn apart(graph: &Graph, env: &Env, (a, b, axis): (VarId, VarId, usize)) -> bool {
+    let shape = |v: VarId| env.tensors.get(&v).map(|v| &graph.ty(*v).shape);
+    let (Some(a), Some(b)) = (shape(a), shape(b)) else { return false };
+    a.len() == b.len() && a.get(axis) != b.get(axis)
 }
 
 /// The number of elements of a type.

@@ -225,6 +225,13 @@ impl Generator<'_, '_> {
                     let allowed = bounds.iter().find(|b| b.0 == *v).map(|b| &b.1[..]).unwrap_or(&DType::ALL);
                     let chosen = if allowed.contains(&main) { main } else { allowed[self.source.pick(allowed.len())] };
                     scope.values.insert(*v, AttrValue::DType(chosen));
+                    // `T == f16` says which type it is.
+                    let refuted = self.solving && self.refuted_by(*v, scope);
+                    let chosen = match if refuted { self.chosen_var(*v) } else { None } {
+                        Some(AttrValue::DType(other)) => other,
+                        _ => chosen,
+                    };
+                    scope.values.insert(*v, AttrValue::DType(chosen));
                     Some(chosen)
                 }
             },

@@ -74,6 +74,22 @@ impl Generator<'_, '_> {
         }
     }
 
+    /// Gives an axis another size than that of an operand that it is to differ from, if that one is
+    /// there.
+    fn set_apart(&mut self, var: VarId, shape: &mut [i64]) {
+        let Some((a, b, axis)) = self.unequal.filter(|(a, b, _)| var == *a || var == *b) else { return };
+        let other = self.env.tensors.get(if var == a { &b } else { &a });
+        let Some(other) = other.and_then(|v| sizes(self.graph.ty(*v)).ok()) else { return };
+        if other.len() != shape.len() || other.get(axis) != shape.get(axis) {
+            return;
+        }
+        if let Some(d) = shape.get_mut(axis) {
+            // Few sizes are in the pool, and this one is one of them.
+            let more = 1 + self.source.pick(4) as i64;
+            *d = if self.source.pick(2) == 1 && *d > more { *d - more } else { *d + more };
+        }
+    }
+
     /// True if the pattern is a leaf whose type is not determined yet.
     pub(super) fn open(&self, pat: &Pat) -> bool {
         match pat {
@@ -255,6 +271,7 @@ impl Generator<'_, '_> {
                 shape = self.sizes(r as usize);
             }
             self.equate(v, &mut shape);
+            self.set_apart(v, &mut shape);
             if let Some(AttrValue::DType(d)) = self.hinted_fact(Fact::DType, v) {
                 dtype = d;
             }

@@ -17,7 +17,7 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Focus, Generator, Instance, Try, elements, instance, left_side};
+use super::{Focus, Generator, Instance, Try, apart, elements, instance, left_side};
 use crate::hints::Hints;
 use crate::source::{ChoiceSequence, Source};
 
@@ -115,7 +115,8 @@ impl Search<'_> {
     /// one change makes no difference come last: most of them are about other things.
     fn step(&mut self, from: &Draft) -> Option<Draft> {
         let (mut telling, mut silent, mut sideways) = (Vec::new(), Vec::new(), Vec::new());
-        for at in self.shuffled(0..from.structure.len()) {
+        // The way to satisfy the guards is the first choice, and stays.
+        for at in self.shuffled(usize::from(!self.hints.ways.is_empty())..from.structure.len()) {
             let (choice, bound) = (from.structure[at], from.bounds[at]);
             let mut others = self.shuffled((0..bound).filter(|c| *c != choice));
             let Some(first) = others.pop() else { continue };
@@ -164,13 +165,18 @@ impl Search<'_> {
         let mut source = Source::continued(once(structure), self.rng.random());
         let (g, _) = left_side(self.program, self.rule, self.hints, &mut source, self.focus, &|_, _| None)?;
         let guards = g.unmet();
-        let unmet = guards.iter().sum::<f64>() + g.emptiness();
+        let unmet = guards.iter().sum::<f64>() + g.emptiness() + g.equality();
         let (structure, bounds) = source.structure();
         Ok(Draft { structure: structure.to_vec(), bounds: bounds.to_vec(), guards, unmet })
     }
 }
 
 impl Generator<'_, '_> {
+    /// Something for two axes that are to have different sizes, and have one size.
+    fn equality(&self) -> f64 {
+        self.unequal.map_or(0.0, |pair| if apart(&self.graph, &self.env, pair) { 0.0 } else { 0.75 })
+    }
+
     /// Something for each input without elements: 0 is a multiple of everything, but says nothing.
     fn emptiness(&self) -> f64 {
         let empty = self.made.iter().filter(|m| elements(self.graph.ty(m.0)) == 0).count();

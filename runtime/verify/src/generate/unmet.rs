@@ -32,7 +32,7 @@ impl Facts for Shapes<'_> {
 }
 
 impl Generator<'_, '_> {
-    /// How far each of the rule's guards is from holding; each counts for at most 1.
+    /// How far each of the conditions is from what it is to be; each counts for at most 1.
     pub(super) fn unmet(&self) -> Vec<f64> {
         let facts = Shapes(GraphFacts { graph: &self.graph, env: &self.env });
         let mut known = self.env.attrs.clone();
@@ -42,7 +42,7 @@ impl Generator<'_, '_> {
             }
         }
         let measure = Measure { known: &known, facts: &facts };
-        self.rule.requires.iter().map(|g| part(measure.distance(g, true))).collect()
+        self.hints.atoms.iter().map(|(e, holds)| part(measure.distance(e, *holds))).collect()
     }
 }
 

@@ -13,13 +13,14 @@ impl Run<'_> {
     /// A loss of precision, shown on a small instance where there is one.
     pub(super) fn loss(&self, dtype: DType, worse: &Worse) -> Counterexample {
         let class = claim(self.rule, dtype);
-        let focus = Focus { dtype: Some(dtype), ensemble: Some(worse.kind), small: true, ..Focus::default() };
+        let focus = Focus { dtype: Some(worse.main), ensemble: Some(worse.kind), small: true, ..Focus::default() };
+        let fits = |i: &Instance| worse.main == dtype || i.left.iter().all(|v| i.graph.ty(*v).dtype == dtype);
         let effort = Effort::default();
         let look = |choices: Source, rare: bool| -> Option<(ChoiceSequence, Instance, Difference)> {
             let mut source = choices;
             let made = instance(self.program, self.rule, self.hints, &mut source, focus, &|_, _| None).ok();
             let sought = || solved(self.program, self.rule, self.hints, &mut source, focus, &effort);
-            let made = if rare { made.or_else(sought) } else { made }?;
+            let made = if rare { made.or_else(sought) } else { made }.filter(fits)?;
             let difference = measure(self.rule, &made, class)?.difference(&made)?;
             Some((source.into_choices(), made, difference))
         };

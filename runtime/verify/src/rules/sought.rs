@@ -2,25 +2,37 @@
 //!
 //! In: a rule that held on all instances so far. Out: the first failure, or none. Invariant: every
 //! kind of instance that is known and was not tried yet is tried: axes without elements, operands
-//! that broadcast, combinations of element types, neighbouring numbers where a type of fewer digits
-//! is near, and sizes beyond the range of a type that counts or indexes.
+//! that broadcast, axes of different sizes, combinations of element types, neighbouring numbers
+//! where a type of fewer digits or a step is near, the ends of the types' ranges, and sizes beyond
+//! the range of a type that counts or indexes.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
-use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::ir::OpBody;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
+use hypatia_dsl::ir::{OpBody, ScalarBody, ScalarId};
+use hypatia_dsl::scalar::TermNode;
 use hypatia_graph::{Graph, Node};
 
 use super::*;
-use crate::generate::Sizes;
-use crate::values::Ensemble;
+use crate::generate::{Sizes, apart};
+use crate::values::{Ensemble, TWINS};
 
 /// Attempts for each kind, and for each size.
 const TRIES: u64 = 150;
 const TRIES_OF_A_SIZE: u64 = 240;
 /// The limit of instances for each kind.
 const MOST: usize = 24;
+/// Instances with numbers around steps, and with numbers that are neighbours of each other.
+const STEPS: usize = 2 * TWINS.len();
+/// Pairs of axes that had the same size in all instances, attempts at each to make them differ, and
+/// instances in which they do.
+const PAIRS: usize = 24;
+const TRIES_OF_A_PAIR: u64 = 12;
+const MOST_ATTEMPTS: usize = 100;
+const FEWEST_OF_A_PAIR: usize = 3;
+/// Sizes that the rule names and that are beyond the range of a type.
+const NAMED: usize = 4;
 /// Instances of each combination of element types.
 const FEWEST_OF_TYPES: usize = 3;
 /// The limit of the elements of all values of an instance.
@@ -44,8 +56,23 @@ pub(super) enum Aspect {
     Numbers,
     /// Constants near the ends of the range, not the shapes.
     Constants,
+    /// Numbers around the ends of ranges.
+    Ends,
+    /// Numbers around steps of functions.
+    Steps,
+    /// Numbers that are neighbours of each other.
+    Twins,
+    /// An axis has different sizes in two operands.
+    Unequal((VarId, VarId, usize)),
     /// Which axes are long.
     Long(i64),
+}
+
+impl Aspect {
+    /// True if instances count by what they were made for, not by what chance gave them.
+    fn is_made(self) -> bool {
+        !matches!(self, Aspect::Empty | Aspect::Broadcast | Aspect::Types)
+    }
 }
 
 impl Aspect {
@@ -88,7 +115,8 @@ impl Aspect {
                 types.collect::<Vec<u8>>().hash(&mut hasher);
                 Some(hasher.finish())
             }
-            Aspect::Numbers | Aspect::Constants => Some(0),
+            Aspect::Numbers | Aspect::Constants | Aspect::Ends | Aspect::Steps | Aspect::Twins => Some(0),
+            Aspect::Unequal(pair) => apart(&made.graph, &made.env, pair).then_some(0),
             Aspect::Long(n) => {
                 let long = marked(&leaves, n);
                 let any = long.iter().flatten().chain(marked(&roots, n).iter().flatten()).any(|l| *l);
@@ -109,13 +137,18 @@ struct Goal {
     focus: fn(Aspect, u64) -> Focus,
 }
 
+fn goal(aspect: Aspect, each: usize, most: usize, focus: fn(Aspect, u64) -> Focus) -> Goal {
+    Goal { aspect, each, most, tries: TRIES, focus }
+}
+
 impl Run<'_> {
     /// Tries what chance left out; returns the number of instances.
     pub(super) fn sought(&mut self, options: &Options) -> usize {
         if self.full == 0 || self.strict || self.rule.derived || !self.any_shape.is_empty() {
             return 0;
         }
-        let goal = |aspect, each, most, focus| Goal { aspect, each, most, tries: TRIES, focus };
+        let graphs: Vec<Graph> =
+            self.kept.iter().take(MOST).filter_map(|i| sides(self.rule, i).ok()).map(|s| s.graph).collect();
         let mut goals = vec![
             goal(Aspect::Empty, 1, MOST, |_, _| Focus {
                 sizes: Sizes::AlsoEmpty,
@@ -125,29 +158,8 @@ impl Run<'_> {
             goal(Aspect::Broadcast, 1, MOST, |_, _| Focus { sizes: Sizes::AlsoOne, ..Focus::default() }),
             goal(Aspect::Types, FEWEST_OF_TYPES, 2 * MOST, |_, _| Focus::default()),
         ];
-        let graphs: Vec<Graph> =
-            self.kept.iter().take(MOST).filter_map(|i| sides(self.rule, i).ok()).map(|s| s.graph).collect();
-        if graphs.iter().any(rounds_to_whole) {
-            goals.push(goal(Aspect::Numbers, 3 * POWERS.len(), 3 * POWERS.len(), |_, attempt| Focus {
-                distribution: Some(Distribution::Neighbours(POWERS[attempt as usize % POWERS.len()])),
-                ..Focus::default()
-            }));
-        }
-        if self.hints.folds() {
-            let focus = |_, _| Focus { distribution: Some(Distribution::Far), ..Focus::default() };
-            goals.push(goal(Aspect::Constants, 2 * MOST, 2 * MOST, focus));
-        }
-        for size in graphs.iter().flat_map(beyond).collect::<BTreeSet<i64>>() {
-            let focus = |aspect, attempt: u64| {
-                let Aspect::Long(size) = aspect else { return Focus::default() };
-                // Ties, sums without cancellation, and distinct numbers.
-                let kinds =
-                    [Distribution::Ordinary, Distribution::Neighbours(63), Distribution::Ensemble(Ensemble::Normal)];
-                let distribution = Some(kinds[attempt as usize % kinds.len()]);
-                Focus { sizes: Sizes::Long(size), distribution, ..Focus::default() }
-            };
-            goals.push(Goal { tries: TRIES_OF_A_SIZE, ..goal(Aspect::Long(size), 6, 2 * MOST, focus) });
-        }
+        goals.extend(self.goals_of_values(&graphs));
+        goals.extend(self.goals_of_sizes(&graphs));
         let mut cases = 0;
         for goal in goals {
             cases += self.seek(&goal, options);
@@ -156,6 +168,70 @@ impl Run<'_> {
             }
         }
         cases
+    }
+
+    /// Kinds of numbers that may make a difference in these graphs.
+    fn goals_of_values(&self, graphs: &[Graph]) -> Vec<Goal> {
+        let mut goals = Vec::new();
+        if graphs.iter().any(rounds_to_whole) {
+            goals.push(goal(Aspect::Numbers, 3 * POWERS.len(), 3 * POWERS.len(), |_, attempt| Focus {
+                distribution: Some(Distribution::Neighbours(POWERS[attempt as usize % POWERS.len()])),
+                ..Focus::default()
+            }));
+        }
+        if graphs.iter().any(casts) {
+            let focus = |_, _| Focus { distribution: Some(Distribution::Ends), ..Focus::default() };
+            goals.push(goal(Aspect::Ends, 2 * MOST, 2 * MOST, focus));
+        }
+        if graphs.iter().any(has_steps) {
+            let focus = |_, _| Focus { distribution: Some(Distribution::Halves), ..Focus::default() };
+            goals.push(goal(Aspect::Steps, STEPS, STEPS, focus));
+            let focus = |_, attempt| Focus {
+                distribution: Some(Distribution::Twins((attempt % TWINS.len() as u64) as u8)),
+                ..Focus::default()
+            };
+            goals.push(goal(Aspect::Twins, STEPS, STEPS, focus));
+        }
+        if self.hints.folds() {
+            let focus = |_, _| Focus { distribution: Some(Distribution::Far), ..Focus::default() };
+            goals.push(goal(Aspect::Constants, 2 * MOST, 2 * MOST, focus));
+        }
+        goals
+    }
+
+    /// Sizes that may make a difference in these graphs.
+    fn goals_of_sizes(&self, graphs: &[Graph]) -> Vec<Goal> {
+        let mut goals = Vec::new();
+        for pair in self.equal_sizes() {
+            let focus = |aspect, _| match aspect {
+                Aspect::Unequal(pair) => Focus { unequal: Some(pair), ..Focus::default() },
+                _ => Focus::default(),
+            };
+            let n = FEWEST_OF_A_PAIR;
+            // As many more as an instance takes at all.
+            let (attempts, found) = self.attempts.get();
+            let tries = TRIES_OF_A_PAIR * (attempts / found.max(1)).clamp(1, MOST_ATTEMPTS) as u64;
+            goals.push(Goal { tries, ..goal(Aspect::Unequal(pair), n, n, focus) });
+        }
+        let named = &self.hints.constants.sizes;
+        for size in graphs.iter().flat_map(|g| beyond(g, named)).collect::<BTreeSet<i64>>() {
+            let focus = |aspect, attempt: u64| {
+                let Aspect::Long(size) = aspect else { return Focus::default() };
+                // Ties, sums without cancellation, distinct numbers, and the last place or all.
+                let kinds = [
+                    Distribution::Ordinary,
+                    Distribution::Last(0),
+                    Distribution::Neighbours(63),
+                    Distribution::Last(2),
+                    Distribution::Ensemble(Ensemble::Normal),
+                    Distribution::Last(1),
+                ];
+                let distribution = Some(kinds[attempt as usize % kinds.len()]);
+                Focus { sizes: Sizes::Long(size), distribution, ..Focus::default() }
+            };
+            goals.push(Goal { tries: TRIES_OF_A_SIZE, ..goal(Aspect::Long(size), 6, 2 * MOST, focus) });
+        }
+        goals
     }
 
     fn seek(&mut self, goal: &Goal, options: &Options) -> usize {
@@ -179,7 +255,7 @@ impl Run<'_> {
                 continue;
             }
             cases += 1;
-            if matches!(goal.aspect, Aspect::Numbers | Aspect::Constants | Aspect::Long(_)) {
+            if goal.aspect.is_made() {
                 *self.shown.entry((goal.aspect, shown)).or_default() += 1;
             }
             let dtype = self.add(&made, &seen);
@@ -190,6 +266,29 @@ impl Run<'_> {
             }
         }
         cases
+    }
+
+    /// Axes of operands of one rank that had one size in all instances.
+    fn equal_sizes(&self) -> Vec<(VarId, VarId, usize)> {
+        let leaf =
+            |i: &Instance, v: &Value| matches!(i.graph.node(v.node).kind, NodeKind::Input { .. } | NodeKind::Const(_));
+        let mut pairs: BTreeSet<(VarId, VarId, usize)> = BTreeSet::new();
+        for made in &self.kept {
+            let leaves: Vec<(VarId, usize)> = made
+                .env
+                .tensors
+                .iter()
+                .filter(|(_, v)| leaf(made, v))
+                .map(|(id, v)| (*id, made.graph.ty(*v).shape.len()))
+                .collect();
+            for (a, rank) in &leaves {
+                for (b, _) in leaves.iter().filter(|(b, other)| b > a && other == rank) {
+                    pairs.extend((0..*rank).map(|axis| (*a, *b, axis)));
+                }
+            }
+        }
+        pairs.retain(|pair| !self.kept.iter().any(|i| apart(&i.graph, &i.env, *pair)));
+        pairs.into_iter().take(PAIRS).collect()
     }
 
     /// Records what an instance shows, for each respect in which chance may leave something out.
@@ -216,9 +315,34 @@ fn builtin(graph: &Graph, node: &Node) -> Option<BuiltinOp> {
     }
 }
 
+/// Whether an element type is made from another one.
+pub(super) fn casts(graph: &Graph) -> bool {
+    graph.nodes.iter().any(|n| builtin(graph, n) == Some(BuiltinOp::Cast))
+}
+
+/// Whether a float decides about an integer or a truth value, or is rounded to an integer.
+fn has_steps(graph: &Graph) -> bool {
+    let float = |v: &Value| graph.ty(*v).dtype.is_float();
+    graph.nodes.iter().any(|n| {
+        let decides = n.results.iter().any(|t| !t.dtype.is_float()) && n.operands.iter().flatten().any(float);
+        decides || matches!(n.kind, NodeKind::Scalar(s) if rounds(&graph.program, s))
+    })
+}
+
+/// Whether a function rounds to an integer, or calls one that does.
+fn rounds(program: &Program, scalar: ScalarId) -> bool {
+    use BuiltinScalar::{Ceil, Floor, Round, Trunc};
+    match &program.scalar(scalar).body {
+        ScalarBody::Builtin(b) => matches!(b, Ceil | Floor | Round | Trunc),
+        ScalarBody::Term(term) => {
+            term.nodes.iter().any(|n| matches!(n, TermNode::Call { scalar, .. } if rounds(program, *scalar)))
+        }
+    }
+}
+
 /// Sizes for which positions, counts, indices or sums of integers leave the range of a type that
-/// they pass.
-fn beyond(graph: &Graph) -> BTreeSet<i64> {
+/// they pass: usual ones, and those that the rule names.
+fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
     let mut counts = vec![false; graph.nodes.len()];
     let mut sizes = BTreeSet::new();
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -233,6 +357,8 @@ fn beyond(graph: &Graph) -> BTreeSet<i64> {
         let narrows = op == Some(BuiltinOp::Cast) && through && operands.clone().any(wider);
         if narrows || (sums && through) || op == Some(BuiltinOp::Iota) {
             sizes.extend(size_beyond(dtype));
+            let outside = named.iter().filter(|n| size_beyond(dtype).is_some() && **n as f64 > range(dtype));
+            sizes.extend(outside.take(NAMED));
         }
         if sums && through && dtype == DType::F32 {
             sizes.insert(LONG_PRODUCT);
