@@ -593,6 +593,9 @@ impl Site<'_> {
             "," if self.text(0) == "ruleset" => {
                 "a setting has one value: `before` and `after` name one ruleset, and another one says so itself".into()
             }
+            word if self.text(0) == "rule" && self.expects(Rule::becomes) && clauses.contains(&word) => {
+                format!("write `{word}` behind the right side: `f(x) => g(x) {word} ..`")
+            }
             "," if self.text(0) == "rule" && clauses.contains(&self.text(self.i + 1)) => {
                 "remove the `,`: the clauses of a rule follow each other without one".into()
             }
@@ -618,6 +621,9 @@ impl Site<'_> {
             "{" if self.expects(Rule::assign) => "write the body after `=`, without braces: `f(x) = x + 1;`".into(),
             "," if self.text(0) == "rule" && self.expects(Rule::becomes) => {
                 "put several roots in parentheses: `(p, q) => (r, s)`".into()
+            }
+            "," if self.text(0) == "test" && self.expects(Rule::semi) && self.previous() == "]" => {
+                "write one input after the other: `input x: f32[4]; input y: f32[4];`".into()
             }
             "," if self.text(0) == "test" && self.expects(Rule::semi) => {
                 "put several results in parentheses: `expect equal (a, b);`".into()

@@ -286,8 +286,26 @@ impl<'a> Cx<'a> {
         if args.len() < lo || args.len() > hi {
             return self.wrong_count(&name, span, lo, hi, args.len());
         }
-        let args: Vec<Option<AExpr>> = args.iter().map(|a| self.aexpr(a)).collect();
-        Some(AExpr::Call(f, args.into_iter().collect::<Option<_>>()?))
+        let values: Vec<Option<AExpr>> = args.iter().map(|a| self.aexpr(a)).collect();
+        let values = values.into_iter().collect::<Option<Vec<_>>>()?;
+        let of_type = matches!(f, AFn::SizeOf | AFn::IsFloat | AFn::FloatMin | AFn::FloatMax);
+        if let ([value], [arg], true) = (values.as_slice(), args, of_type) {
+            let kind = self.akind(value);
+            if kind != AKind::Unknown && kind != AKind::DType {
+                return self.no_type_inside(&name, arg);
+            }
+        }
+        Some(AExpr::Call(f, values))
+    }
+
+    /// Reports a function of an element type that is called with something else.
+    fn no_type_inside<T>(&mut self, name: &str, arg: &Expr) -> Option<T> {
+        let message = format!("`{name}` is a function of an element type, and this is none");
+        let mut d = Diagnostic::error(code::BAD_TYPE, message, arg.span).label("expected `dtype(x)` or a type's name");
+        if name == AFn::SizeOf.name() {
+            d = d.hint("a size is a number already: write its name alone; the op of that name is `size(value = n)`");
+        }
+        self.report(d)
     }
 
     /// A fact of an operand, such as its rank.

@@ -160,7 +160,10 @@ fn input<'a>(
     }
     let value = match value {
         None => None,
-        Some(e) => Some(values(cx, e, &shape)?),
+        Some(e) => {
+            let values = values(cx, e, &shape)?;
+            Some(held(cx, e, dtype, values)?)
+        }
     };
     Some(TestInput { name: name.node.clone(), dtype, shape, constant, value })
 }
@@ -201,6 +204,33 @@ fn size_of(e: &Expr, depth: usize) -> Option<Dim> {
         }
         _ => None,
     }
+}
+
+/// The values, if the element type holds them: an integer as it is, a float after rounding.
+fn held(cx: &mut Cx<'_>, e: &Expr, dtype: DType, values: Vec<f64>) -> Option<Vec<f64>> {
+    let (least, most) = match dtype {
+        DType::Bool => (0.0, 1.0),
+        DType::U8 => (0.0, f64::from(u8::MAX)),
+        DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
+        DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
+        // 2^63 itself is what f64 makes of the largest.
+        DType::I64 => (i64::MIN as f64, i64::MAX as f64),
+        // What rounds to the largest is less than half a unit above it.
+        _ => (-dtype.largest() * (1.0 + 0.5 * dtype.epsilon()), dtype.largest() * (1.0 + 0.5 * dtype.epsilon())),
+    };
+    let fits = |v: &f64| match dtype.is_float() || dtype.only_stored() {
+        true => !v.is_finite() || (least..=most).contains(v),
+        false => v.fract() == 0.0 && (least..=most).contains(v),
+    };
+    let Some(v) = values.iter().find(|v| !fits(v)) else { return Some(values) };
+    let d = Diagnostic::error(code::TEST_INPUT, format!("{dtype} does not hold {v}"), e.span)
+        .label("a value of another type")
+        .hint(format!(
+            "{dtype} holds {} to {}",
+            if dtype.is_float() { -dtype.largest() } else { least },
+            if dtype.is_float() { dtype.largest() } else { most }
+        ));
+    cx.report(d)
 }
 
 /// The values of an input: one number for all elements, or a list nested as deep as the shape.
@@ -252,7 +282,10 @@ fn fill(cx: &mut Cx<'_>, e: &Expr, sizes: &[usize], out: &mut Vec<f64>) -> Optio
             let shape: Vec<String> = sizes.iter().map(usize::to_string).collect();
             let d = Diagnostic::error(
                 code::TEST_INPUT,
-                format!("expected a list of {n} numbers, but this is one number"),
+                format!(
+                    "expected a list of {n} numbers, but this is {}",
+                    if number(e).is_some() { "one number" } else { "none" }
+                ),
                 e.span,
             )
             .label(format!("this is a part of shape [{}]", shape.join(", ")))

@@ -154,14 +154,15 @@ impl FoldedProduct<'_> {
         let wide = self.operands.iter().zip(&numbers).map(|(t, n)| Tensor::from_f64(DType::F64, t.shape(), n));
         let exact = self.result(wide.map(|t| t.map(Arc::new)).collect::<Option<Vec<_>>>()?, folder);
         let Some(exact) = exact else { return Some("what `build(...)` computes is not known".to_string()) };
-        // Nothing is wider than f64: a sum of nonzero products there is assumed to be rounded.
-        let nonzero = numbers.iter().flatten().all(|v| *v != 0.0);
         let lost = |x: f64| match x.abs() {
             v if v.is_infinite() => true,
-            v if dtype == DType::F64 => nonzero && v < f64::MIN_POSITIVE,
+            v if dtype == DType::F64 => v > 0.0 && v < f64::MIN_POSITIVE,
             v => holds(dtype, v) == Representable::TooSmall,
         };
-        let elements = exact.to_f64();
+        let mut elements = exact.to_f64();
+        if dtype == DType::F64 {
+            self.mark_vanished(&numbers, &mut elements, folder);
+        }
         let too_large = |x: &&f64| x.is_infinite() || !dtype.round(**x).is_finite();
         let spoiled = |group: &Vec<f64>| {
             let largest = group.iter().fold(0.0f64, |m, x| m.max(x.abs()));
@@ -175,6 +176,29 @@ impl FoldedProduct<'_> {
             "a constant would leave the range of {dtype}: `{name}` of constants is {shown}, of which \
              {dtype} keeps {kept}"
         ))
+    }
+
+    /// Nothing is wider than f64: what is 0 there only because it is too small becomes the smallest
+    /// number. The same operands, scaled to be around 1, show it.
+    fn mark_vanished(&self, numbers: &[Vec<f64>], elements: &mut [f64], folder: &dyn ConstantFolder) {
+        let exponent = |n: &Vec<f64>| n.iter().fold(0.0f64, |m, v| m.max(v.abs())).log2().floor();
+        let scales: Vec<f64> = numbers.iter().map(exponent).collect();
+        if scales.iter().any(|s| !s.is_finite()) {
+            return;
+        }
+        let scaled = self.operands.iter().zip(numbers).zip(&scales).map(|((t, n), s)| {
+            // In two steps: 2^1074 is no f64.
+            let half = (-s / 2.0).floor();
+            let n: Vec<f64> = n.iter().map(|v| v * half.exp2() * (-s - half).exp2()).collect();
+            Tensor::from_f64(DType::F64, t.shape(), &n).map(Arc::new)
+        });
+        let Some(found) = scaled.collect::<Option<Vec<_>>>().and_then(|all| self.result(all, folder)) else { return };
+        let scale: f64 = scales.iter().sum();
+        for (element, v) in elements.iter_mut().zip(found.to_f64()) {
+            if v != 0.0 && v.abs().log2() + scale < -1022.0 {
+                *element = 5e-324;
+            }
+        }
     }
 
     /// For each element the largest that may be summed with it.

@@ -8,7 +8,9 @@
 use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
-use super::{arena, chain, concat, copies, laid_out, lower, narrow_weights, pool, prepare, prologue, results, short};
+use super::{
+    arena, chain, concat, copies, laid_out, long_rows, lower, narrow_weights, pool, prepare, prologue, results, short,
+};
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
 
@@ -58,6 +60,7 @@ impl Plan {
                 results::cluster(&mut plan);
                 prologue::cluster(&mut plan);
             }
+            long_rows::split(&mut plan);
             short::shorten(&mut plan);
         }
         arena::assign(&mut plan, options.memory)?;

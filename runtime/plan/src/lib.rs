@@ -20,6 +20,7 @@ mod checked;
 mod concat;
 mod copies;
 mod laid_out;
+mod long_rows;
 mod lower;
 mod narrow_weights;
 mod options;

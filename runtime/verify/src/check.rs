@@ -22,7 +22,7 @@ use super::generate::{Instance, Reject, Try, reject};
 use super::noise::{Noise, has_long_numbers, is_short, noisy_graph};
 use super::range::{leaves_range, lost_by_cast};
 use super::range_loss;
-use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, wide_inputs};
+use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, products_vanish, wide_inputs};
 use super::sides::{NotComparable, sides};
 use super::values::Distribution;
 use hypatia_eval::{Data, Double, Mode, Number, RefTensor, Val, evaluate};
@@ -647,7 +647,9 @@ impl Job<'_> {
     fn underflows(&self) -> Result<bool> {
         let graph = all_values(noisy_graph(self.graph, self.numbers, Noise::default(), 0)?);
         let values = evaluate(&graph, &wide_inputs(self.inputs), Mode::Exact)?;
-        Ok(values.iter().any(|t| t.dtype.is_float() && t.to_f64().iter().any(|x| x.is_subnormal())))
+        let all: Vec<Value> = graph.outputs.iter().map(|o| o.1).collect();
+        let small = values.iter().any(|t| t.dtype.is_float() && t.to_f64().iter().any(|x| x.is_subnormal()));
+        Ok(small || products_vanish(&graph, &all, &values, f64::MIN_POSITIVE))
     }
 
     /// True if finite operands give an infinite result anywhere, except at a pole.

@@ -32,6 +32,8 @@ pub struct Hints<'a> {
     pub equal_var: Vec<(VarId, &'a AExpr)>,
     /// `v in [..]`
     pub among: Vec<(VarId, &'a AExpr)>,
+    /// `fact(x) in [..]`, also as `not (fact(x) not in [..])`
+    pub among_facts: Vec<(Fact, VarId, &'a AExpr)>,
     /// Variables whose values a `let` reads.
     read: Vec<VarId>,
     /// Guards read elements of lists: `p[p[0]] == 0`.
@@ -61,6 +63,14 @@ impl<'a> Hints<'a> {
         let mut hints = Hints { constants: constants.clone(), ..Hints::default() };
         let (asking, other): (Way, Way) = way.iter().partition(|(e, holds)| *holds && is_plain(e));
         asking.iter().for_each(|(e, _)| hints.read(e, true, 0));
+        for (e, holds) in &other {
+            if let (false, AExpr::Binary(BinaryOp::NotIn, a, b)) = (holds, e)
+                && let AExpr::Fact(f, v) = &**a
+            {
+                hints.facts.entry(*v).or_default().push(*f);
+                hints.among_facts.push((*f, *v, b));
+            }
+        }
         let asked = std::mem::take(&mut hints.facts);
         other.iter().for_each(|(e, _)| hints.read(e, false, 0));
         hints.mentioned = std::mem::replace(&mut hints.facts, asked);
@@ -115,6 +125,9 @@ impl<'a> Hints<'a> {
                 }
                 if let (true, BinaryOp::In, AExpr::Var(v)) = (holds, op, &**a) {
                     self.among.push((*v, b));
+                }
+                if let (true, BinaryOp::In, AExpr::Fact(f, v)) = (holds, op, &**a) {
+                    self.among_facts.push((*f, *v, b));
                 }
                 let holds = holds && *op == BinaryOp::And;
                 self.read(a, holds, depth + 1);

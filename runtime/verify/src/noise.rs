@@ -3,11 +3,12 @@
 //! In: a concrete graph, a noise size, a seed. Out: a graph over f64 in which gemm epilogues and
 //! defined scalars are separate nodes. Every result and number that a device would round is
 //! multiplied by 1 + u * r, with r random in [-1, -1/3] or [1/3, 1]. The scatter of its outputs
-//! shows how much of a difference rounding explains (stochastic arithmetic). Invariant: with u = 0
-//! it computes what the graph computes in Exact mode.
+//! shows how much of a difference rounding explains (stochastic arithmetic). Sums and products of
+//! whole numbers get no noise: no type rounds them while they are small. Invariant: with u = 0 it
+//! computes what the graph computes in Exact mode.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
@@ -48,7 +49,16 @@ pub fn noisy_graph(graph: &Graph, numbers: &Numbers, noise: Noise, seed: u64) ->
     more.extend(numbers);
     let out = Graph::new(graph.program.clone());
     let rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut e = NoisyGraph { from: &graph, out, noise, rng, map: Vec::new(), numbers: more, in_f64: false };
+    let mut e = NoisyGraph {
+        from: &graph,
+        out,
+        noise,
+        rng,
+        map: Vec::new(),
+        numbers: more,
+        in_f64: false,
+        whole: HashSet::new(),
+    };
     let compared = only_compared(&graph);
     let weights = computed_weights(&graph);
     for (i, node) in graph.nodes.iter().enumerate() {
@@ -124,6 +134,8 @@ struct NoisyGraph<'a> {
     numbers: Numbers,
     /// The current node works in f64, which holds every number unrounded.
     in_f64: bool,
+    /// Floats of the new graph that are whole numbers.
+    whole: HashSet<Value>,
 }
 
 fn wide(d: DType) -> DType {
@@ -147,6 +159,9 @@ impl NoisyGraph<'_> {
                 let exact = number.and_then(|v| Tensor::from_f64(DType::F64, t.shape(), &vec![*v; t.len()]));
                 let rounded = number.is_some_and(|v| t.dtype().round(*v) != *v || (!is_short(*v) && !compared));
                 let value = self.out.constant(exact.unwrap_or_else(|| widened(t)));
+                if number.is_none_or(|v| v.fract() == 0.0) && t.to_f64().iter().all(|v| v.fract() == 0.0) {
+                    self.whole.insert(value);
+                }
                 // Every device rounds a number that its type cannot hold, and a number with many
                 // digits was rounded when it was written. But `x == 0.3` in f64 means exactly that
                 // f64: noise on it would excuse any behaviour of a rule there.
@@ -176,6 +191,10 @@ impl NoisyGraph<'_> {
                     _ => {
                         let results = self.out.op(*op, &operands, attrs.clone(), None)?;
                         if !rounds(builtin, &attrs) {
+                            let whole = |e: &Self, v: &Value| !e.out.ty(*v).dtype.is_float() || e.whole.contains(v);
+                            if operands.iter().flatten().all(|v| whole(self, v)) {
+                                self.whole.extend(&results);
+                            }
                             return Ok(results);
                         }
                         let terms = operands.into_iter().flatten().collect::<Vec<_>>();
@@ -227,7 +246,25 @@ impl NoisyGraph<'_> {
         match &program.scalar(scalar).body {
             ScalarBody::Builtin(f) => {
                 let v = self.out.scalar(scalar, args)?;
-                if is_exact(*f) { Ok(v) } else { self.noisy(v) }
+                use BuiltinScalar::{Add, Ceil, Floor, Mul, Round, Sub, Trunc};
+                let float = |v: &Value| self.out.ty(*v).dtype.is_float();
+                let all = args.iter().all(|v| !float(v) || self.whole.contains(v));
+                match f {
+                    Add | Sub | Mul if all && self.is_noisy(v) => {
+                        // Noise stays where numbers are too large to be whole.
+                        let v = self.noisy(v)?;
+                        let v = self.out.builtin_scalar(Round, &[v])?;
+                        self.whole.insert(v);
+                        Ok(v)
+                    }
+                    f if is_exact(*f) => {
+                        if all || matches!(f, Round | Floor | Ceil | Trunc) {
+                            self.whole.insert(v);
+                        }
+                        Ok(v)
+                    }
+                    _ => self.noisy(v),
+                }
             }
             ScalarBody::Term(term) => self.term(term, args, None, &[]),
         }
@@ -255,6 +292,9 @@ impl NoisyGraph<'_> {
                     Some(v) => *v,
                     None => {
                         let v = self.out.number(default, l.0)?;
+                        if l.0.fract() == 0.0 {
+                            self.whole.insert(v);
+                        }
                         let v = if is_short(l.0) { v } else { self.noisy(v)? };
                         numbers.insert(l.0.to_bits(), v);
                         v

@@ -4,9 +4,11 @@
 //! and how far noise moves each element. Invariant: the runs without noise evaluate the graph in
 //! f64, with unrounded literals.
 
+use std::collections::HashMap;
+
 use super::noise::{Noise, noisy_graph, widened};
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::ir::ScalarBody;
+use hypatia_dsl::ir::{OpBody, ScalarBody};
 use hypatia_eval::{Mode, Number, RefTensor, evaluate, evaluate_in};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Graph, NodeId, NodeKind, Value};
@@ -45,7 +47,7 @@ pub(super) fn underflows(graph: &Graph, numbers: &Numbers, inputs: &[(String, Te
     let nodes = 0..graph.nodes.len();
     let values: Vec<Value> = nodes.flat_map(|i| graph.results(NodeId(i as u32))).collect();
     graph.outputs = values.iter().enumerate().map(|(i, v)| (format!("v{i}"), *v)).collect();
-    let found = evaluate(&graph, &wide_inputs(inputs), Mode::Exact)?;
+    let found: Vec<RefTensor> = evaluate(&graph, &wide_inputs(inputs), Mode::Exact)?;
     let zero = |v: &f64| *v == 0.0;
     let small = |v: &f64| *v != 0.0 && v.abs() < LEAST;
     Ok(values.iter().zip(&found).any(|(v, t)| {
@@ -62,7 +64,25 @@ pub(super) fn underflows(graph: &Graph, numbers: &Numbers, inputs: &[(String, Te
             _ => false,
         };
         t.dtype.is_float() && (function || numbers.iter().any(small))
-    }))
+    }) || products_vanish(&graph, &values, &found, LEAST))
+}
+
+/// Whether a matrix product may lose a product of two elements that is smaller than this. `found`
+/// are the elements of `values`, which are all values of the graph.
+pub(super) fn products_vanish(graph: &Graph, values: &[Value], found: &[RefTensor], below: f64) -> bool {
+    let places: HashMap<Value, usize> = values.iter().enumerate().map(|(i, v)| (*v, i)).collect();
+    // The smallest magnitude of an operand, 0 apart.
+    let least = |v: &Value| {
+        let numbers = places.get(v).and_then(|i| found.get(*i)).map(RefTensor::to_f64).unwrap_or_default();
+        numbers.into_iter().map(f64::abs).filter(|v| *v != 0.0).fold(f64::INFINITY, f64::min)
+    };
+    graph.nodes.iter().any(|node| match &node.kind {
+        NodeKind::Op { op, .. } => {
+            matches!(graph.program.op(*op).body, OpBody::Builtin(b) if b.multiplies())
+                && node.operands.iter().flatten().take(2).map(least).product::<f64>() < below
+        }
+        _ => false,
+    })
 }
 
 /// The inputs with floats converted to f64.

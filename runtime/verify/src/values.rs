@@ -170,6 +170,10 @@ pub enum Magnitude {
     Small,
     /// The product of two such numbers is about as large as the type holds, or larger.
     Large,
+    /// The sum of two such numbers is beyond what the type holds.
+    Half,
+    /// Such a number plus two of those is an ordinary number.
+    AgainstHalves,
     /// Such a number combined with two small ones gives an ordinary result.
     AgainstSmall,
     /// Such a number combined with two large ones gives an ordinary result.
@@ -184,15 +188,21 @@ impl Magnitude {
     /// elements.
     fn element(self, source: &mut Source, dtype: DType) -> f64 {
         let near = 3;
+        let mixes = !matches!(self, Magnitude::Half | Magnitude::AgainstHalves);
         let code = source.element(near + 2 * MAGNITUDES, |r| match r.random_range(0..8) {
-            0 => r.random_range(0..near),
+            0 if mixes => r.random_range(0..near),
             _ => near + r.random_range(0..2 * MAGNITUDES),
         });
         let Some(far) = code.checked_sub(near) else { return [1.0, -1.5, 0.0][code as usize % 3] };
         let part = f64::from(far / 2 % MAGNITUDES) / f64::from(MAGNITUDES);
+        match self {
+            Magnitude::Half => return dtype.largest() * (0.51 + 0.09 * part),
+            Magnitude::AgainstHalves => return -dtype.largest() * (0.9 + 0.1 * part),
+            _ => {}
+        }
         let (least, largest) = (smallest_normal(dtype).log2(), dtype.largest().log2());
         let exponent = match self {
-            Magnitude::Near => 2.0 * part - 1.0,
+            Magnitude::Near | Magnitude::Half | Magnitude::AgainstHalves => 2.0 * part - 1.0,
             Magnitude::Small => least * (0.3 + 0.69 * part),
             Magnitude::Large => largest * (0.3 + 0.69 * part),
             Magnitude::AgainstSmall => -least * (0.5 + 0.45 * part),
@@ -347,11 +357,13 @@ fn range(dtype: DType) -> (f64, f64) {
 }
 
 /// Numbers whose neighbours are tried; between two powers of two, many products of them are equal.
-pub const TWINS: [f64; 16] = [1.0, 1.5, 1.75, 0.5, 2.5, 3.0, 0.1, 28.5, 1.9, 127.5, 7.0, 1.4, 100.0, 0.3, -1.6, 1000.0];
+pub const TWINS: [f64; 17] =
+    [1.0, 1.5, 1.75, 0.5, 2.5, 3.0, 0.1, 28.5, 1.9, 127.5, 7.0, 1.4, 100.0, 0.3, -1.6, 1000.0, -1e5];
 
 /// The number that is so many steps above or below this one, in its type.
 fn beside(dtype: DType, v: f64, steps: i32) -> f64 {
-    (0..steps.abs()).fold(dtype.round(v), |v, _| {
+    let most = 0.5 * dtype.largest();
+    (0..steps.abs()).fold(dtype.round(v.clamp(-most, most)), |v, _| {
         let away = f64::from(steps.signum()) * ulp(dtype, v);
         // Towards 0, the neighbour of a power of two is half as far away.
         let near = dtype.round(v + 0.5 * away);
@@ -563,7 +575,8 @@ fn element(
     };
     let v = if (demand.finite || demand.nonnegative || demand.positive) && v.is_nan() { 1.0 } else { v };
     let v = if demand.finite && v.is_infinite() { 1.0 } else { v };
-    let v = if demand.nonnegative || demand.positive { v.abs() } else { v };
+    // -0 is not negative.
+    let v = if demand.positive || (demand.nonnegative && v != 0.0) { v.abs() } else { v };
     if demand.positive && v == 0.0 { 1.0 } else { v }
 }
 

@@ -80,9 +80,10 @@ fn consistent(way: &[(&AExpr, bool)]) -> bool {
 }
 
 /// True if all facts in a condition are asked for where it holds: no side of an `or`, no negation.
+/// A constant whose elements differ has no value, so `value(c) != 1` is true of it.
 pub fn is_plain(e: &AExpr) -> bool {
     match e {
-        AExpr::Not(_) | AExpr::If(..) | AExpr::Binary(BinaryOp::Or, ..) => false,
+        AExpr::Not(_) | AExpr::If(..) | AExpr::Binary(BinaryOp::Or | BinaryOp::Ne | BinaryOp::NotIn, ..) => false,
         AExpr::Binary(BinaryOp::And, a, b) => is_plain(a) && is_plain(b),
         _ => true,
     }

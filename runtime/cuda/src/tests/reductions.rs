@@ -190,6 +190,48 @@ fn every_tiling_with_reductions_agrees_with_the_reference_on_a_gpu() {
     assert!(ran > 0);
 }
 
+/// A reduction of rows of that length.
+fn of_long_rows(dtype: DType, [rows, n]: [usize; 2], op: BuiltinOp) -> (Graph, Inputs) {
+    let mut c = Case::new(dtype);
+    let x = c.input(&[rows, n]);
+    let r = reduce(&mut c, op, x, &[1]);
+    c.graph.output("r", r);
+    (c.graph, c.inputs)
+}
+
+const LONG: [[usize; 2]; 4] = [[1, 1 << 20], [3, 98_304], [127, 40_000], [1, 33_333 * 4]];
+
+#[test]
+fn reductions_of_few_long_rows_are_two_launches() {
+    let device = Device::named("h200").unwrap();
+    for op in [BuiltinOp::Sum, BuiltinOp::Mean, BuiltinOp::Amax, BuiltinOp::Amin] {
+        for shape in LONG {
+            let plan = planned(&device, &of_long_rows(DType::BF16, shape, op).0);
+            assert_eq!(plan.steps.len(), 2, "{op:?} {shape:?}\n{plan}");
+        }
+    }
+    for shape in [[128, 1 << 16], [1, 32_767], [1, 1_000_003]] {
+        assert_eq!(planned(&device, &of_long_rows(DType::BF16, shape, BuiltinOp::Sum).0).steps.len(), 1, "{shape:?}");
+    }
+}
+
+#[test]
+fn reductions_of_few_long_rows_agree_on_a_gpu() {
+    let Some(gpu) = gpu(LONG.len() * 4) else { return };
+    for (i, shape) in LONG.into_iter().enumerate() {
+        for (j, op) in [BuiltinOp::Sum, BuiltinOp::Mean, BuiltinOp::Amax, BuiltinOp::Amin].into_iter().enumerate() {
+            let dtype = [DType::BF16, DType::F32, DType::F16, DType::F64][(i + j) % 4];
+            let (graph, inputs) = of_long_rows(dtype, shape, op);
+            let plan = planned(&gpu.profile(), &graph);
+            let mut tuner = Tuner::without_cache(Duration::ZERO);
+            let executor = Executor::new(plan, gpu.clone(), &mut tuner).unwrap().poisoned();
+            let what = format!("{op:?} {shape:?} {dtype}");
+            let [first, second] = [0, 1].map(|_| check(&executor, &graph, &inputs, &what));
+            assert_eq!(first[0].bytes(), second[0].bytes(), "{what}: runs differ");
+        }
+    }
+}
+
 /// The quickest runs: one launch and one that joins the parts, or the steps in turn.
 #[test]
 fn the_measured_choice_of_reductions_agrees_on_a_gpu() {

@@ -334,7 +334,13 @@ impl Generator<'_, '_> {
             (Some(BuiltinOp::Pad), _) => {
                 dims(shape.iter().map(|_| self.number(&[0, 1, 2, -1], &[50, 25, 15, 10])).collect())
             }
-            (Some(BuiltinOp::GatherNd), 0) => int(0),
+            (Some(BuiltinOp::GatherNd), 0) => {
+                let indices = types.get(1).and_then(|t| t.as_ref()).map(sizes).transpose()?.unwrap_or_default();
+                // An axis of both that has one size, and one more of each behind them.
+                let shared = shape.iter().zip(&indices).take_while(|(a, b)| a == b).count();
+                let most = shared.min(shape.len().saturating_sub(1)).min(indices.len().saturating_sub(1));
+                int(if self.source.pick(2) == 1 { self.source.pick(most + 1) as i64 } else { 0 })
+            }
             (Some(BuiltinOp::Scatter), 0) => {
                 AttrValue::Str(SCATTER_REDUCTIONS[self.source.pick(SCATTER_REDUCTIONS.len())].0.to_string())
             }

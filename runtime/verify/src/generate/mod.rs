@@ -380,8 +380,10 @@ impl Generator<'_, '_> {
             (Magnitude::Large, Magnitude::AgainstLarge),
             (Magnitude::Small, Magnitude::AgainstLarge),
             (Magnitude::Large, Magnitude::AgainstSmall),
+            // Of a sum, the operand takes away what two constants make too large.
+            (Magnitude::Half, Magnitude::AgainstHalves),
         ];
-        (self.distribution == Distribution::Far).then(|| kinds[self.source.weighted(&[4, 2, 1, 1])])
+        (self.distribution == Distribution::Far).then(|| kinds[self.source.weighted(&[4, 2, 1, 1, 2])])
     }
 
     /// True for a variable that a guard or a `let` requires to be constant.
@@ -432,11 +434,17 @@ impl Generator<'_, '_> {
             demand.splat = self.hints.asks(v, Fact::Uniform);
             if self.hints.asks(v, Fact::Value) {
                 demand.splat = true;
-                demand.is = self.hinted_fact(Fact::Value, v).and_then(|v| match v {
-                    AttrValue::Float(f) => Some(f),
+                let values = self.hinted_values(v);
+                let value = if values.is_empty() { None } else { values.get(self.source.pick(values.len())) };
+                demand.is = value.and_then(|v| match v {
+                    AttrValue::Float(f) => Some(*f),
                     AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
                     _ => None,
                 });
+                // -0 is 0, too.
+                if demand.is == Some(0.0) && self.source.pick(4) == 1 {
+                    demand.is = Some(-0.0);
+                }
             } else if self.hints.mentions(v, Fact::Value) {
                 demand.splat |= self.source.pick(2) == 1;
             }

@@ -34,9 +34,24 @@ const MOST_AXES: usize = 8;
 impl Generator<'_, '_> {
     /// The value that a guard's equation gives for a fact, if it can be evaluated yet.
     pub(super) fn hinted_fact(&self, fact: Fact, var: VarId) -> Option<AttrValue> {
+        self.equal_facts(fact, var).next()
+    }
+
+    fn equal_facts(&self, fact: Fact, var: VarId) -> impl Iterator<Item = AttrValue> {
+        let found = self.hints.equal_fact.iter().filter(move |(f, v, _)| *f == fact && *v == var);
+        found.filter_map(|(_, _, e)| eval(e, &self.env.attrs, &GraphFacts { graph: &self.graph, env: &self.env }))
+    }
+
+    /// The values that guards leave a constant to choose from: one, or those of a list.
+    pub(super) fn hinted_values(&self, var: VarId) -> Vec<AttrValue> {
+        let mut out: Vec<AttrValue> = self.equal_facts(Fact::Value, var).collect();
         let facts = GraphFacts { graph: &self.graph, env: &self.env };
-        let mut found = self.hints.equal_fact.iter().filter(|(f, v, _)| *f == fact && *v == var);
-        found.find_map(|(_, _, e)| eval(e, &self.env.attrs, &facts))
+        for (_, _, list) in self.hints.among_facts.iter().filter(|(f, v, _)| *f == Fact::Value && *v == var) {
+            if let Some(AttrValue::List(items)) = eval(list, &self.env.attrs, &facts) {
+                out.extend(items);
+            }
+        }
+        out
     }
 
     /// Sets sizes that guards equate with known sizes, or with other sizes of the same tensor. Each

@@ -86,7 +86,8 @@ impl Reader<'_> {
     fn variable(&self, v: VarId) -> Term {
         let equal = |g: &AExpr| match g {
             AExpr::Binary(BinaryOp::Eq, a, b) => match (&**a, &**b) {
-                (AExpr::Fact(Fact::Value, of), AExpr::Value(value)) if *of == v => number(value),
+                // The value may be -0.
+                (AExpr::Fact(Fact::Value, of), AExpr::Value(value)) if *of == v && !is_zero(value) => number(value),
                 _ => None,
             },
             _ => None,
@@ -255,6 +256,10 @@ impl Reader<'_> {
 /// A variable that stands for a function of the accumulator.
 fn term_variable(v: VarId, acc: Option<&Term>) -> Option<Term> {
     Some(Term::Apply(format!("v{}", v.0), Box::new(acc?.clone())))
+}
+
+fn is_zero(v: &AttrValue) -> bool {
+    matches!(number(v), Some(Term::Number(n)) if n == 0.0)
 }
 
 fn number(v: &AttrValue) -> Option<Term> {

@@ -43,6 +43,9 @@ const POWERS: [u8; 5] = [8, 11, 24, 53, 63];
 /// With integers of 8 bits, such a sum of products leaves the integers that f32 holds.
 const LONG_PRODUCT: i64 = 2100;
 
+/// With so many positions, a product of one with 2^20 leaves 32 bits.
+const LONG_POSITIONS: i64 = 4096;
+
 /// What an instance shows that others may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Aspect {
@@ -363,8 +366,21 @@ fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
         if sums && through && dtype == DType::F32 {
             sizes.insert(LONG_PRODUCT);
         }
+        // Positions that are multiplied in a narrow type leave its range.
+        if through && made_narrow(graph, node, dtype) {
+            sizes.insert(LONG_POSITIONS);
+        }
     }
     sizes
+}
+
+/// Whether integers are multiplied in 32 bits.
+fn made_narrow(graph: &Graph, node: &Node, dtype: DType) -> bool {
+    let multiplies = |s: ScalarId| {
+        let body = &graph.program.scalar(s).body;
+        matches!(body, ScalarBody::Builtin(BuiltinScalar::Mul | BuiltinScalar::Pow))
+    };
+    dtype == DType::I32 && matches!(node.kind, NodeKind::Scalar(s) if multiplies(s))
 }
 
 /// The largest integer up to which a type holds all.
@@ -382,8 +398,10 @@ fn range(dtype: DType) -> f64 {
 /// A size well beyond the integers that a narrow type holds: half of all positions are beyond them.
 fn size_beyond(dtype: DType) -> Option<i64> {
     match dtype {
-        DType::I8 => Some(300),
-        DType::U8 | DType::BF16 => Some(600),
+        DType::F8E5M2 => Some(20),
+        DType::F8E4M3 => Some(40),
+        // Sums of so many ones wrap around to 0.
+        DType::I8 | DType::U8 | DType::BF16 => Some(512),
         DType::F16 => Some(5000),
         _ => None,
     }
