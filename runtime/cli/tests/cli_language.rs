@@ -149,7 +149,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("residual_norm.hyp", 4),
         ("rules.hyp", 9),
         ("saving.hyp", 0),
-        ("saying.hyp", 13),
+        ("saying.hyp", 14),
         ("sketch.hyp", 2),
         ("softcap.hyp", 3),
         ("sums.hyp", 7),

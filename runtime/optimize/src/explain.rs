@@ -274,11 +274,16 @@ impl Explainer<'_, '_> {
             let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
             if kept && here && among(r) {
                 let names = self.optimizer.fired_at(&self.names, t);
-                let place = if names.is_empty() { WRITTEN.to_string() } else { format!("`{}`", names.join("`, `")) };
+                let mut place =
+                    if names.is_empty() { WRITTEN.to_string() } else { format!("`{}`", names.join("`, `")) };
+                let first = *which.get_or_insert(r);
+                // Another member of the family.
+                if first.name != r.name {
+                    place = format!("{place} (as {})", r.name);
+                }
                 if !places.contains(&place) {
                     places.push(place);
                 }
-                which.get_or_insert(r);
             }
         }
         let r = which?;

@@ -520,7 +520,15 @@ impl<'a> Optimizer<'a> {
                 let mut built = t.built.iter().map(canonical);
                 built.all(|n| given.contains(&n) && seen.contains(&n))
             };
-            let removals = self.removals(&kept, asked_for, nothing);
+            let mut removals = self.removals(&kept, asked_for, nothing);
+            if removals.is_empty() {
+                // `x / 1 => x * 1`, then `x * 1 => x`: nobody asked for the node in between.
+                let between = self.built_of(asked_for);
+                removals = self.removals(&kept, |n| between.contains(n), nothing);
+                let explained: FxHashSet<Id> = self.roots_of(&kept).collect();
+                removals.retain(|i| !self.traces[*i].roots.iter().any(|r| explained.contains(&egraph.find(*r))));
+                removals.truncate(1);
+            }
             if removals.is_empty() {
                 return (kept, seen);
             }
@@ -532,6 +540,30 @@ impl<'a> Optimizer<'a> {
                 work.extend(matched.filter(|n| seen.insert(n.clone())).map(|n| (n, owner)));
             }
         }
+    }
+
+    /// The nodes that rules built of those which were asked for, and of nodes built so.
+    fn built_of(&self, asked_for: impl Fn(&Node) -> bool) -> FxHashSet<Node> {
+        let egraph = &self.inserted.egraph;
+        let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
+        let mut found: FxHashSet<Node> = FxHashSet::default();
+        loop {
+            let before = found.len();
+            for t in self.traces.iter().filter(|t| t.changed) {
+                if t.matched.iter().map(canonical).all(|n| asked_for(&n) || found.contains(&n)) {
+                    found.extend(t.built.iter().map(canonical));
+                }
+            }
+            if found.len() == before {
+                return found;
+            }
+        }
+    }
+
+    /// The classes of the values that kept traces gave.
+    fn roots_of<'s>(&'s self, kept: &'s [Option<Owner>]) -> impl Iterator<Item = Id> + 's {
+        let traces = self.traces.iter().zip(kept).filter(|(_, k)| k.is_some());
+        traces.flat_map(|(t, _)| t.roots.iter().map(|r| self.inserted.egraph.find(*r)))
     }
 
     /// Traces, not kept so far, of rules that build nothing, such as `x * 1 => x`, without which
