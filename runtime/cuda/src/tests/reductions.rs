@@ -22,7 +22,8 @@ use hypatia_testing::list;
 const SHAPES: [[usize; 4]; 6] =
     [[1, 128, 128, 64], [1, 304, 520, 200], [2, 200, 264, 72], [3, 8, 8, 8], [1, 65, 136, 776], [1, 1, 72, 64]];
 /// What is computed of a product, the stored results, and what is reduced.
-const WAYS: [(&str, usize, &[(Reduction, Along)]); 7] = [
+type Way = (&'static str, usize, &'static [(Reduction, Along)]);
+const WAYS: [Way; 7] = [
     ("gradient of a bias", 1, &[(Reduction::Sum, Along::Rows)]),
     ("row sums", 1, &[(Reduction::Sum, Along::Columns)]),
     ("largest", 1, &[(Reduction::Max, Along::All)]),
