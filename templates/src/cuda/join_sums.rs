@@ -1,4 +1,4 @@
-//! The second half of sums over rows: the sums of all blocks are added up.
+//! The second half of a reduction: the parts that blocks or tiles made are joined.
 //!
 //! In: a [`JoinSumsKernel`]. Out: its source. Invariant: each result is added up in the same order
 //! in every run.
@@ -39,7 +39,7 @@ pub(super) fn emit(program: &Program, kernel: &JoinSumsKernel) -> Result<CudaSou
         (0..count).map(|i| format!("out{i} = the {} over all parts of sums[{i}]", kernel.kind.name())).collect();
     let header = Header {
         name: &kernel.name,
-        kind: "the second half of sums over rows",
+        kind: "the second half of a reduction",
         doc: &kernel.doc,
         formula: &formula,
         args: &args,

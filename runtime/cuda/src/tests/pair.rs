@@ -1,17 +1,13 @@
 //! Two products of one left operand in one kernel, against the reference: every tiling that the
 //! library declares, ragged sizes, both orders of all factors, batches, biases, residuals, poisoned
 //! results; what keeps them apart; the measured choice.
-use std::time::Duration;
-
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::Tiling;
 
-use super::tiled::{Case, Inputs, agrees_by, check, source, tiled_step};
+use super::tiled::{Case, Inputs, agrees_by, measured_choice_agrees, source, tiled_step};
 use super::{cases, gpu, planned};
-use crate::Executor;
 use crate::nvrtc::{Nvrtc, NvrtcError};
-use crate::tuner::{Effort, Tuner};
 use hypatia_graph::Graph;
 use hypatia_plan::{Action, CallStep, Called, Plan};
 use hypatia_target::device::Device;
@@ -175,16 +171,6 @@ fn every_tiling_of_two_products_agrees_with_the_reference_on_a_gpu() {
 fn the_measured_choice_of_two_products_agrees_on_a_gpu() {
     let Some(gpu) = gpu(3) else { return };
     for shape in [[1, 1024, 1408, 512], [1, 16, 2048, 1024], [2, 64, 64, 64]] {
-        let (graph, inputs) = case(DType::BF16, shape, ORDERS[0], "swiglu");
-        let plan = planned(&gpu.profile(), &graph);
-        let folder = tempfile::tempdir().unwrap();
-        let store = hypatia_cache::Store::open(folder.path(), hypatia_cache::Kind::Choice);
-        let mut tuner = Tuner::with_store(store.into(), Duration::from_secs(60), Effort::Unknown);
-        let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
-        check(&executor, &graph, &inputs, "measured");
-        for choice in tuner.choices().filter(|c| c.problem.starts_with("tiled")) {
-            println!("{shape:?}: {:?} us {:?} fallback {:?}", choice.algorithm, choice.us, choice.first_us);
-            assert!(choice.us <= choice.first_us);
-        }
+        measured_choice_agrees(&gpu, &case(DType::BF16, shape, ORDERS[0], "swiglu"), &format!("{shape:?}"));
     }
 }

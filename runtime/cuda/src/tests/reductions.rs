@@ -9,10 +9,10 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::{Along, Reduced, Reduction, StoredTiling, Tiling};
 
-use super::tiled::{Case, Inputs, agrees_by, check, source, tiled_step};
+use super::tiled::{Case, Inputs, agrees_by, check, measured_choice_agrees, source, tiled_step};
 use super::{cases, gpu, planned};
 use crate::Executor;
-use crate::tuner::{Effort, Tuner};
+use crate::tuner::Tuner;
 use hypatia_graph::{Graph, Value};
 use hypatia_plan::Plan;
 use hypatia_target::device::Device;
@@ -240,16 +240,7 @@ fn the_measured_choice_of_reductions_agrees_on_a_gpu() {
     let shapes = [[1, 1024, 1408, 512], [1, 2048, 2048, 512], [2, 64, 64, 64]];
     for (i, (way, ..)) in WAYS.into_iter().enumerate() {
         let shape = shapes[i % 3];
-        let (graph, inputs) = case(DType::BF16, shape, ORDERS[0], way);
-        let plan = planned(&gpu.profile(), &graph);
-        let folder = tempfile::tempdir().unwrap();
-        let store = hypatia_cache::Store::open(folder.path(), hypatia_cache::Kind::Choice);
-        let mut tuner = Tuner::with_store(store.into(), Duration::from_secs(60), Effort::Unknown);
-        let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
-        check(&executor, &graph, &inputs, "measured");
-        for choice in tuner.choices().filter(|c| c.problem.starts_with("tiled")) {
-            println!("{way} {shape:?}: {:?} us {:?} fallback {:?}", choice.algorithm, choice.us, choice.first_us);
-            assert!(choice.us <= choice.first_us);
-        }
+        let case = case(DType::BF16, shape, ORDERS[0], way);
+        measured_choice_agrees(&gpu, &case, &format!("{way} {shape:?}"));
     }
 }

@@ -2,17 +2,13 @@
 //! follows, two functions of one product, masks, pairs of products; ragged sizes, poisoned results,
 //! tilings of both templates; what stays apart; the measured choice.
 #![allow(clippy::unwrap_used)]
-use std::time::Duration;
-
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{StoredTiling, Tiling, WarpTiling};
 
 use super::emulated;
-use super::tiled::{Case, Inputs, agrees_by, check, source, tiled_step};
+use super::tiled::{Case, Inputs, agrees_by, measured_choice_agrees, source, tiled_step};
 use super::{cases, gpu, planned};
-use crate::Executor;
-use crate::tuner::{Effort, Tuner};
 use hypatia_graph::Graph;
 use hypatia_pipeline as pipeline;
 use hypatia_plan::{Action, CallStep, Called, Options, Plan};
@@ -241,16 +237,7 @@ fn the_measured_choice_of_several_results_agrees_on_a_gpu() {
     let shapes = [[1, 1024, 1408, 512], [1, 2048, 2048, 512], [2, 64, 64, 64]];
     for (i, (way, _)) in WAYS.into_iter().enumerate() {
         let shape = shapes[i % 3];
-        let (graph, inputs) = case(DType::BF16, shape, ORDERS[0], way);
-        let plan = planned(&gpu.profile(), &graph);
-        let folder = tempfile::tempdir().unwrap();
-        let store = hypatia_cache::Store::open(folder.path(), hypatia_cache::Kind::Choice);
-        let mut tuner = Tuner::with_store(store.into(), Duration::from_secs(60), Effort::Unknown);
-        let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
-        check(&executor, &graph, &inputs, "measured");
-        for choice in tuner.choices().filter(|c| c.problem.starts_with("tiled")) {
-            println!("{way} {shape:?}: {:?} us {:?} fallback {:?}", choice.algorithm, choice.us, choice.first_us);
-            assert!(choice.us <= choice.first_us);
-        }
+        let case = case(DType::BF16, shape, ORDERS[0], way);
+        measured_choice_agrees(&gpu, &case, &format!("{way} {shape:?}"));
     }
 }

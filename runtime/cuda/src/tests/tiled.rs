@@ -287,6 +287,21 @@ fn agree<'t>(gpu: &Arc<Gpu>, tilings: impl Iterator<Item = &'t StoredTiling>, sh
     assert!(ran > 0);
 }
 
+/// Runs a graph by the launches that are measured to be the quickest: the results are the
+/// reference's, and no choice is slower than its fallback.
+pub(super) fn measured_choice_agrees(gpu: &Arc<Gpu>, (graph, inputs): &(Graph, Inputs), what: &str) {
+    let plan = planned(&gpu.profile(), graph);
+    let folder = tempfile::tempdir().unwrap();
+    let store = hypatia_cache::Store::open(folder.path(), hypatia_cache::Kind::Choice);
+    let mut tuner = Tuner::with_store(store.into(), Duration::from_secs(60), Effort::Unknown);
+    let executor = Executor::new(plan, gpu.clone(), &mut tuner).unwrap().poisoned();
+    check(&executor, graph, inputs, what);
+    for choice in tuner.choices().filter(|c| c.problem.starts_with("tiled")) {
+        println!("{what}: {:?} us {:?} fallback {:?}", choice.algorithm, choice.us, choice.first_us);
+        assert!(choice.us <= choice.first_us);
+    }
+}
+
 /// The quickest is chosen, kept, and run again; it is never slower than the fallback.
 #[test]
 fn the_measured_choice_is_kept_on_a_gpu() {
