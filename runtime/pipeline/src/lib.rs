@@ -225,6 +225,11 @@ fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
         Called::Prologue(_) => {
             ("a product with the work on its factors, in one launch".to_string(), "one after the other")
         }
+        Called::Product(g) | Called::Pair(g) if !g.reduced.is_empty() => {
+            let (stored, reduced) = (g.term.roots.len() - g.reduced.len(), g.reduced.len());
+            let what = format!("a product with {stored} results and {reduced} reductions");
+            (format!("{what}, and a launch that joins the parts of each reduction"), "one after the other")
+        }
         Called::Product(g) | Called::Pair(g) if g.term.roots.len() > 1 => {
             (format!("a product with {} results, in one launch", g.term.roots.len()), "one after the other")
         }
