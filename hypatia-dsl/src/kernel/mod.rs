@@ -37,7 +37,7 @@ mod unfold;
 mod windows;
 
 use crate::dtype::DType;
-use crate::scalar::Term;
+use crate::scalar::{Term, TermNode};
 
 pub use body::{fits_a_kernel, reduction};
 pub use channel_windows::ChannelWindowsKernel;
@@ -220,6 +220,26 @@ impl RowwiseKernel {
     pub fn strided(&self) -> bool {
         let mut all = self.inputs.iter().map(|i| i.1).chain(self.outputs.iter().map(|o| o.1));
         all.any(|a| a == RowAccess::Strided)
+    }
+
+    /// True if each row is read once and nothing is kept of its elements: all steps read operands
+    /// alone, which lie row after row or are one element, and results are functions of the steps.
+    /// Such rows may be of any length, and be reduced in pieces.
+    pub fn folds(&self) -> bool {
+        let operands = self.inputs.len();
+        let reads = |term: &Term, may: &dyn Fn(usize) -> bool| {
+            term.nodes.iter().all(|n| !matches!(n, TermNode::In { input, .. } if !may(*input as usize)))
+        };
+        self.inputs
+            .iter()
+            .all(|(dtype, access)| matches!(access, RowAccess::Full | RowAccess::Splat) && dtype.is_float())
+            && self.steps.iter().all(|(kind, term)| *kind != Reduction::Prod && reads(term, &|i| i < operands))
+            && self.outputs.iter().all(|(dtype, access, term)| {
+                *access == RowAccess::PerRow && dtype.is_float() && reads(term, &|i| i >= operands)
+            })
+            && self.sums.is_empty()
+            && self.gathers.is_empty()
+            && self.groups.is_none()
     }
 
     /// The number of steps over whole rows, which come first.

@@ -303,12 +303,15 @@ impl Grower<'_, '_> {
     }
 
     /// Whether one launch is faster than the parts: rows that are neither too long to be kept in
-    /// registers nor too few for the device, elements of a row side by side in memory.
+    /// registers nor too few for the device, unless they are read once; elements of a row side by
+    /// side in memory.
     fn is_worth_it(&self, kernel: &RowwiseKernel, space: &RowSpace) -> bool {
         let size = |sizes: &[Dim]| sizes.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
         let (rows, n) = (size(&space.sizes[..space.outer]), size(&space.sizes[space.outer..]));
         let gpu = usize::from(!self.device.is_host());
-        if n.is_some_and(|n| n > LONGEST[gpu]) {
+        // What reads each row once keeps none, and the plan cuts rows that are few and long.
+        let once = gpu == 1 && kernel.folds();
+        if !once && n.is_some_and(|n| n > LONGEST[gpu]) {
             return false;
         }
         if !kernel.sums.is_empty() && !sums_are_worth_it(kernel, rows, n, space.groups_of_sums()) {
@@ -316,7 +319,7 @@ impl Grower<'_, '_> {
         }
         if let (Some(rows), Some(n)) = (rows, n) {
             let alone = if gpu == 1 { n } else { rows.saturating_mul(n) };
-            if rows < ROWS[gpu] && alone > ALONE[gpu] {
+            if !once && rows < ROWS[gpu] && alone > ALONE[gpu] {
                 return false;
             }
         }

@@ -1,16 +1,16 @@
 //! Splits reductions of few long rows, which leave most of a GPU idle.
 //!
-//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which a reduction
-//! of few long rows is two: of pieces of the rows, then of the pieces' results. Invariant: the
-//! results of pieces are kept in the type in which a row is reduced, so nothing is rounded in
-//! between; a reduction that needs whole rows for anything else stays one.
+//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which reductions
+//! of few long rows are two steps: of pieces of the rows, then of the pieces' results. Invariant:
+//! the results of pieces are kept in the type in which a row is reduced, so nothing is rounded in
+//! between; what needs whole rows for anything else stays one step (`RowwiseKernel::folds`).
 //!
 //! The loss over a batch, the norm of all gradients, the largest magnitude of a tensor: one row of
 //! millions of elements is read by one block.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
-use hypatia_dsl::kernel::{Reduction, RowAccess, RowLayout, RowwiseKernel};
+use hypatia_dsl::kernel::{RowAccess, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
 use super::buffer::{Buffer, Storage};
@@ -74,35 +74,22 @@ fn halves(plan: &mut Plan, at: usize) -> Option<(Step, Step)> {
     let step = &plan.steps[at];
     let r = of_rows(step)?;
     let whole = &r.kernel;
-    let ([(kind, _)], [(dtype, RowAccess::PerRow, term)]) = (whole.steps.as_slice(), whole.outputs.as_slice()) else {
-        return None;
-    };
-    let flat = whole.inputs.iter().all(|(dtype, access)| *access == RowAccess::Full && dtype.is_float());
-    let alone = whole.sums.is_empty() && whole.gathers.is_empty() && whole.groups.is_none() && r.lookups.is_empty();
-    let only_reduced = term.nodes.iter().all(|n| match n {
-        TermNode::In { input, .. } => *input as usize >= whole.inputs.len(),
-        _ => true,
-    });
-    if !flat
-        || !alone
-        || !only_reduced
-        || !dtype.is_float()
-        || r.rows == 0
-        || r.rows >= ENOUGH
-        || r.n < LONG
-        || *kind == Reduction::Prod
-    {
+    let few = r.rows > 0 && r.rows < ENOUGH && r.n >= LONG;
+    if !few || !whole.folds() || !r.lookups.is_empty() {
         return None;
     }
     let pieces = pieces(r.rows, r.n)?;
+    let (operands, steps) = (whole.inputs.len(), whole.steps.len());
     let wide = if whole.inputs.iter().any(|i| i.0 == DType::F64) { DType::F64 } else { DType::F32 };
     let count = r.rows * pieces;
-    let first = RowwiseKernel { outputs: vec![(wide, RowAccess::PerRow, leaf(whole.inputs.len()))], ..whole.clone() };
+    let of_pieces = |i: usize| (wide, RowAccess::PerRow, leaf(operands + i));
+    let first = RowwiseKernel { outputs: (0..steps).map(of_pieces).collect(), ..whole.clone() };
+    let joined = |(dtype, access, term): &(DType, RowAccess, Term)| (*dtype, *access, of_joined(term, operands, steps));
     let second = RowwiseKernel {
         name: format!("{}_joined", whole.name),
-        inputs: vec![(wide, RowAccess::Full)],
-        steps: vec![(*kind, leaf(0))],
-        outputs: vec![(*dtype, RowAccess::PerRow, of_joined(term))],
+        inputs: vec![(wide, RowAccess::Full); steps],
+        steps: whole.steps.iter().enumerate().map(|(i, (kind, _))| (*kind, leaf(i))).collect(),
+        outputs: whole.outputs.iter().map(joined).collect(),
         ..whole.clone()
     };
     let (rows, n, step) = (r.rows, r.n, step.clone());
@@ -110,12 +97,16 @@ fn halves(plan: &mut Plan, at: usize) -> Option<(Step, Step)> {
         let layout = RowLayout::flat(&kernel, rows, n);
         Action::Rowwise(RowwiseStep { kernel, rows, n, layout, lookups: Vec::new() })
     };
-    let buffer = BufferId(plan.buffers.len() as u32);
-    plan.buffers.push(Buffer { dtype: wide, len: count, storage: Storage::Arena(0) });
-    let between = View::whole(buffer, wide, &[count]);
+    let between: Vec<View> = (0..steps)
+        .map(|_| {
+            let buffer = BufferId(plan.buffers.len() as u32);
+            plan.buffers.push(Buffer { dtype: wide, len: count, storage: Storage::Arena(0) });
+            View::whole(buffer, wide, &[count])
+        })
+        .collect();
     let (first, second) = (of(first, count, n / pieces), of(second, rows, pieces));
-    let first = Step { action: first, writes: vec![between.clone()], ..step.clone() };
-    Some((first, Step { action: second, reads: vec![between], ..step }))
+    let first = Step { action: first, writes: between.clone(), ..step.clone() };
+    Some((first, Step { action: second, reads: between, ..step }))
 }
 
 /// Into how many pieces of one length rows are cut: about [`PIECE`] elements each, fewer if that
@@ -135,12 +126,12 @@ fn leaf(input: usize) -> Term {
     term
 }
 
-/// What becomes of a reduced row, where that is the only step of a kernel with one operand.
-fn of_joined(term: &Term) -> Term {
+/// What becomes of a reduced row, where the operands are not read again, but one for each step.
+fn of_joined(term: &Term, operands: usize, steps: usize) -> Term {
     let mut term = term.clone();
     for node in &mut term.nodes {
         if let TermNode::In { input, .. } = node {
-            *input = 1;
+            *input = *input - operands as u32 + steps as u32;
         }
     }
     term

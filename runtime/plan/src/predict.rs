@@ -61,7 +61,11 @@ impl Step {
                 let [slower, share] = if self.rows_are_even() { [1.0, 1.0] } else { UNEVEN };
                 let passes = if product.terms() > 0.0 { work.flops / product.terms() } else { 1.0 };
                 let arithmetic = seconds * passes.max(1.0).floor() / slower;
-                return device.launch + device.ramp + arithmetic.max(work.bytes / (bandwidth * share));
+                // The parts of each reduction are joined by one more launch.
+                let launches = 1 + product.reduced.len();
+                return launches as f64 * device.launch
+                    + device.ramp
+                    + arithmetic.max(work.bytes / (bandwidth * share));
             }
             Action::Conv(c) => {
                 let channels = self.reads.get(1).and_then(|w| w.shape.get(1)).map_or(1.0, |n| *n as f64);
