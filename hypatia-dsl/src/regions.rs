@@ -5,6 +5,7 @@
 //! the rule is true of its examples, so that verifying these can refute the rule.
 
 use crate::builtin::BuiltinScalar;
+use crate::dtype::Kind;
 use crate::ir::{
     Build, BuildArg, BuildNode, DTypePat, Head, InView, NodePat, ParamKind, Pat, Program, Rule, ScalarId, Sort,
     TypePat, Var, VarId,
@@ -67,7 +68,10 @@ fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Optio
         let other = VarId(out.vars.len() as u32);
         others.push(other);
         out.vars.push(Var { name: format!("{}_operand", rule.vars[v.index()].name), sort: Sort::Tensor });
-        let sample = sample(program, n, operands)?;
+        let mut sample = sample(program, n, operands)?;
+        if rule.lhs.iter().any(|p| is_condition(program, p, *v)) {
+            sample = Sample::Call(program.builtin_scalar(BuiltinScalar::Lt)?, vec![sample, Sample::Other]);
+        }
         let further = FurtherOperand { other, any_shape: n == ANY_SHAPE };
         out.lhs = out.lhs.into_iter().map(|p| in_pattern(p, *v, &sample, further)).collect();
         out.rhs = out.rhs.into_iter().map(|b| in_build(program, b, *v, &sample, other, false)).collect();
@@ -83,6 +87,30 @@ fn operands(p: &Pat, v: VarId) -> Option<usize> {
         Pat::Node(n) if n.head == Head::Region(v) => Some(n.args.len()),
         Pat::Node(n) => n.args.iter().find_map(|p| operands(p, v)),
         _ => None,
+    }
+}
+
+/// Whether the region's result is a truth value: an operand of a function of truth values.
+fn is_condition(program: &Program, p: &Pat, v: VarId) -> bool {
+    let is_region = |p: &Pat| {
+        let mut p = p;
+        while let Pat::Bind(_, inner) | Pat::Typed(inner, _) = p {
+            p = inner;
+        }
+        matches!(p, Pat::Node(n) if n.head == Head::Region(v))
+    };
+    match p {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => is_condition(program, p, v),
+        Pat::OneOf(l) => l.iter().any(|p| is_condition(program, p, v)),
+        Pat::Node(n) => {
+            let truth = |i: usize| match n.head {
+                Head::Scalar(s) => program.scalar(s).params.get(i).is_some_and(|p| p.1 == Kind::Bool),
+                _ => false,
+            };
+            let of_operand = |(i, p): (usize, &Pat)| (truth(i) && is_region(p)) || is_condition(program, p, v);
+            n.args.iter().enumerate().any(of_operand)
+        }
+        _ => false,
     }
 }
 
@@ -109,7 +137,8 @@ fn with_names(p: Pat, v: VarId, vars: &mut Vec<Var>) -> Pat {
 }
 
 /// `tanh(x + y)`, `(x + y) * other`, `x * tanh(x)`, `(x + y) - other`, `x - tanh(x * y)`, over all
-/// operands; `None` if an example says no more than the others.
+/// operands; `None` if an example says no more than the others. Where a truth value is wanted,
+/// these are compared with the further operand.
 fn sample(program: &Program, n: usize, operands: usize) -> Option<Sample> {
     let id = |b| program.builtin_scalar(b);
     let (add, mul, tanh) = (id(BuiltinScalar::Add)?, id(BuiltinScalar::Mul)?, id(BuiltinScalar::Tanh)?);

@@ -190,13 +190,13 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
-        if let ArgKind::Map { dtype, inner, windows } = a.kind {
+        if let ArgKind::Map { dtype, inner, axes, windows } = a.kind {
             let kind = map_type(dtype)?.0;
             let map = spelled(&a.name);
             map_names.push(map.clone());
             maps.push(context! {
                 name => map, tensor => own.clone(), type => kind, inner => inner[0], outer => inner[1],
-                how => descriptor(windows),
+                how => descriptor(windows), axes => axes.map(|axes| axes.map(|a| a.name())),
             });
         }
         let described = matches!(a.kind, ArgKind::Map { .. });
@@ -292,8 +292,11 @@ fn python_value(arg: &Arg) -> Result<String, EmitError> {
         ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
             format!("_axes({own}, {count}, \"{own}\")")
         }
-        ArgKind::Map { dtype, inner: [inner, outer], windows } => {
-            format!("kernel.{}({own}, {}, {inner}, {outer})", descriptor(windows), map_type(dtype)?.1)
+        ArgKind::Map { dtype, inner: [inner, outer], axes, windows } => {
+            let kind = map_type(dtype)?.1;
+            let checked =
+                axes.map_or(String::new(), |[a, b]| format!(", {{\"{0}\": {0}, \"{1}\": {1}}}", a.name(), b.name()));
+            format!("kernel.{}({own}, {kind}, {inner}, {outer}{checked})", descriptor(windows))
         }
     })
 }

@@ -5,7 +5,10 @@
 
 use crate::ast::{self, ExprKind};
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Backend, Head, Kernel, NodePat, OpBody, OpDef, ParamKind, Pat, Sort, TemplateFile};
+use crate::ir::{
+    AExpr, AttrValue, Backend, Build, BuildArg, Head, Kernel, NodePat, OpBody, OpDef, ParamKind, Pat, Program, Sort,
+    TemplateFile, VarId,
+};
 use crate::spell::closest;
 use hypatia_target::cublaslt::Epilogue;
 
@@ -106,7 +109,10 @@ fn launch_settings<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(Strin
 
 /// Checks that a kernel of that kind can be generated from the op.
 fn generated_from(cx: &mut Cx<'_>, k: &ast::Kernel, def: &OpDef, backend: &Backend) -> Option<()> {
-    let OpBody::Builtin(builtin) = def.body else { return Some(()) };
+    let builtin = match &def.body {
+        OpBody::Builtin(builtin) => *builtin,
+        OpBody::Defined(body) => return called(cx, k, (def, body), backend),
+    };
     if let Backend::Rowwise | Backend::Composed = backend {
         let word = if *backend == Backend::Rowwise { "rowwise" } else { "composed" };
         let what = format!("`{word}` generates a kernel from the op's body, but `{}` has no body", def.name);
@@ -121,6 +127,42 @@ fn generated_from(cx: &mut Cx<'_>, k: &ast::Kernel, def: &OpDef, backend: &Backe
         return cx.report(d);
     }
     Some(())
+}
+
+/// Checks that the body of an op that a library's call computes multiplies its first two operands.
+fn called(cx: &mut Cx<'_>, k: &ast::Kernel, (def, body): (&OpDef, &[Build]), backend: &Backend) -> Option<()> {
+    fn multiplies(program: &Program, b: &Build, factors: [VarId; 2]) -> bool {
+        let within = |b: &Build| multiplies(program, b, factors);
+        match b {
+            Build::Else(_, b) | Build::Frozen(b) => within(b),
+            Build::If(_, x, y) => within(x) || within(y),
+            Build::Node(n) => {
+                // A user's op multiplies in its own body.
+                let product = matches!(n.head, Head::Op(op)
+                    if !matches!(program.op(op).body, OpBody::Builtin(b) if !b.multiplies()));
+                let own = factors.map(|v| BuildArg::One(Build::Var(v)));
+                let operand = |a: &BuildArg| match a {
+                    BuildArg::One(b) | BuildArg::Each { element: b, .. } => within(b),
+                    BuildArg::Spread(_) => false,
+                };
+                (product && n.args.starts_with(&own)) || n.args.iter().any(operand)
+            }
+            _ => false,
+        }
+    }
+    if !matches!(backend, Backend::Cublaslt(_)) {
+        return Some(());
+    }
+    let operands: Vec<VarId> = def.operands().map(|(i, _)| VarId(i as u32)).take(2).collect();
+    let factors = <[VarId; 2]>::try_from(operands).ok();
+    if factors.is_some_and(|f| body.iter().any(|b| multiplies(&cx.s.program, b, f))) {
+        return Some(());
+    }
+    let message = format!("cuBLASLt multiplies two matrices, but the body of `{}` has no such product", def.name);
+    let d = Diagnostic::error(code::BACKEND, message, k.pattern.span)
+        .label("no product of its first two operands")
+        .hint("write it for `gemm(a, b, e, to = d)`, or for an op whose body has `matmul(a, b)` and work behind it");
+    cx.with_declaration(d, def)
 }
 
 fn root(cx: &mut Cx<'_>, p: &Pat, k: &ast::Kernel) -> Option<crate::ir::OpId> {

@@ -168,8 +168,8 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &
         let first = gemm.args.first_mut().map(|a| variable(cx, a));
         let types = first.map(|a| op(BinaryOp::In, AExpr::Fact(Fact::DType, a), half()));
         let for_warps = kind == Some(Kind::AttentionGrad) || !WarpAttentionTiling::all(choices).is_empty();
-        let sm = if for_warps { AMPERE_SM } else { HOPPER_SM };
-        return [at_least(sm)].into_iter().chain(types).collect();
+        let device = if for_warps { at_least(AMPERE_SM) } else { hopper() };
+        return [device].into_iter().chain(types).collect();
     }
     let pair = kind == Some(Kind::Pair);
     let Some((factors, _)) = gemm.args.split_at_mut_checked(if pair { 3 } else { 2 }) else { return Vec::new() };
@@ -186,7 +186,7 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &
     };
     let fact = AExpr::Fact;
     let mut guards =
-        vec![at_least(if pair { HOPPER_SM } else { AMPERE_SM }), op(BinaryOp::In, fact(Fact::DType, a), half())];
+        vec![if pair { hopper() } else { at_least(AMPERE_SM) }, op(BinaryOp::In, fact(Fact::DType, a), half())];
     let others = &factors[1..];
     guards.extend(others.iter().map(|b| op(BinaryOp::Eq, fact(Fact::DType, *b), fact(Fact::DType, a))));
     guards.push(op(BinaryOp::Eq, to, fact(Fact::DType, a)));
@@ -210,6 +210,11 @@ fn half() -> AExpr {
 /// That the device has that compute capability.
 fn at_least(sm: i64) -> AExpr {
     op(BinaryOp::Ge, AExpr::Device(DeviceFact::Sm), number(sm))
+}
+
+/// That the device is Hopper's: later ones lack its matrix instructions.
+fn hopper() -> AExpr {
+    op(BinaryOp::Eq, AExpr::Device(DeviceFact::Sm), number(HOPPER_SM))
 }
 
 /// The application at the top of a pattern.

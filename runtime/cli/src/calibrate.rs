@@ -148,8 +148,7 @@ impl Calibrate {
 
 /// The figures of the profile beside those that were measured.
 fn table(before: &Device, now: &Device) -> String {
-    let mut out =
-        format!("{:<24} {:>12} {:>12}\n", before.name, format!("{:?}", before.figures).to_lowercase(), "measured");
+    let mut out = format!("{:<24} {:>12} {:>12}\n", before.name, format!("{:?}", before.figures).to_lowercase(), "now");
     let mut row = |what: &str, a: f64, b: f64| out.push_str(&format!("{what:<24} {a:>12.1} {b:>12.1}\n"));
     row("bandwidth, GB/s", before.bandwidth / 1e9, now.bandwidth / 1e9);
     if !before.is_host() {

@@ -94,6 +94,9 @@ impl Explain {
                 }
                 let mut optimized = pipeline::optimize_anyway(&graph, &options)?;
                 unmet = contract::unmet(&optimized.report.contract);
+                if let Some(memory) = self.options.memory.bytes() {
+                    pipeline::must_fit(&optimized.graph, &options, memory)?;
+                }
                 pipeline::count_launches(&mut optimized, &graph, &options);
                 if !options.no_rules {
                     pipeline::list_choices(&mut optimized, &options);

@@ -86,6 +86,9 @@ impl Opt {
                     _ => {}
                 }
                 let mut out = pipeline::optimize(&graph, &options)?;
+                if let Some(memory) = self.options.memory.bytes() {
+                    pipeline::must_fit(&out.graph, &options, memory)?;
+                }
                 pipeline::count_launches(&mut out, &graph, &options);
                 (out.graph, Some(out.report))
             }

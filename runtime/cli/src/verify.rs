@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anstream::println;
+use anstream::{eprintln, println};
 use clap::Args;
-use hypatia_dsl::ir::Origin;
+use hypatia_dsl::ir::{Backend, Origin};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_verify::{Options, Report, verify};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -55,7 +55,7 @@ impl Verify {
         let programs = files::programs(&self.files, false)?;
         // Files that several programs use are verified once.
         let own: BTreeSet<&String> = programs.iter().flat_map(|p| &p.1).collect();
-        let mut done: BTreeSet<String> = BTreeSet::new();
+        let (mut done, mut not_run): (BTreeSet<String>, BTreeSet<String>) = Default::default();
         for (program, names) in &programs {
             let wanted = |o: &Origin| {
                 names.contains(&o.file) || (self.library && !own.contains(&o.file) && !done.contains(&o.file))
@@ -64,12 +64,22 @@ impl Verify {
             done.extend(program.rules.iter().map(|r| r.origin.file.clone()));
             done.extend(program.scalars.iter().map(|s| s.origin.file.clone()));
             done.extend(program.ops.iter().map(|o| o.origin.file.clone()));
+            let templates = program.kernels.iter().filter(|k| matches!(k.backend, Backend::Template(_)));
+            not_run.extend(templates.filter(|k| names.contains(&k.origin.file)).map(|k| k.name.clone()));
         }
         bar.finish_and_clear();
         if self.json {
             println!("{:#}", report.to_json());
         } else {
             println!("{}", report.to_text().trim_end());
+        }
+        if !not_run.is_empty() && !global.quiet {
+            let names: Vec<String> = not_run.iter().map(|n| format!("`{n}`")).collect();
+            eprintln!(
+                "note: the templates of {} were not run: verify compares rules and bodies; on a GPU, `hypatia run` first \
+                 tries a template in a process of its own, and compares it with the op's body",
+                names.join(", ")
+            );
         }
         Ok(if report.passed() { Exit::Ok } else { Exit::Failed })
     }

@@ -114,7 +114,7 @@ pub fn arguments(
         (ArgKind::Size(_), ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size(_), ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
         (ArgKind::Size(name), _) => sizes(name).and_then(|v| v.first().copied()).map(Argument::Size),
-        (ArgKind::Map { dtype, inner, windows }, _) => {
+        (ArgKind::Map { dtype, inner, windows, .. }, _) => {
             let shape = work.maps.iter().find(|(role, _)| *role == a.role).map(|(_, shape)| *shape);
             pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner, windows })
         }

@@ -11,6 +11,7 @@ use hypatia_dsl::typing::{Bindings, eval};
 use hypatia_target::device::Device;
 
 use crate::graph::kernels::{CandidateFacts, Known, Matched};
+use crate::print::show_attr;
 
 /// A launch, and the tuning parameters that it belongs to.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +64,41 @@ impl DeclaredLaunch {
             fits.then_some(DeclaredLaunch { tune, grid, block, shared: u32::try_from(shared).ok()? })
         };
         combinations(kernel).into_iter().filter_map(launch).collect()
+    }
+
+    /// Why a kernel has no launch for these operands, by its first choice of tuning parameters.
+    pub(crate) fn why_none(
+        kernel: &Kernel,
+        matched: &Matched,
+        known: &dyn Fn(usize) -> Option<Known>,
+        device: &Device,
+    ) -> String {
+        let facts = CandidateFacts { operands: &matched.operands, known, device };
+        let mut bindings = matched.bindings.clone();
+        let mut chosen = Vec::new();
+        for (name, value) in combinations(kernel).into_iter().next().unwrap_or_default() {
+            if let Some(var) = kernel.vars.iter().position(|v| v.name == name) {
+                bindings.values.insert(VarId(var as u32), AttrValue::Dim(Dim::from(value)));
+            }
+            chosen.push(format!("{name} = {value}"));
+        }
+        let with = if chosen.is_empty() { String::new() } else { format!(" with {}", chosen.join(", ")) };
+        for (key, e) in &kernel.launch {
+            let sizes = numbers(e, &bindings, &facts);
+            let (most, possible) = match (key.as_str(), sizes.as_deref()) {
+                ("grid", sizes) => (MAX_GRID, sizes.is_some_and(|s| within(s, MAX_GRID).is_some())),
+                ("block", sizes) => (MAX_BLOCK, sizes.is_some_and(|s| within(s, MAX_BLOCK).is_some())),
+                _ => continue,
+            };
+            if !possible {
+                let shown = eval(e, &bindings, &facts).as_ref().map_or("not known".into(), show_attr);
+                return format!(
+                    "its `{key}` is {shown}{with}, and must be whole numbers from 1 to {most:?} (`/` does not round; \
+                     `floor((n + 63) / 64)` does)"
+                );
+            }
+        }
+        format!("its block has more than {MAX_THREADS} threads{with}, or its shared memory is not possible")
     }
 }
 

@@ -7,14 +7,14 @@
 
 use std::fmt;
 
-use hypatia_dsl::ir::{Backend, Program};
+use hypatia_dsl::ir::{Backend, Pat, Program};
 use hypatia_dsl::kernel::{RowSpace, RowwiseKernel, derive_rowwise_over};
 use hypatia_dsl::typing::TensorType;
 use hypatia_target::device::Device;
 use serde::Serialize;
 
 use crate::declared::DeclaredLaunch;
-use crate::graph::kernels::{Candidate, Known, Strategy};
+use crate::graph::kernels::{Candidate, Known, Strategy, is_pair};
 use crate::{Graph, Node, NodeId, NodeKind};
 
 /// What becomes of a way to compute a node.
@@ -83,15 +83,29 @@ pub fn fates(program: &Program, list: &[&Candidate], refusal: &dyn Fn(&Candidate
 
 impl Candidate {
     /// Whether it can be the fallback of that one. A user's template is timed beside what would run
-    /// without it, which may need a fallback too. Any other launch is timed beside steps that are
-    /// always there: those of an op are its parts.
+    /// without it, which may need a fallback too, and so is a tiled kernel beside another one. Any
+    /// other launch is timed beside steps that are always there: those of an op are its parts.
     fn may_follow(&self, program: &Program, before: &Candidate) -> bool {
         let backend = before.kernel().map(|k| &program.kernels[k.index()].backend);
         match (backend, &before.strategy) {
+            (Some(Backend::Tiled), _) if self.tiles_products(program) && before.tiles_products(program) => {
+                self.kernel() != before.kernel()
+            }
             (Some(Backend::Template(_)), _) => self.kernel() != before.kernel(),
             (_, Strategy::Call) => matches!(self.strategy, Strategy::Composed(_)),
             _ => !self.needs_fallback(program),
         }
+    }
+
+    /// True for a tiled kernel that applies the whole epilogue of a product, or of two.
+    fn tiles_products(&self, program: &Program) -> bool {
+        let kernel = self.kernel().map(|k| &program.kernels[k.index()]);
+        let whole = |pattern: &Pat| match self.strategy {
+            Strategy::Whole => true,
+            Strategy::Call => is_pair(program, pattern),
+            _ => false,
+        };
+        kernel.is_some_and(|k| matches!(k.backend, Backend::Tiled) && whole(&k.pattern))
     }
 
     /// What keeps it from computing a node with these operands, as far as they tell; `None` if
@@ -109,7 +123,7 @@ impl Candidate {
         let kernel = &program.kernels[matched.kernel.index()];
         let is_template = matches!(kernel.backend, Backend::Template(_));
         let idle = is_template && DeclaredLaunch::all(kernel, matched, known, device).is_empty();
-        idle.then(|| "it declares no launch that is possible for these sizes".into())
+        idle.then(|| DeclaredLaunch::why_none(kernel, matched, known, device))
     }
 }
 

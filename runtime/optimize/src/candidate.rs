@@ -15,7 +15,8 @@ use super::language::Node;
 /// The extracted graph as searches see it.
 #[derive(Debug, Default)]
 pub struct Candidate {
-    /// Number of distinct consumers of each class.
+    /// Number of distinct consumers of each class; of one that is no longer needed, those it had
+    /// when it last was.
     uses: FxHashMap<Id, u32>,
     /// The scalar functions of tensors, by class.
     pointwise: FxHashMap<Id, Node>,
@@ -48,7 +49,8 @@ impl Candidate {
         self.uses.is_empty()
     }
 
-    /// Number of distinct consumers of a canonical class, if the candidate needs it.
+    /// Number of distinct consumers of a canonical class, if the candidate needs it or one before
+    /// it did: what a rule replaced stays known, since what other rules make of it may be cheaper.
     pub fn uses(&self, class: Id) -> Option<u32> {
         self.uses.get(&class).copied()
     }
@@ -101,15 +103,14 @@ impl Candidate {
         let dropped = old_pointwise.keys().filter(|id| !pointwise.contains_key(id)).copied();
         let recomputed: Vec<Id> = computed.chain(dropped).collect();
         let used = uses.iter().map(|(id, n)| (*id, old_uses.get(id), Some(n)));
-        let unused = old_uses.iter().filter(|(id, _)| !uses.contains_key(id)).map(|(id, n)| (*id, Some(n), None));
-        let recounted: Vec<_> = used.chain(unused).filter(|(_, old, new)| old != new).collect();
+        let recounted: Vec<_> = used.filter(|(_, old, new)| old != new).collect();
         let only = |(id, old, new): &(Id, Option<&u32>, Option<&u32>)| {
             ((*old == Some(&1)) != (*new == Some(&1))).then_some(*id)
         };
         self.regrouped.extend(sorted(recomputed.iter().copied().chain(recounted.iter().filter_map(only))));
         self.reconsidered.extend(sorted(recomputed.iter().copied().chain(recounted.iter().map(|(id, ..)| *id))));
         self.inner = dominate::inner(order, &uses, &pointwise);
-        self.uses = uses;
+        self.uses.extend(uses);
         self.pointwise = pointwise;
     }
 }

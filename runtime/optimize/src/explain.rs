@@ -151,6 +151,12 @@ pub fn no_such_rule(program: &Program, rule: &str) -> String {
     if let Some(rules) = set.and_then(|at| names(&|r| r.ruleset.index() == at)) {
         return format!("`{rule}` is a ruleset; name one of its rules: {rules}");
     }
+    if program.kernels.iter().any(|k| k.name == rule) {
+        return format!(
+            "`{rule}` is a kernel, not a rule: `hypatia explain MODEL` lists the kernels of each step, and why those that \
+             do not run do not"
+        );
+    }
     let all = || program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]);
     if let Some(near) = closest(rule, all()) {
         return format!("there is no rule `{rule}`; did you mean `{near}`?");

@@ -185,6 +185,14 @@ fn assumed(graph: &Graph, options: &plan::Options) -> Result<Plan> {
     plan(&graph.specialize(&symbols)?, &plan::Options { memory: usize::MAX, ..options.clone() })
 }
 
+/// Fails if a graph's plan takes more memory than that, in bytes. A size that is still symbolic is
+/// taken to be what the cost model assumes.
+pub fn must_fit(graph: &Graph, options: &optimize::Options, memory: usize) -> Result<()> {
+    let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
+    let plain = plan::Options { allowed: options.allowed(), memory, ..plan::Options::new(options.device.clone()) };
+    plan(&graph.specialize(&symbols)?, &plain).map(drop)
+}
+
 /// Plans a model both ways for a device and counts the launches. With no rules at all, the given
 /// graph is what is run.
 pub fn compared(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {

@@ -9,7 +9,8 @@ use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
 use super::{
-    arena, chain, concat, copies, laid_out, long_rows, lower, narrow_weights, pool, prepare, prologue, results, short,
+    arena, beside, chain, concat, copies, laid_out, long_rows, lower, narrow_weights, pool, prepare, prologue, results,
+    short,
 };
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
@@ -57,6 +58,7 @@ impl Plan {
             pool::omit_padding(&mut plan);
             if options.cluster {
                 chain::cluster(&mut plan);
+                beside::cluster(&mut plan);
                 results::cluster(&mut plan);
                 prologue::cluster(&mut plan);
             }

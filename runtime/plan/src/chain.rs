@@ -10,17 +10,13 @@
 
 use std::collections::HashMap;
 
-use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Backend, Head, KernelId, Pat, Program};
+use hypatia_dsl::ir::{KernelId, Program};
 use hypatia_dsl::kernel::chain::{MAX_LAYERS, MAX_WIDTH};
 
 use super::view::{collapse, matrix_layout};
+use super::whole::{Whole, tiles};
 use super::{Action, BufferId, Called, ChainLayer, GemmStep, Plan, Step, View};
-use hypatia_target::device::Device;
-
-/// The compute capability from which templates multiply by warps.
-const AMPERE: u32 = 80;
 
 /// Joins products of a plan.
 pub(super) fn cluster(plan: &mut Plan) {
@@ -43,14 +39,6 @@ pub(super) fn cluster(plan: &mut Plan) {
     }
     let mut gone = gone.into_iter();
     plan.steps.retain(|_| gone.next() != Some(true));
-}
-
-/// The kernel of the Program that multiplies in tiles, if the device can run it.
-pub(super) fn tiles(program: &Program, device: &Device) -> Option<KernelId> {
-    let gemm = program.builtin_op(BuiltinOp::Gemm)?;
-    let multiplies = |pattern: &Pat| matches!(pattern, Pat::Node(n) if n.head == Head::Op(gemm));
-    let found = program.kernels.iter().position(|k| matches!(k.backend, Backend::Tiled) && multiplies(&k.pattern));
-    found.filter(|_| !device.is_host() && device.sm >= AMPERE).map(|i| KernelId(i as u32))
 }
 
 /// The steps of each chain, in order.
@@ -84,19 +72,7 @@ fn chains(plan: &Plan) -> Vec<Vec<usize>> {
 
 /// The product of a step that can be part of a chain.
 fn link<'s>(program: &Program, step: &'s Step) -> Option<&'s GemmStep> {
-    let g = match &step.action {
-        Action::Gemm(g) => g,
-        // A library's call has its epilogue by name; a user's kernel is not ours to replace.
-        Action::Call(call) => match (&call.called, &program.kernels[step.kernel?.index()].backend) {
-            (Called::Product(g), Backend::Tiled) => g,
-            _ => return None,
-        },
-        _ => return None,
-    };
-    let reads = match &step.action {
-        Action::Call(call) => &step.reads[..call.reads],
-        _ => &step.reads[..],
-    };
+    let Whole { product: g, factors: 2, reads } = Whole::of(program, step)? else { return None };
     let ([x, weight, beside @ ..], [out, ..]) = (reads, step.writes.as_slice()) else { return None };
     let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
     let types = half(x.dtype) && weight.dtype == x.dtype && out.dtype == x.dtype;

@@ -13,6 +13,7 @@
 //! that it works in place. [`Plan::validate`] checks all of it.
 
 mod arena;
+mod beside;
 mod buffer;
 mod build;
 pub mod chain;
@@ -41,6 +42,7 @@ mod testing;
 mod tests;
 mod validate;
 mod view;
+mod whole;
 mod windows;
 mod work;
 mod wrapping;

@@ -116,8 +116,8 @@ impl Plan {
         }
     }
 
-    /// Number of launches.
+    /// Number of launches, where each step takes its first choice.
     pub fn launches(&self) -> usize {
-        self.steps.len()
+        self.steps.iter().map(Step::launches).sum()
     }
 }

@@ -61,9 +61,7 @@ impl Step {
                 let [slower, share] = if self.rows_are_even() { [1.0, 1.0] } else { UNEVEN };
                 let passes = if product.terms() > 0.0 { work.flops / product.terms() } else { 1.0 };
                 let arithmetic = seconds * passes.max(1.0).floor() / slower;
-                // The parts of each reduction are joined by one more launch.
-                let launches = 1 + product.reduced.len();
-                return launches as f64 * device.launch
+                return self.launches() as f64 * device.launch
                     + device.ramp
                     + arithmetic.max(work.bytes / (bandwidth * share));
             }

@@ -13,10 +13,10 @@
 use std::collections::HashMap;
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Backend, KernelId};
+use hypatia_dsl::ir::KernelId;
 use hypatia_dsl::kernel::{ImageWindows, MOST_ROWS};
 
-use super::chain::tiles;
+use super::whole::{Whole, tiles};
 use super::windows::rows_and_columns;
 use super::{
     Action, BufferId, Called, FactorFrom, FactorTerm, FactorWindows, GemmStep, Plan, PointwiseStep, PrologueStep, Step,
@@ -50,7 +50,7 @@ pub(super) fn cluster(plan: &mut Plan) {
 
 /// The step that makes each buffer which one step alone reads, if that is pointwise or copies
 /// windows.
-fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
+pub(super) fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
     let mut readers: HashMap<BufferId, usize> = HashMap::new();
     for step in &plan.steps {
         let mut own: Vec<BufferId> = step.reads.iter().map(|v| v.buffer).collect();
@@ -67,30 +67,14 @@ fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
     made.filter(|(buffer, _)| readers.get(buffer) == Some(&1)).collect()
 }
 
-/// The product of a step that a generated kernel may compute, what the launch reads, and its number
-/// of factors.
-fn product<'p>(plan: &'p Plan, step: &'p Step) -> Option<(&'p GemmStep, &'p [View], usize)> {
-    let own = || step.kernel.is_some_and(|k| matches!(plan.program.kernels[k.index()].backend, Backend::Tiled));
-    let (g, reads, factors) = match &step.action {
-        Action::Gemm(g) => (g, step.reads.as_slice(), 2),
-        Action::Call(call) if own() => match &call.called {
-            Called::Product(g) => (g, &step.reads[..call.reads], 2),
-            Called::Pair(g) => (g, &step.reads[..call.reads], 3),
-            _ => return None,
-        },
-        _ => return None,
-    };
-    matches!(reads[0].dtype, DType::F16 | DType::BF16).then_some((g, reads, factors))
-}
-
 /// A factor that another step makes: that step's place, what is read instead, and the reads.
 type Made = (usize, FactorFrom, Vec<View>);
 
 /// The step at that place with the steps that compute its factors, and the places of these.
 fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: usize) -> Option<(Step, Vec<usize>)> {
     let step = &plan.steps[at];
-    let (g, own, factors) = product(plan, step)?;
-    if g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
+    let Whole { product: g, factors, reads: own } = Whole::of(&plan.program, step)?;
+    if !matches!(own[0].dtype, DType::F16 | DType::BF16) || g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
         return None;
     }
     let found = made(plan, makers, g, own, factors);

@@ -12,12 +12,14 @@
 
 use std::collections::{HashMap, HashSet};
 
+use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Backend, InView, KernelId};
+use hypatia_dsl::ir::{InView, KernelId};
 use hypatia_dsl::kernel::{Along, Reduced, Reduction, RowAccess, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
+use hypatia_dsl::term::Literal;
 
-use super::chain::tiles;
+use super::whole::{Whole, substituted, tiles};
 use super::{Action, BufferId, Called, GemmStep, Plan, PointwiseStep, RowwiseStep, Step, View};
 use hypatia_target::device::HOPPER;
 
@@ -59,32 +61,16 @@ fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
     plan.steps.iter().enumerate().flat_map(written).collect()
 }
 
-/// A product of a step with its whole epilogue, and its number of factors.
-struct Whole<'p> {
-    product: &'p GemmStep,
-    factors: usize,
-    reads: &'p [View],
+/// The product of a step, if its accumulators may be those of several results: no template reads
+/// other types, and what has several results already is left alone.
+fn alone<'p>(plan: &'p Plan, step: &'p Step) -> Option<Whole<'p>> {
+    let whole = Whole::of(&plan.program, step)?;
+    let half = matches!(whole.reads[0].dtype, DType::F16 | DType::BF16);
+    let g = whole.product;
+    (half && g.k > 0 && g.term.roots.len() == 1 && g.reduced.is_empty()).then_some(whole)
 }
 
-impl<'p> Whole<'p> {
-    /// `None` if a library's call or a user's kernel computes it in a way of its own, or no
-    /// template multiplies its types.
-    fn of(plan: &'p Plan, step: &'p Step) -> Option<Whole<'p>> {
-        let own = || step.kernel.is_some_and(|k| matches!(plan.program.kernels[k.index()].backend, Backend::Tiled));
-        let (product, factors, reads) = match &step.action {
-            Action::Gemm(g) => (g, 2, step.reads.as_slice()),
-            Action::Call(call) if own() => match &call.called {
-                Called::Product(g) => (g, 2, &step.reads[..call.reads]),
-                Called::Pair(g) => (g, 3, &step.reads[..call.reads]),
-                _ => return None,
-            },
-            _ => return None,
-        };
-        let half = matches!(reads[0].dtype, DType::F16 | DType::BF16);
-        let alone = product.term.roots.len() == 1 && product.reduced.is_empty();
-        (half && product.k > 0 && alone).then_some(Whole { product, factors, reads })
-    }
-
+impl Whole<'_> {
     /// Whether it has the same accumulators as another one.
     fn same_accumulators(&self, other: &Whole<'_>) -> bool {
         let sizes = |g: &'_ GemmStep| (g.batch.clone(), [g.m, g.n, g.k], g.acc);
@@ -127,7 +113,7 @@ impl<'p> Joint<'p> {
     /// The product at that place alone.
     fn of(plan: &'p Plan, makers: &'p HashMap<BufferId, usize>, tiles: KernelId, at: usize) -> Option<Joint<'p>> {
         let step = &plan.steps[at];
-        let whole = Whole::of(plan, step)?;
+        let whole = alone(plan, step)?;
         let g = whole.product;
         let shape = [g.batch.as_slice(), &[g.m, g.n]].concat();
         let kernel = if whole.factors == 3 { step.kernel? } else { tiles };
@@ -168,7 +154,7 @@ impl<'p> Joint<'p> {
     /// A product of the same factors: its epilogue has the same accumulators.
     fn product(&mut self, at: usize) -> Option<()> {
         let step = &self.plan.steps[at];
-        let other = Whole::of(self.plan, step).filter(|other| self.whole.same_accumulators(other))?;
+        let other = alone(self.plan, step).filter(|other| self.whole.same_accumulators(other))?;
         let [out, ..] = step.writes.as_slice() else { return None };
         let beside = &other.reads[other.factors..];
         let first = self.parts[0];
@@ -221,9 +207,8 @@ impl<'p> Joint<'p> {
             reduced.push((Reduced { kind: Reduction::Sum, along: Along::Rows }, view, term));
         }
         let dense = |v: &View| v.dtype.is_float() && v.is_contiguous();
-        let fits = |(r, view, term): &(Reduced, &View, &Term)| {
-            Reduced::joins(r.kind) && dense(view) && !reads_steps(kernel, term)
-        };
+        let fits =
+            |(r, view, term): &(Reduced, &View, &Term)| joins(r.kind) && dense(view) && !reads_steps(kernel, term);
         if !reduced.iter().all(fits) || stored.iter().any(|(_, term)| reads_steps(kernel, term)) {
             return None;
         }
@@ -233,9 +218,25 @@ impl<'p> Joint<'p> {
             self.add(term, &values, std::slice::from_ref(view));
         }
         for (reduced, view, term) in reduced {
-            let value = *self.values(term, &values).first()?;
-            self.asides.push(Aside { reduced, view: view.clone(), value });
+            let value = *substituted(&mut self.terms, term, &values).first()?;
+            self.aside(reduced, view.clone(), value)?;
         }
+        Some(())
+    }
+
+    /// Reduces a value. A mean is the sum of what each element contributes.
+    fn aside(&mut self, reduced: Reduced, view: View, value: TermId) -> Option<()> {
+        let Reduced { kind: Reduction::Mean, along } = reduced else {
+            self.asides.push(Aside { reduced, view, value });
+            return Some(());
+        };
+        let g = self.whole.product;
+        let batches: usize = g.batch.iter().product();
+        let count = batches * g.m * g.n / reduced.results(batches, g.m, g.n).max(1);
+        let share = self.terms.add(TermNode::Lit(Literal(1.0 / count as f64)));
+        let scalar = self.plan.program.builtin_scalar(BuiltinScalar::Mul)?;
+        let value = self.terms.add(TermNode::Call { scalar, args: vec![value, share] });
+        self.asides.push(Aside { reduced: Reduced { kind: Reduction::Sum, along }, view, value });
         Some(())
     }
 
@@ -251,12 +252,11 @@ impl<'p> Joint<'p> {
             (false, true) if (0..last).all(|axis| !axes.contains(&axis)) => Along::Columns,
             _ => return None,
         };
-        if !Reduced::joins(kind) || !view.dtype.is_float() || !view.is_contiguous() || self.result(from).is_none() {
+        if !joins(kind) || !view.dtype.is_float() || !view.is_contiguous() || self.result(from).is_none() {
             return None;
         }
         let value = self.operand(from.clone());
-        self.asides.push(Aside { reduced: Reduced { kind, along }, view: view.clone(), value });
-        Some(())
+        self.aside(Reduced { kind, along }, view.clone(), value)
     }
 
     /// The elements that a step with such axes reads, if it reads a result and nothing that is not
@@ -306,22 +306,9 @@ impl<'p> Joint<'p> {
 
     /// Adds a term over these operands, whose values are these results.
     fn add(&mut self, term: &Term, operands: &[TermId], results: &[View]) {
-        let values = self.values(term, operands);
+        let values = substituted(&mut self.terms, term, operands);
         let views = results.iter().map(|v| View::whole(v.buffer, v.dtype, &self.shape));
         self.made.extend(values.into_iter().zip(views).map(|(value, view)| Made { view, value }));
-    }
-
-    /// The values of a term over these operands.
-    fn values(&mut self, term: &Term, operands: &[TermId]) -> Vec<TermId> {
-        let mut moved: Vec<TermId> = Vec::with_capacity(term.nodes.len());
-        for node in &term.nodes {
-            let id = match node {
-                TermNode::In { input, .. } => operands[*input as usize],
-                node => self.terms.add(node.map_args(|a| moved[a.0 as usize])),
-            };
-            moved.push(id);
-        }
-        term.roots.iter().map(|root| moved[root.0 as usize]).collect()
     }
 
     /// The step of all parts, and the places of those behind the first one; `None` if there are
@@ -331,11 +318,13 @@ impl<'p> Joint<'p> {
         if behind.is_empty() {
             return None;
         }
-        let (mut writes, mut roots) =
-            self.kept(gone).iter().map(|m| (m.view.clone(), m.value)).unzip::<_, _, Vec<View>, Vec<TermId>>();
-        if writes.is_empty() {
-            return None;
+        // A launch stores something, though all that is wanted is reduced.
+        let mut kept = self.kept(gone);
+        if kept.is_empty() {
+            kept.extend(self.made.last());
         }
+        let (mut writes, mut roots) =
+            kept.into_iter().map(|m| (m.view.clone(), m.value)).unzip::<_, _, Vec<View>, Vec<TermId>>();
         writes.extend(self.asides.iter().map(|a| a.view.clone()));
         roots.extend(self.asides.iter().map(|a| a.value));
         let reduced = self.asides.iter().map(|a| a.reduced).collect();
@@ -363,6 +352,11 @@ fn reduction(kernel: &RowwiseKernel, term: &Term) -> Option<usize> {
             _ => return None,
         }
     }
+}
+
+/// Whether tiles reduce in that way, or it is a mean, which is a sum.
+fn joins(kind: Reduction) -> bool {
+    Reduced::joins(kind) || kind == Reduction::Mean
 }
 
 /// Whether a term reads what a step of a row-wise kernel reduced.

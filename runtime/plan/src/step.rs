@@ -463,6 +463,16 @@ impl Step {
         Step { name: name.to_string(), action: Action::Call(call), reads, writes, in_place, kernel: None }
     }
 
+    /// Number of launches of its first choice: the parts of each reduction that a product makes are
+    /// joined by one of their own.
+    pub fn launches(&self) -> usize {
+        1 + match &self.action {
+            Action::Call(CallStep { called: Called::Product(g) | Called::Pair(g), .. }) => g.reduced.len(),
+            Action::Call(CallStep { called: Called::Prologue(p), .. }) => p.product.reduced.len(),
+            _ => 0,
+        }
+    }
+
     /// What identifies the step in a message: its nodes, else what it makes.
     pub fn title(&self) -> String {
         match (self.name.is_empty(), self.writes.first()) {

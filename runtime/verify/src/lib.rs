@@ -24,6 +24,7 @@ mod claim;
 mod constants;
 mod copies;
 pub mod differ;
+mod elements;
 mod ensemble;
 mod epilogue;
 mod folded_call;

@@ -474,6 +474,7 @@ impl<'a> Run<'a> {
                 return self.refuted(source.into_choices(), failure);
             }
         }
+        unnoticed.drop_equal(self.rule, &self.kept);
         match unnoticed.message(self.rule, &self.kept) {
             Some(reason) => Status::Vacuous { reason },
             None => Status::Verified,

@@ -17,6 +17,7 @@ use hypatia_dsl::typing::same_value;
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::{Graph, Node, NodeKind, Value, builtin, show_attr, splat};
 
+use super::elements::elements;
 use super::generate::Instance;
 use super::hints::variables;
 use super::mutate::{Mutant, SWAPPED, Site, mutants};
@@ -75,6 +76,30 @@ impl Unnoticed {
         self.noticed.extend(noticed.into_iter().map(|m| m.base));
         self.drop_copies();
         self.mutants.len() < before
+    }
+
+    /// Drops changes after which every instance combines the same elements, though other tensors
+    /// are made on the way: more is filled of what is cut off again, axes that are merged again
+    /// change places. What never varied may be why, so then nothing is dropped.
+    pub(super) fn drop_equal(&mut self, rule: &Rule, instances: &[Instance]) {
+        if self.mutants.is_empty() || !constant(rule, instances).is_empty() {
+            return;
+        }
+        let of = |rule: &Rule, made: &Instance| {
+            let s = sides(rule, made).ok()?;
+            let mut graph = s.graph.clone();
+            graph.outputs.drain(..s.left.len());
+            elements(&noisy_graph(&graph.pruned(), &s.numbers, Noise::default(), 0).ok()?)
+        };
+        let own: Vec<(&Instance, _)> = instances.iter().filter_map(|i| Some((i, of(rule, i)?))).collect();
+        let equal = |m: &Mutant| {
+            let pairs = own.iter().map(|(made, (inner, out))| {
+                let (other, same_out) = of(&m.rule, made)?;
+                (same_out == *out).then_some(other != *inner)
+            });
+            pairs.collect::<Option<Vec<bool>>>().is_some_and(|differs| differs.contains(&true))
+        };
+        self.mutants.retain(|m| !equal(m));
     }
 
     /// True if every change was noticed.

@@ -219,7 +219,13 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         let lead = if kernel.dense_k[side] { [TILE_K, part] } else { [BOX, TILE_K] };
         match &kernel.prologues[side] {
             Some(p) => prologue::arguments(p, i, ["rows", "columns"][side]),
-            None => vec![Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about)],
+            None => {
+                let map = Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about);
+                let own = [SizeName::Rows, SizeName::Columns][side];
+                let axes = if kernel.dense_k[side] { [own, SizeName::Depth] } else { [SizeName::Depth, own] };
+                // A window has channels instead.
+                vec![if kernel.windows.is_none() { map.with_axes(axes) } else { map }]
+            }
         }
     };
     let [a, b] = kernel.dense_k;
@@ -242,9 +248,9 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     };
     out.extend(rights(kernel).into_iter().flat_map(|at| factor(at, 1, part, right)));
     let result = [kernel.chunk(), BOX];
-    let shape = "batches x rows x columns";
+    let (shape, axes) = ("batches x rows x columns", [SizeName::Rows, SizeName::Columns]);
     for (i, o) in kernel.outputs.iter().enumerate() {
-        out.push(Arg::map(format!("out{i}_map"), ArgRole::Written(i), *o, result, shape));
+        out.push(Arg::map(format!("out{i}_map"), ArgRole::Written(i), *o, result, shape).with_axes(axes));
     }
     for (i, r) in kernel.reduced.iter().enumerate() {
         let about = match r.along {
@@ -258,7 +264,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     for (i, o) in kernel.inputs.iter().enumerate() {
         let at = i + kernel.reads();
         if fetched.contains(&i) {
-            out.push(Arg::map(format!("in{at}_map"), ArgRole::Read(at), o.dtype, result, shape));
+            out.push(Arg::map(format!("in{at}_map"), ArgRole::Read(at), o.dtype, result, shape).with_axes(axes));
             continue;
         }
         out.push(Arg::read(at, o.dtype, about(&o.access, shape)));

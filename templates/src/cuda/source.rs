@@ -66,14 +66,22 @@ impl Arg {
     /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two
     /// inner axes.
     pub fn map(name: String, role: ArgRole, dtype: DType, inner: [usize; 2], about: &str) -> Arg {
-        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), windows: None };
+        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), axes: None, windows: None };
         Arg { name, role, kind, about: about.into() }
+    }
+
+    /// The same of a tensor whose two inner axes have these sizes, the dense one last.
+    pub fn with_axes(mut self, of: [SizeName; 2]) -> Arg {
+        if let ArgKind::Map { axes, .. } = &mut self.kind {
+            *axes = Some(of);
+        }
+        self
     }
 
     /// A descriptor of an image whose windows the copy engine reads: that many channels of that
     /// many windows at a time.
     pub fn image(name: String, dtype: DType, inner: [usize; 2], windows: WindowBounds, about: &str) -> Arg {
-        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), windows: Some(windows) };
+        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), axes: None, windows: Some(windows) };
         Arg { name, role: ArgRole::Read(0), kind, about: about.into() }
     }
 
@@ -236,6 +244,9 @@ pub enum ArgKind {
         /// Elements of a box along the dense axis and along the next one; of an image, channels
         /// and windows.
         inner: [u32; 2],
+        /// The sizes of the two inner axes, the dense one last, where they are known: a launcher
+        /// checks them.
+        axes: Option<[SizeName; 2]>,
         /// Where the windows of an image begin, if the copy engine reads these.
         windows: Option<WindowBounds>,
     },

@@ -1,6 +1,6 @@
 //! Reductions beside a product, against the reference: sums over rows (gradients of biases), over
-//! columns, the largest of all; with several results, two products, ragged sizes, every tiling;
-//! what stays apart; the measured choice.
+//! columns, means, the largest of all; with several results, none, two products, ragged sizes, every
+//! tiling; what stays apart; the measured choice.
 #![allow(clippy::unwrap_used)]
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const SHAPES: [[usize; 4]; 6] =
     [[1, 128, 128, 64], [1, 304, 520, 200], [2, 200, 264, 72], [3, 8, 8, 8], [1, 65, 136, 776], [1, 1, 72, 64]];
 /// What is computed of a product, the stored results, and what is reduced.
 type Way = (&'static str, usize, &'static [(Reduction, Along)]);
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 9] = [
     ("gradient of a bias", 1, &[(Reduction::Sum, Along::Rows)]),
     ("row sums", 1, &[(Reduction::Sum, Along::Columns)]),
     ("largest", 1, &[(Reduction::Max, Along::All)]),
@@ -31,6 +31,8 @@ const WAYS: [Way; 7] = [
     ("kept", 2, &[(Reduction::Sum, Along::Rows)]),
     ("pair", 1, &[(Reduction::Sum, Along::Rows)]),
     ("smallest", 1, &[(Reduction::Min, Along::Rows)]),
+    ("mean", 1, &[(Reduction::Sum, Along::Columns)]),
+    ("largest alone", 1, &[(Reduction::Max, Along::All)]),
 ];
 const ORDERS: [[bool; 2]; 4] = [[false, true], [false, false], [true, false], [true, true]];
 
@@ -82,6 +84,15 @@ fn case(dtype: DType, [batch, m, n, k]: [usize; 4], [left, right]: [bool; 2], wa
             let h = c.call("mul", &[gate, up]);
             vec![h, reduce(&mut c, BuiltinOp::Sum, h, &rows)]
         }
+        "mean" => {
+            let bias = c.input(&[n]);
+            let h = c.call("add", &[p, bias]);
+            vec![h, reduce(&mut c, BuiltinOp::Mean, h, &[rank - 1])]
+        }
+        "largest alone" => {
+            let size = c.call("abs", &[p]);
+            vec![reduce(&mut c, BuiltinOp::Amax, size, &all)]
+        }
         _ => {
             let scale = c.input(&[1]);
             let h = c.call("mul", &[p, scale]);
@@ -126,7 +137,7 @@ fn a_reduction_of_a_products_results_is_part_of_its_step() {
     assert!(plan.steps.len() > 1, "{plan}");
 }
 
-/// What needs whole rows before an element is known, and means, are steps of their own.
+/// What needs whole rows before an element is known, and products, are steps of their own.
 #[test]
 fn other_reductions_stay_apart() {
     let device = Device::named("h200").unwrap();
@@ -144,9 +155,8 @@ fn other_reductions_stay_apart() {
         let x = c.call("sub", &[p, most]);
         c.call("exp", &[x])
     });
-    let mean = build(&|c, p| reduce(c, BuiltinOp::Mean, p, &[0, 1]));
     let product = build(&|c, p| reduce(c, BuiltinOp::Prod, p, &[1]));
-    for plan in [rest, mean, product] {
+    for plan in [rest, product] {
         assert!(plan.steps.len() > 1, "{plan}");
     }
 }

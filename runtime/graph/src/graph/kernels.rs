@@ -182,11 +182,14 @@ impl Candidate {
         let kernel = self.matched.as_ref().map(|m| (&program.kernels[m.kernel.index()], m));
         let what = match kernel.map(|(k, _)| &k.backend) {
             Some(Backend::Cublaslt(epilogue)) => format!("cublaslt {epilogue}"),
-            Some(Backend::Tiled) if kernel.is_some_and(|(k, _)| is_pair(program, &k.pattern)) => {
-                "tiled pair of products".to_string()
+            Some(Backend::Tiled) => {
+                let kind = match &self.strategy {
+                    _ if kernel.is_some_and(|(k, _)| is_pair(program, &k.pattern)) => "pair of products",
+                    Strategy::Call => "attention",
+                    _ => "product",
+                };
+                format!("tiled {kind} {}", kernel.map_or("", |(k, _)| &k.name))
             }
-            Some(Backend::Tiled) if matches!(self.strategy, Strategy::Call) => "tiled attention".to_string(),
-            Some(Backend::Tiled) => "tiled product".to_string(),
             Some(Backend::Template(_)) => format!("template {}", kernel.map_or("", |(k, _)| &k.name)),
             Some(_) if matches!(self.strategy, Strategy::Rowwise) => "row-wise".to_string(),
             Some(_) => kernel.map_or(String::new(), |(k, _)| k.name.clone()),
@@ -218,7 +221,7 @@ impl Candidate {
 }
 
 /// True for a pattern of two products of one left operand.
-fn is_pair(program: &Program, pattern: &Pat) -> bool {
+pub(crate) fn is_pair(program: &Program, pattern: &Pat) -> bool {
     match pattern {
         Pat::Bind(_, inner) | Pat::Typed(inner, _) => is_pair(program, inner),
         Pat::Node(NodePat { head: Head::Op(op), .. }) => {

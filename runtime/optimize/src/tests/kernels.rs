@@ -46,11 +46,15 @@ fn what_sizes_decide_is_listed_and_told() {
     let text = out.graph.to_text();
     let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("kernels: ")).collect();
     let wanted = [
-        "    kernels: cublaslt GELU_AUX_BIAS if shape(%w)[-1] % 8 == 0; its parts",
-        "    kernels: tiled product if numel(%v) > 0 and (shape(%u)[-1] % 8 != 0 or shape(%v)[-1] % 8 != 0 \
+        "    kernels: tiled product tiles if numel(%w) > 0 and (shape(%x)[-1] % 8 != 0 or shape(%w)[-1] % 8 != 0 \
+         or numel(%x) <= 16 * shape(%x)[-1]) and shape(%x)[-1] * shape(%w)[-1] >= 65536; \
+         cublaslt GELU_BIAS if shape(%w)[-1] % 8 == 0; \
+         tiled product tiles if numel(%w) > 0; cublaslt BIAS + pointwise; cublaslt DEFAULT + pointwise; \
+         product + pointwise",
+        "    kernels: tiled product tiles if numel(%v) > 0 and (shape(%u)[-1] % 8 != 0 or shape(%v)[-1] % 8 != 0 \
          or numel(%u) <= 16 * shape(%u)[-1]) and shape(%u)[-1] * shape(%v)[-1] >= 65536; \
          cublaslt DGELU if shape(%v)[-1] % 8 == 0; \
-         tiled product if numel(%v) > 0; cublaslt DEFAULT + pointwise; product + pointwise",
+         tiled product tiles if numel(%v) > 0; cublaslt DEFAULT + pointwise; product + pointwise",
     ];
     assert_eq!(lines, wanted, "{text}");
     assert_eq!(out.report.undecided.len(), lines.len(), "{}", out.report);
@@ -139,14 +143,14 @@ fn a_tiled_product_is_preferred_for_odd_rows() {
         out.nodes.iter().flat_map(|n| out.describe_kernels(n)).collect::<Vec<String>>()
     };
     let fixed = |dtype: DType, k: i64, n: i64| of(dtype, [k.into(), n.into()]);
-    assert_eq!(fixed(DType::BF16, 768, 50_256), ["cublaslt DEFAULT", "tiled product", "product"]);
-    assert_eq!(fixed(DType::BF16, 768, 50_257), ["tiled product", "cublaslt DEFAULT", "product"]);
-    assert_eq!(fixed(DType::F16, 1001, 1024), ["tiled product", "cublaslt DEFAULT", "product"]);
+    assert_eq!(fixed(DType::BF16, 768, 50_256), ["cublaslt DEFAULT", "tiled product tiles", "product"]);
+    assert_eq!(fixed(DType::BF16, 768, 50_257), ["tiled product tiles", "cublaslt DEFAULT", "product"]);
+    assert_eq!(fixed(DType::F16, 1001, 1024), ["tiled product tiles", "cublaslt DEFAULT", "product"]);
     // Small factors and f32.
-    assert_eq!(fixed(DType::F16, 64, 10), ["cublaslt DEFAULT", "tiled product", "product"]);
+    assert_eq!(fixed(DType::F16, 64, 10), ["cublaslt DEFAULT", "tiled product tiles", "product"]);
     assert_eq!(fixed(DType::F32, 768, 50_257), ["cublaslt DEFAULT", "product"]);
     let open = of(DType::BF16, [768.into(), Dim::symbol("n")]);
     let [first, second, ..] = open.as_slice() else { panic!("{open:?}") };
-    assert!(first.starts_with("tiled product if ") && first.contains("shape(%w)[-1] % 8 != 0"), "{first}");
+    assert!(first.starts_with("tiled product tiles if ") && first.contains("shape(%w)[-1] % 8 != 0"), "{first}");
     assert_eq!(second, "cublaslt DEFAULT");
 }
