@@ -62,13 +62,13 @@ const ANY_SHAPE: usize = 3;
 fn example(program: &Program, rule: &Rule, regions: &[VarId], n: usize) -> Option<(Rule, Vec<VarId>)> {
     let (mut out, mut others) = (rule.clone(), Vec::new());
     out.name = format!("{} ({})", rule.name, SAMPLES[n]);
-    for v in regions {
+    for (k, v) in regions.iter().enumerate() {
         let operands = rule.lhs.iter().find_map(|p| operands(p, *v))?;
         out.lhs = out.lhs.into_iter().map(|p| with_names(p, *v, &mut out.vars)).collect();
         let other = VarId(out.vars.len() as u32);
         others.push(other);
         out.vars.push(Var { name: format!("{}_operand", rule.vars[v.index()].name), sort: Sort::Tensor });
-        let mut sample = sample(program, n, operands)?;
+        let mut sample = sample(program, (n, k), operands)?;
         if rule.lhs.iter().any(|p| is_condition(program, p, *v)) {
             sample = Sample::Call(program.builtin_scalar(BuiltinScalar::Lt)?, vec![sample, Sample::Other]);
         }
@@ -139,10 +139,16 @@ fn with_names(p: Pat, v: VarId, vars: &mut Vec<Var>) -> Pat {
 /// `tanh(x + y)`, `(x + y) * other`, `x * tanh(x)`, `(x + y) - other`, `x - tanh(x * y)`, over all
 /// operands; `None` if an example says no more than the others. Where a truth value is wanted,
 /// these are compared with the further operand.
-fn sample(program: &Program, n: usize, operands: usize) -> Option<Sample> {
+///
+/// The second region, and each second one behind it, has other functions, so that they do not
+/// commute with those of the first: `sin` for `tanh`, a sum for the product and a product for the
+/// difference.
+fn sample(program: &Program, (n, k): (usize, usize), operands: usize) -> Option<Sample> {
     let id = |b| program.builtin_scalar(b);
-    let (add, mul, tanh) = (id(BuiltinScalar::Add)?, id(BuiltinScalar::Mul)?, id(BuiltinScalar::Tanh)?);
-    let sub = id(BuiltinScalar::Sub)?;
+    let (add, times, minus) = (id(BuiltinScalar::Add)?, id(BuiltinScalar::Mul)?, id(BuiltinScalar::Sub)?);
+    let odd = k % 2 == 1;
+    let tanh = id(if odd { BuiltinScalar::Sin } else { BuiltinScalar::Tanh })?;
+    let (mul, sub) = if odd { (add, times) } else { (times, minus) };
     let sum =
         |add: ScalarId| (1..operands).fold(Sample::Operand(0), |a, i| Sample::Call(add, vec![a, Sample::Operand(i)]));
     Some(match n {

@@ -483,6 +483,18 @@ impl Site<'_> {
         closest(word, ["equal", "becomes", "fires", "error", "launches", "count"].into_iter())
     }
 
+    /// A character that no editor shows, between the last two tokens before the error or in them:
+    /// a no-break space, a space of no width.
+    fn invisible(&self) -> Option<char> {
+        let from = self.tokens.get(self.i.saturating_sub(2)).or(self.tokens.first())?.start;
+        let to = self.tokens.get(self.i).or(self.tokens.last())?.end;
+        let text = self.builder.text.get(from as usize..to as usize)?;
+        let hidden = |c: &char| {
+            (c.is_whitespace() && !c.is_ascii()) || matches!(*c, '\u{200b}'..='\u{200f}' | '\u{2060}' | '\u{feff}')
+        };
+        text.split("//").next()?.chars().find(hidden)
+    }
+
     fn general(&self) -> Diagnostic {
         let found = match self.tokens.get(self.i) {
             Some(t) => describe(t.text(self.builder.text)),
@@ -497,6 +509,9 @@ impl Site<'_> {
         } else {
             format!("expected {expected} after this")
         });
+        if let Some(sign) = self.invisible() {
+            return d.hint(format!("remove the invisible character U+{:04X} in front of this", u32::from(sign)));
+        }
         if let Some(hint) = self.wrong_sign() {
             return d.hint(hint);
         }
@@ -527,7 +542,7 @@ impl Site<'_> {
                 shorten(name)
             ));
         }
-        if self.text(self.i) == "let" && matches!(self.text(0), "op" | "rule") {
+        if self.text(self.i) == "let" && self.i > 1 && matches!(self.text(0), "op" | "rule") {
             return d.hint("write `let` after the expression that uses it: `= c * c let c = x - y;`");
         }
         if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {

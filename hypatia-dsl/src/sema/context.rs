@@ -315,6 +315,11 @@ impl<'a> Cx<'a> {
                 }
                 if matches!(self.definition(name), Some(Definition::Var(_))) {
                     d = d.note(format!("`{name}` is a variable here and cannot be called"));
+                } else if AFn::from_name(name).is_some() && BuiltinScalar::from_name(name).is_some() {
+                    d.hints = vec![format!(
+                        "add `use core::*;`: the function of numbers is declared there (of sizes and attributes, \
+                         `{name}` is known everywhere)"
+                    )];
                 } else if AFn::from_name(name).is_some() {
                     d.hints = vec![format!(
                         "`{name}` computes sizes and numbers, no tensors: name what it gives, \

@@ -76,5 +76,16 @@ fn contradictions(c: &ast::Contract) -> Vec<Diagnostic> {
             found.push(d.also(never.rule.span, "forbidden here").hint("remove one of the two"));
         }
     }
+    for (i, clause) in c.clauses.iter().enumerate().filter(|(_, c)| c.must) {
+        let same = |other: &&ast::Clause| {
+            other.must && other.rule.text() == clause.rule.text() && other.count.is_some() && other.at.is_none()
+        };
+        let counted = clause.count.is_some() && clause.at.is_none();
+        if let Some(other) = c.clauses[..i].iter().find(same).filter(|_| counted) {
+            let message = format!("this contract says twice how often `{}` fires", clause.rule.text());
+            let d = Diagnostic::error(code::CONTRACT, message, clause.rule.span).label("here");
+            found.push(d.also(other.rule.span, "and here").hint("remove one of the two"));
+        }
+    }
     found
 }

@@ -95,7 +95,10 @@ fn device(s: &ast::Scalar, diags: &mut Vec<Diagnostic>) -> Option<String> {
         let message = format!("there is no device function `{}` of {} numbers", named.node, s.params.len());
         let d = Diagnostic::error(code::BUILTIN, message, named.span)
             .note(format!("the known names are {}", names.join(", ")));
-        diags.push(d.hint("a scalar with a device function also needs a body, which defines its meaning"));
+        diags.push(d.hint(match &s.body {
+            None => "a scalar with a device function also needs a body, which defines its meaning",
+            Some(_) => "use one of these with as many parameters, or leave `device` out: the body becomes CUDA code",
+        }));
     }
     known.map(|f| f.name.to_string())
 }

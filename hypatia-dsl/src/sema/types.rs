@@ -244,6 +244,9 @@ pub(super) fn element_type_hint(d: Diagnostic, name: &str) -> Diagnostic {
     let names = || DType::ALL.iter().map(|d| d.name());
     let d = d.note(format!("the element types are {}", names().collect::<Vec<_>>().join(", ")));
     let small = name.to_ascii_lowercase();
+    if small == "float" {
+        return d.hint("for any float type, write `is_float(dtype(x))`, or bound a type variable: `<T: float>`");
+    }
     let known = DType::known_elsewhere_as(&small).or(DType::from_name(&small));
     let meant = known.map(DType::name).or_else(|| closest(name, names()));
     match meant {

@@ -523,6 +523,8 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
             (facts, head.splat.filter(|s| tail.iter().all(|d| d.splat == Some(*s))))
         }
         BuiltinOp::Cast => from.map_or(unknown, |from| cast_facts(of(first), from.dtype, ty.dtype)),
+        // Sums of integers wrap.
+        BuiltinOp::Sum | BuiltinOp::Mean if !ty.dtype.is_float() => unknown,
         BuiltinOp::Sum => (summed(of(first).0), None),
         BuiltinOp::Mean | BuiltinOp::Amax | BuiltinOp::Amin => {
             // Without elements the mean is NaN and the maximum is an infinity.
@@ -533,6 +535,8 @@ fn op_facts(egraph: &EGraph, op: OpId, attrs: AttrsId, node: &Node, ty: &TensorT
                 (true, _) => (of(first).0, None),
             }
         }
+        // Positions wrap, too.
+        BuiltinOp::Iota if ty.dtype == DType::I8 => unknown,
         BuiltinOp::Iota | BuiltinOp::Size => {
             (NumericFacts { nonneg: true, not_nan: true, ..NumericFacts::UNKNOWN }, None)
         }

@@ -27,7 +27,10 @@ pub fn test_block(
     failure: Failure,
     difference: Option<&Difference>,
 ) -> String {
-    let root = difference.map_or(0, |d| d.root);
+    // Where nothing is compared, the first results of different types say what is wrong.
+    let types = |(l, r): (&Value, &Value)| sides.graph.ty(*l) != sides.graph.ty(*r);
+    let apart = || sides.left.iter().zip(&sides.right).position(types).unwrap_or(0);
+    let root = difference.map_or_else(apart, |d| d.root);
     let (left, right) = (sides.left[root.min(sides.left.len() - 1)], sides.right[root.min(sides.right.len() - 1)]);
     let mut w = Writer::of(&sides.graph, &sides.numbers, instance);
     let (l, r) = (w.value(left, 0), w.value(right, 0));

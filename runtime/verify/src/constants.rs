@@ -246,7 +246,12 @@ impl<'a> Reader<'a> {
                 }
             }
             AExpr::If(a, b, c) => [a, b, c].into_iter().for_each(|x| self.expr(x)),
-            AExpr::List(l) | AExpr::Call(_, l) => l.iter().for_each(|x| self.expr(x)),
+            AExpr::List(l) | AExpr::Call(_, l) => {
+                if let AExpr::Call(AFn::Slice, _) = e {
+                    l.iter().for_each(|x| self.cut(x));
+                }
+                l.iter().for_each(|x| self.expr(x));
+            }
             AExpr::Comprehension { element, over, condition, .. } => {
                 self.expr(element);
                 self.expr(over);
@@ -265,6 +270,16 @@ impl<'a> Reader<'a> {
         }
         self.expr(e);
         self.context = context;
+    }
+
+    /// A list that is cut there is most likely treated wrongly where more is behind.
+    fn cut(&mut self, at: &AExpr) {
+        let AExpr::Value(AttrValue::Dim(d)) = at else { return };
+        for n in d.as_const().filter(|n| (1..MAX_COUNT).contains(n)).into_iter().flat_map(|n| [n + 1, n + 2]) {
+            if !self.counts.contains(&n) {
+                self.counts.push(n);
+            }
+        }
     }
 
     /// Collects the numbers that ranks, lengths and operand counts are compared with.

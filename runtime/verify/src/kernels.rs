@@ -1,4 +1,5 @@
-//! Library kernels: does the library compute what the kernel's pattern means?
+//! Kernels: does the library compute what the kernel's pattern means, and do generated kernels give
+//! the bits that they claim?
 //!
 //! In: a kernel bound to a cuBLASLt epilogue, for a gemm or for an op. Out: an entry. It compares
 //! the pattern with what the library documents for that epilogue, and each result of the op with
@@ -11,19 +12,28 @@ use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{
-    AExpr, AFn, AttrPat, AttrValue, Backend, Build, BuildArg, BuildNode, Fact, Head, InView, Kernel, NodePat, Pat,
-    Program, Rule, VarId,
+    AExpr, AFn, AttrPat, AttrValue, Backend, Build, BuildArg, BuildNode, Class, DTypePat, Fact, Head, InView, Kernel,
+    NodePat, ParamKind, Pat, Program, Rule, VarId,
 };
 use hypatia_target::cublaslt::{Epilogue, ExtraTensor};
 
+use super::claim::claim_for;
 use super::epilogue::over_floats;
 use super::options::Options;
 use super::report::{Counterexample, Entry, Status, Subject};
 use super::rules::verify_as;
 
-/// The entry of a kernel; nothing for kernels that Hypatia generates itself: those of ops are
-/// checked with their ops.
+/// The entry of a kernel; nothing for most kernels that Hypatia generates itself: those of ops are
+/// checked with their ops. They keep f32 inside, so that a claim to have the bits of the body in
+/// f16 or bf16 is judged.
 pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &Options) -> Vec<Entry> {
+    if let Some(rule) = in_f32(program, kernel) {
+        let mut entry = verify_as(program, &rule, Subject::Kernel, options);
+        if let Status::False(c) = &mut entry.status {
+            c.message = format!("the kernel keeps f32 inside, where the body rounds: {}", c.message);
+        }
+        return vec![entry];
+    }
     let Backend::Cublaslt(epilogue) = &kernel.backend else { return Vec::new() };
     match as_rule(program, kernel, *epilogue) {
         Ok(rule) => {
@@ -51,6 +61,51 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
             }]
         }
     }
+}
+
+/// `pattern => cast(the op in f32)`, for a generated kernel that claims to have the same bits in f16
+/// or bf16; `None` if it claims less, or its operands are no variables.
+fn in_f32(program: &Program, kernel: &Kernel) -> Option<Rule> {
+    let narrow = [DType::F16, DType::BF16];
+    let strict = |d: &DType| matches!(claim_for(&kernel.claims, *d), Class::Exact | Class::Finite);
+    let claimed: Vec<DType> = narrow.into_iter().filter(strict).collect();
+    let (Backend::Rowwise | Backend::Pointwise, Pat::Node(node), false) =
+        (&kernel.backend, &kernel.pattern, claimed.is_empty() || kernel.claims.is_empty())
+    else {
+        return None;
+    };
+    let (Head::Op(op), cast) = (node.head, program.builtin_op(BuiltinOp::Cast)?) else { return None };
+    let def = program.op(op);
+    if def.results.len() != 1 {
+        return None;
+    }
+    let cast = |b: Build, to: AExpr| {
+        let args = vec![BuildArg::One(b)];
+        Build::Node(BuildNode { head: Head::Op(cast), args, attrs: vec![to], output: 0 })
+    };
+    let wide = AExpr::Value(AttrValue::DType(DType::F32));
+    let mut operands = Vec::new();
+    for (pat, (_, param)) in node.args.iter().zip(def.operands()) {
+        let own = Build::Var(variable(pat)?);
+        let of_variable = matches!(&param.kind, ParamKind::Tensor { ty, .. } if matches!(ty.dtype, DTypePat::Var(_)));
+        operands.push(BuildArg::One(if of_variable { cast(own, wide.clone()) } else { own }));
+    }
+    let attr = |a: &AttrPat| match a {
+        AttrPat::Var(v) => Some(AExpr::Var(*v)),
+        AttrPat::Is(e) => Some(e.clone()),
+        _ => None,
+    };
+    let attrs = node.attrs.iter().map(attr).collect::<Option<Vec<AExpr>>>()?;
+    let first = node.args.first().and_then(variable)?;
+    let result = Build::Node(BuildNode { head: node.head, args: operands, attrs, output: 0 });
+    let rhs = vec![cast(result, AExpr::Fact(Fact::DType, first))];
+    let types = claimed.iter().map(|d| AExpr::Value(AttrValue::DType(*d))).collect();
+    let dtype = Box::new(AExpr::Fact(Fact::DType, first));
+    let halves = AExpr::Binary(BinaryOp::In, dtype, Box::new(AExpr::List(types)));
+    let requires = kernel.requires.iter().filter(|g| !asks_device(g)).cloned().chain([halves]).collect();
+    let rule = Rule::of_pattern(&kernel.name, &kernel.origin, kernel.vars.clone(), kernel.pattern.clone());
+    let lhs = vec![Pat::Node(node.clone())];
+    Some(Rule { lhs, rhs, requires, claims: kernel.claims.clone(), ..rule })
 }
 
 /// `pattern => gemm(a, b, what the library computes)`; one such pair for each result.

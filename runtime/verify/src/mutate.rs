@@ -7,7 +7,7 @@
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar, OVER_SECOND};
 use hypatia_dsl::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, Head, InView, OpBody, ParamKind, Pat, Program, Rule,
+    AExpr, AFn, AttrPat, AttrType, AttrValue, Build, BuildArg, Head, InView, OpBody, ParamKind, Pat, Program, Rule,
     ScalarBody,
 };
 use hypatia_dsl::shape::Dim;
@@ -242,6 +242,15 @@ impl Walker<'_> {
             AExpr::If(_, a, b) => {
                 self.expr(a, place);
                 self.expr(b, place);
+            }
+            // The order of these lists says nothing.
+            AExpr::Call(AFn::Min | AFn::Max | AFn::Prod | AFn::Sum | AFn::Sort, args) => {
+                for a in args {
+                    match a {
+                        AExpr::List(items) => items.iter_mut().for_each(|i| self.expr(i, place)),
+                        a => self.expr(a, place),
+                    }
+                }
             }
             AExpr::Call(_, args) => args.iter_mut().for_each(|a| self.expr(a, place)),
             AExpr::Var(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}

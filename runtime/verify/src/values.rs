@@ -49,6 +49,9 @@ pub enum Distribution {
     Twins(u8),
     /// All elements are equal but for the last, which is the largest or the smallest; or all are 1.
     Last(u8),
+    /// Numbers of few bits: integers from the whole range, around its eighths, and sums of two
+    /// powers of two; the smallest numbers of a float type (1: only these), and 1 with two more bits.
+    FewBits(u8),
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
 }
@@ -132,6 +135,7 @@ impl Distribution {
             Distribution::Halves => "neighbours of halves and integers",
             Distribution::Twins(_) => "neighbours of each other",
             Distribution::Last(_) => "one element apart from equal ones",
+            Distribution::FewBits(_) => "numbers of few bits",
             Distribution::Ensemble(kind) => kind.name(),
         }
     }
@@ -487,6 +491,7 @@ fn whole(
             None if let (Distribution::Neighbours(power), true) = (distribution, spread) => {
                 whole_neighbour(source, dtype, power)
             }
+            None if matches!(distribution, Distribution::FewBits(_)) && spread => few_bits_whole(source, dtype, demand),
             None => integer(source, dtype, demand, &table),
         })
         .collect();
@@ -528,10 +533,69 @@ fn neighbour(source: &mut Source, dtype: DType, power: u8) -> f64 {
     }
 }
 
+/// The number of codes of numbers of few bits.
+const FEW_BITS: u32 = 1 << 20;
+
+/// Any integer of 8 bits; of a wider type, one near an eighth of its range, or a sum of two powers
+/// of two and its neighbours.
+fn few_bits_whole(source: &mut Source, dtype: DType, demand: &Demand) -> i64 {
+    let code = source.element(FEW_BITS, |r| r.random_range(0..FEW_BITS));
+    let rest = i64::from(code / 4);
+    // 0, -1, 1, -2, ...
+    let step = |n: i64| if n % 2 == 0 { n / 2 } else { -(n + 1) / 2 };
+    let bits: i64 = match dtype {
+        DType::I8 | DType::U8 => 8,
+        DType::I32 => 32,
+        _ => 64,
+    };
+    let v = match (bits, code % 4) {
+        (8, _) => i64::from(code),
+        (_, 0) if rest % 2 == 0 => NICE[rest as usize / 2 % 9] as i64,
+        // Neighbours that a type of so many digits does not tell apart.
+        (_, 0) => (1i64 << [24, 53, 11, 8][rest as usize / 2 % 4].min(bits - 2)) + rest / 8 % 8,
+        (_, 1 | 2) => (rest % 8).wrapping_shl(bits as u32 - 3).wrapping_add(step(rest / 8 % 33)),
+        _ => {
+            let (a, b) = (rest % (bits - 1), rest / 64 % (bits - 1));
+            // Halfway between two numbers of 8, 11 or 24 digits.
+            let b = if rest / 16_384 % 2 == 0 { b } else { (a - [8, 11, 24][rest as usize / 64 % 3]).max(0) };
+            let v = (1i64 << a).wrapping_add(1 << b).wrapping_add(rest / 4096 % 3 - 1);
+            if rest / 8192 % 2 == 0 { v } else { v.wrapping_neg() }
+        }
+    };
+    let v = match dtype {
+        DType::I8 => i64::from(v as i8),
+        DType::U8 => i64::from(v as u8),
+        DType::I32 => i64::from(v as i32),
+        _ => v,
+    };
+    let v = if demand.nonnegative || demand.positive { v.checked_abs().unwrap_or(1) } else { v };
+    let v = if dtype == DType::I8 && v > i64::from(i8::MAX) { 1 } else { v };
+    if demand.positive && v == 0 { 1 } else { v }
+}
+
+/// A simple number, a few of the smallest numbers, or 1 and two smaller powers of two.
+fn few_bits(source: &mut Source, dtype: DType, kind: u8) -> f64 {
+    let code = source.element(FEW_BITS, |r| r.random_range(0..FEW_BITS));
+    let rest = code / 4;
+    let sign = if rest % 2 == 0 { 1.0 } else { -1.0 };
+    match code % 4 {
+        0 if kind == 0 => NICE[rest as usize % NICE.len()],
+        _ if kind == 1 => sign * f64::from(1 + rest / 2 % 9) * extremes(dtype)[5],
+        1 => sign * f64::from(1 + rest / 2 % 9) * extremes(dtype)[5],
+        _ => {
+            let digits = (-dtype.epsilon().log2()) as u32;
+            let (a, b) = (1 + rest / 2 % digits, 1 + rest / 128 % digits);
+            let more = [0.0, 2f64.powi(-(b as i32))][(rest / 8192 % 2) as usize];
+            sign * (1.0 + 2f64.powi(-(a as i32)) + more) * [1.0, 0.5, 2.0, 4.0][(rest / 16384 % 4) as usize]
+        }
+    }
+}
+
 fn integer(source: &mut Source, dtype: DType, demand: &Demand, table: &[i64]) -> i64 {
     if let Some(size) = demand.index {
         // 0, 1, ... size-1, -1, ... -size
-        let code = source.element((2 * size).clamp(1, 1 << 20) as u32, |r| r.random_range(0..(2 * size).max(1) as u32));
+        let all = if demand.nonnegative { size } else { 2 * size };
+        let code = source.element(all.clamp(1, 1 << 20) as u32, |r| r.random_range(0..all.max(1) as u32));
         let code = code as i64;
         return if code < size { code } else { size - 1 - code };
     }
@@ -568,6 +632,8 @@ fn element(
     } else if let Distribution::Twins(at) = distribution {
         let steps = source.element(STEPS, |r| r.random_range(0..STEPS));
         beside(dtype, TWINS[usize::from(at) % TWINS.len()], steps as i32 - STEPS as i32 / 2)
+    } else if let Distribution::FewBits(kind) = distribution {
+        few_bits(source, dtype, kind)
     } else if let Distribution::Ensemble(kind) = distribution {
         kind.element(source, demand.alternative, dtype, special)
     } else {

@@ -96,9 +96,9 @@ fn deep_terms_agree_with_exact_values_on_a_gpu() {
         assert_eq!(first.bytes(), second.bytes(), "term {seed}: runs differ");
         // What several parts read was rounded, and is rounded as there: by half a unit of 1 at most.
         let roundings = plan.to_string().matches("cast<").count();
-        let unit = if dtype == DType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
+        let half_unit = if dtype == DType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
         for (i, (got, want)) in first.to_f64().iter().zip(&want).enumerate() {
-            let allowed = unit / 2.0 * (want.abs() + roundings as f64) + 1e-5;
+            let allowed = half_unit * (want.abs() + roundings as f64) + 1e-5;
             assert!((got - want).abs() <= allowed, "term {seed} at {i}: {got} for {want}\n{plan}");
         }
     }

@@ -22,9 +22,10 @@ type Fault = &'static [(&'static str, &'static str)];
 
 /// A product does not wait until a stage is loaded.
 const LOST_WAIT: Fault = &[("barrier_wait(full(stage), parity);", "")];
-/// A stage is given back while it is read.
+/// A stage is given back that is read two slices later. (One that is given back while it is read
+/// shows in no run: the copy engine takes longer to fill it than its multiplication.)
 const EARLY_RELEASE: Fault = &[
-    ("multiplied<1>();\n        if (slice != 0) release(before);", "release(stage);"),
+    ("if (slice != 0) release(before);", "release((stage + 2) % STAGES);"),
     ("multiplied<0>();\n      release(before);", "multiplied<0>();"),
 ];
 
@@ -63,7 +64,8 @@ const SHAPE: [usize; 4] = [1, 2048, 2048, 4096];
 
 fn tilings() -> [Tiling; 3] {
     let of = |choices: &[(&str, i64)]| Tiling::named(choices).unwrap();
-    [of(&[]), of(&[("pingpong", 1), ("tile_m", 64)]), of(&[("cluster_m", 2)])]
+    let wide = ("tile_n", 256);
+    [of(&[wide]), of(&[wide, ("pingpong", 1), ("tile_m", 64)]), of(&[wide, ("cluster_m", 2)])]
 }
 
 #[test]

@@ -10,6 +10,7 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, TensorType, eval, eval_guard, same_value};
 
 use super::{DTYPES, Generator, Reject, Try, ints, reject, sizes};
+use crate::values::Distribution;
 use hypatia_graph::GraphFacts;
 
 /// True if the expression reads the variable.
@@ -443,7 +444,17 @@ impl Generator<'_, '_> {
                 let n = few(self);
                 AttrValue::List(self.sizes(n).into_iter().map(int).collect())
             }
-            AttrType::Float => AttrValue::Float([0.5, 1e-5, 2.0, 1e-3, -1.5][self.source.pick(5)]),
+            AttrType::Float if self.distribution == Distribution::Ends => {
+                AttrValue::Float([1.0, 300.0, -129.0, 70_000.0, 16_777_217.0, 3e9, 1e-25][self.source.pick(7)])
+            }
+            AttrType::Float => {
+                let own = self.hints.constants.elements(DType::F64);
+                let n = if own.is_empty() { 0 } else { self.source.pick(2 * own.len()) };
+                match own.get(n.wrapping_sub(own.len())) {
+                    Some(v) => AttrValue::Float(*v),
+                    None => AttrValue::Float([0.5, 1e-5, 2.0, 1e-3, -1.5][self.source.pick(5)]),
+                }
+            }
             AttrType::Floats => {
                 let n = few(self);
                 AttrValue::List((0..n).map(|_| AttrValue::Float([0.5, 2.0, -1.5][self.source.pick(3)])).collect())
@@ -484,7 +495,9 @@ impl Generator<'_, '_> {
     fn reshaping(&mut self, shape: &[i64], length: Option<usize>) -> Try<Vec<i64>> {
         let mut dims = shape.to_vec();
         for _ in 0..self.source.pick(4) {
-            match self.source.pick(4) {
+            match self.source.pick(5) {
+                // As many axes of other sizes, of which those in the middle may be the same.
+                4 => dims.reverse(),
                 0 if dims.len() > 1 => {
                     let at = self.source.pick(dims.len() - 1);
                     let d = dims.remove(at + 1);

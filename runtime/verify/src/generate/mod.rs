@@ -424,6 +424,21 @@ impl Generator<'_, '_> {
         names
     }
 
+    /// What a value was before conversions.
+    fn uncast(&self, mut value: Value) -> Value {
+        loop {
+            let node = self.graph.node(value.node);
+            match (&node.kind, node.operands.first()) {
+                (NodeKind::Op { op, .. }, Some(Some(operand)))
+                    if self.program.op(*op).body == OpBody::Builtin(BuiltinOp::Cast) =>
+                {
+                    value = *operand;
+                }
+                _ => return value,
+            }
+        }
+    }
+
     /// What a variable's elements must satisfy, from the guards and from its use as indices.
     fn demand(&mut self, value: Value, var: Option<VarId>) -> Try<Demand> {
         let mut demand = Demand::default();
@@ -452,7 +467,7 @@ impl Generator<'_, '_> {
         for node in &self.graph.nodes {
             let NodeKind::Op { op, attrs, .. } = &node.kind else { continue };
             let OpBody::Builtin(builtin) = self.program.op(*op).body else { continue };
-            if node.operands.get(1) != Some(&Some(value)) {
+            if !node.operands.get(1).copied().flatten().is_some_and(|v| self.uncast(v) == value) {
                 continue;
             }
             let Some(Some(data)) = node.operands.first() else { continue };

@@ -25,7 +25,7 @@ use crate::values::Distribution;
 const MAX_ELEMENTS: i64 = 2048;
 /// The same for ensembles.
 const WIDE_ELEMENTS: i64 = 2048;
-const MAX_RANK: usize = 5;
+const MAX_RANK: usize = 8;
 /// How much larger than usual a search may make the sides of a filter.
 const LARGER_SIDES: usize = 8;
 /// The largest rank where the rule requires more axes.

@@ -10,7 +10,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
-use hypatia_dsl::ir::{OpBody, ScalarBody, ScalarId};
+use hypatia_dsl::ir::{AttrValue, OpBody, ScalarBody, ScalarId};
 use hypatia_dsl::scalar::TermNode;
 use hypatia_graph::{Graph, Node};
 
@@ -36,7 +36,7 @@ const NAMED: usize = 4;
 /// Instances of each combination of element types.
 const FEWEST_OF_TYPES: usize = 3;
 /// The limit of the elements of all values of an instance.
-const WORK_OF_ONE: usize = 1 << 16;
+const WORK_OF_ONE: usize = 1 << 19;
 /// Powers of two around which neighbours lie: the digits of bf16, f16, f32 and f64, and the ends of
 /// integer types.
 const POWERS: [u8; 5] = [8, 11, 24, 53, 63];
@@ -65,6 +65,8 @@ pub(super) enum Aspect {
     Steps,
     /// Numbers that are neighbours of each other.
     Twins,
+    /// Numbers of few bits, in that type.
+    FewBits(DType),
     /// An axis has different sizes in two operands.
     Unequal((VarId, VarId, usize)),
     /// Which axes are long.
@@ -119,10 +121,12 @@ impl Aspect {
                 Some(hasher.finish())
             }
             Aspect::Numbers | Aspect::Constants | Aspect::Ends | Aspect::Steps | Aspect::Twins => Some(0),
+            Aspect::FewBits(_) => Some(0),
             Aspect::Unequal(pair) => apart(&made.graph, &made.env, pair).then_some(0),
             Aspect::Long(n) => {
                 let long = marked(&leaves, n);
                 let any = long.iter().flatten().chain(marked(&roots, n).iter().flatten()).any(|l| *l);
+                let any = any || made.graph.nodes.iter().any(|node| names_size(node, n));
                 (long, marked(&roots, n), made.distribution.name()).hash(&mut hasher);
                 any.then(|| hasher.finish())
             }
@@ -195,11 +199,36 @@ impl Run<'_> {
             };
             goals.push(goal(Aspect::Twins, STEPS, STEPS, focus));
         }
+        // Integers wrap in the middle of their range; numbers of few bits lie halfway between those
+        // of a narrower type, and the smallest have no half.
+        for dtype in self.exact_types(graphs) {
+            let focus = |aspect, attempt: u64| match aspect {
+                Aspect::FewBits(dtype) => {
+                    let distribution = Some(Distribution::FewBits(u8::from(attempt.is_multiple_of(3))));
+                    Focus { dtype: Some(dtype), distribution, ..Focus::default() }
+                }
+                _ => Focus::default(),
+            };
+            let most = if dtype.is_float() { MOST } else { 2 * MOST };
+            goals.push(goal(Aspect::FewBits(dtype), most, most, focus));
+        }
         if self.hints.folds() {
             let focus = |_, _| Focus { distribution: Some(Distribution::Far), ..Focus::default() };
             goals.push(goal(Aspect::Constants, 2 * MOST, 2 * MOST, focus));
         }
         goals
+    }
+
+    /// The types whose numbers decide about a result that is claimed to have the same bits.
+    fn exact_types(&self, graphs: &[Graph]) -> BTreeSet<DType> {
+        let strict = |dtype: DType| matches!(claim(self.rule, dtype), Class::Exact | Class::Finite);
+        // Comparisons give truth values.
+        let compared = self.seen.contains_key(&DType::Bool) && strict(DType::Bool);
+        let computed = graphs.iter().flat_map(|g| &g.nodes).filter(|n| computes(n));
+        let read = graphs.iter().flat_map(|g| g.nodes.iter().map(move |n| (g, n))).filter(|(_, n)| computes(n));
+        let read = read.flat_map(|(g, n)| n.operands.iter().flatten().map(|v| g.ty(*v).dtype));
+        let all: BTreeSet<DType> = computed.flat_map(|n| &n.results).map(|t| t.dtype).chain(read).collect();
+        all.into_iter().filter(|d| *d != DType::Bool && (compared || strict(*d))).collect()
     }
 
     /// Sizes that may make a difference in these graphs.
@@ -230,7 +259,9 @@ impl Run<'_> {
                     Distribution::Last(1),
                 ];
                 let distribution = Some(kinds[attempt as usize % kinds.len()]);
-                Focus { sizes: Sizes::Long(size), distribution, ..Focus::default() }
+                // In types that chance seldom takes, and that hold few integers.
+                let dtype = [None, Some(DType::I8), None, Some(DType::BF16), None][attempt as usize % 5];
+                Focus { sizes: Sizes::Long(size), distribution, dtype, ..Focus::default() }
             };
             goals.push(Goal { tries: TRIES_OF_A_SIZE, ..goal(Aspect::Long(size), 6, 2 * MOST, focus) });
         }
@@ -304,6 +335,18 @@ impl Run<'_> {
     }
 }
 
+/// Whether a node computes something, rather than moving it.
+fn computes(node: &Node) -> bool {
+    !matches!(node.kind, NodeKind::Input { .. } | NodeKind::Const(_))
+}
+
+/// Whether an attribute of a node is that size, or a list with it.
+fn names_size(node: &Node, n: i64) -> bool {
+    let is = |v: &AttrValue| matches!(v, AttrValue::Dim(d) if d.as_const() == Some(n));
+    let NodeKind::Op { attrs, .. } = &node.kind else { return false };
+    attrs.iter().any(|a| is(a) || matches!(a, AttrValue::List(l) if l.iter().any(is)))
+}
+
 /// Whether neighbouring numbers may make a difference: integers, truth values, casts.
 fn rounds_to_whole(graph: &Graph) -> bool {
     let whole = |n: &Node| n.results.iter().any(|t| !t.dtype.is_float());
@@ -355,7 +398,26 @@ fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
         let operands = node.operands.iter().flatten();
         let through = operands.clone().any(|v| counts[v.node.index()]);
         counts[i] = made || through || !dtype.is_float();
-        let sums = op.is_some_and(|b| b.multiplies() || matches!(b, BuiltinOp::Sum | BuiltinOp::Cumsum));
+        let sums =
+            op.is_some_and(|b| b.multiplies() || matches!(b, BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Cumsum));
+        // Indices that a narrow type computes.
+        let indexes = matches!(
+            op,
+            Some(BuiltinOp::Gather | BuiltinOp::GatherElements | BuiltinOp::GatherNd | BuiltinOp::Scatter)
+        );
+        let index = node.operands.get(1).copied().flatten().map(|v| graph.ty(v).dtype);
+        if indexes && matches!(index, Some(DType::I8 | DType::U8)) {
+            sizes.extend(NARROW_INDEX);
+        }
+        // A size as a number: some products and quotients of it are rounded.
+        if matches!(op, Some(BuiltinOp::Full | BuiltinOp::Size)) || (op == Some(BuiltinOp::Iota) && dtype.is_float()) {
+            sizes.extend(ROUNDED);
+            sizes.extend(first_beyond(dtype));
+        }
+        // Two axes of positions, of which each comparison is an element.
+        if op == Some(BuiltinOp::Iota) && node.results.iter().any(|t| t.shape.len() > 1) {
+            sizes.extend(first_beyond(dtype).filter(|n| *n < 300));
+        }
         let wider = |v: &Value| range(graph.ty(*v).dtype) > range(dtype);
         let narrows = op == Some(BuiltinOp::Cast) && through && operands.clone().any(wider);
         if narrows || (sums && through) || op == Some(BuiltinOp::Iota) {
@@ -392,6 +454,22 @@ fn range(dtype: DType) -> f64 {
         DType::I32 => i32::MAX.into(),
         DType::I64 => i64::MAX as f64,
         float => 2.0 / float.epsilon(),
+    }
+}
+
+/// Sizes of axes whose places, or products of two of them, leave the range of 8 bits.
+const NARROW_INDEX: [i64; 2] = [12, 200];
+
+/// Sizes that are no small multiples of a power of two, whose quotients round either way.
+const ROUNDED: [i64; 3] = [11, 22, 41];
+
+/// The first size that a type does not hold, with an odd one.
+fn first_beyond(dtype: DType) -> Option<i64> {
+    match dtype {
+        DType::I8 => Some(129),
+        DType::U8 | DType::BF16 => Some(259),
+        DType::F16 => Some(2051),
+        _ => None,
     }
 }
 
