@@ -397,7 +397,12 @@ impl Header<'_> {
         out.push("Computes:".into());
         out.extend(self.formula.iter().map(|l| format!("  {l}")));
         out.push(String::new());
-        out.push(format!("Arguments, in order ({}; pointers may have any alignment):", self.overlap()));
+        let maps = self.args.iter().any(|a| matches!(a.kind, ArgKind::Map { .. }));
+        let apart = match maps {
+            true => "; rows of a CUtensorMap begin at multiples of 16 bytes, its last axis is dense",
+            false => "",
+        };
+        out.push(format!("Arguments, in order ({}; pointers may have any alignment{apart}):", self.overlap()));
         let width = self.args.iter().map(|a| a.kind.c_type().len()).max().unwrap_or(0);
         let names = self.args.iter().map(|a| a.name.len()).max().unwrap_or(0).max(8);
         for a in self.args {

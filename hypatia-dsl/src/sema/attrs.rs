@@ -12,7 +12,7 @@ use crate::source::Span;
 
 use super::code;
 use super::context::{Cx, Definition};
-use super::guards::{AKind, coerce, kind_fits, kind_of_type};
+use super::guards::{AKind, coerce, is_like_element_type, kind_fits, kind_of_type};
 use super::types::single;
 use crate::typing::attr_type_words;
 
@@ -52,7 +52,8 @@ impl<'a> Cx<'a> {
                 _ => {}
             }
             // `to = fp16` means a type, not a variable of that name.
-            if ty == AttrType::DType && DType::known_elsewhere_as(&name.node).is_some() {
+            let meant = || DType::known_elsewhere_as(&name.node).is_some() || is_like_element_type(&name.node);
+            if ty == AttrType::DType && meant() {
                 return self.no_element_type(&name.node, name.span);
             }
             let sort = if ty == AttrType::DType { Sort::DType } else { Sort::Attr };

@@ -614,7 +614,7 @@ pub(super) fn kind_fits(ty: AttrType, kind: AKind) -> bool {
 }
 
 /// True for a name that is made like that of an element type: `f13`, `bf8`.
-fn is_like_element_type(name: &str) -> bool {
+pub(super) fn is_like_element_type(name: &str) -> bool {
     let bits = ["bf", "fp", "f", "i", "u"].iter().find_map(|kind| name.strip_prefix(kind));
     bits.is_some_and(|b| b.len() == 2 && b.bytes().all(|c| c.is_ascii_digit()))
 }

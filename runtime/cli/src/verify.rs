@@ -76,8 +76,8 @@ impl Verify {
         if !not_run.is_empty() && !global.quiet {
             let names: Vec<String> = not_run.iter().map(|n| format!("`{n}`")).collect();
             eprintln!(
-                "note: the templates of {} were not run: verify compares rules and bodies; on a GPU, `hypatia run` first \
-                 tries a template in a process of its own, and compares it with the op's body",
+                "note: the templates of {} were not run: verify compares rules and bodies; on a GPU, `hypatia run` \
+                 first tries a template in a process of its own, and compares it with the op's body",
                 names.join(", ")
             );
         }

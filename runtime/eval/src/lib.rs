@@ -10,8 +10,8 @@
 //! functions give equal results, up to the error of that kind of numbers. A cast to an integer type
 //! truncates in any mode.
 //! [`Mode::Rounded`] is how a careful device computes: each scalar function in the compute type of
-//! its operands (f32 for f32, f16 and bf16), sums in f64, the accumulator of a gemm rounded to its
-//! compute type, and one rounding to the result's type at the end of each node.
+//! its operands (f32 for f32, f16 and bf16), sums in f64, the accumulator of a product rounded to
+//! its compute type, and one rounding to the result's type at the end of each node.
 //! [`Mode::Accumulated`] adds the roundings of the sums: two orders of a sum are then judged alike.
 
 mod double;
@@ -201,7 +201,8 @@ impl Evaluator<'_> {
         let (dtype, shape) = first(types)?;
         let one = match prim {
             Prim::Matmul => {
-                let mut out = rounded(matmul::matmul(arg(0)?, arg(1)?, *dtype, shape, mode)?, *dtype, mode)?;
+                let acc = matmul::matmul(arg(0)?, arg(1)?, *dtype, shape, mode)?;
+                let mut out = rounded(rounded(acc, accumulator_dtype(*dtype), mode)?, *dtype, mode)?;
                 out.dtype = *dtype;
                 out
             }
@@ -217,7 +218,8 @@ impl Evaluator<'_> {
                 self.epilogue(acc, term, &args[2..], *dtype)?
             }
             Prim::Conv { axes, groups } => {
-                rounded(window::conv(arg(0)?, arg(1)?, axes, *groups, *dtype, shape, mode)?, *dtype, mode)?
+                let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, *dtype, shape, mode)?;
+                rounded(rounded(acc, accumulator_dtype(*dtype), mode)?, *dtype, mode)?
             }
             Prim::Windows(axes) => window::windows(arg(0)?, axes, shape)?,
             Prim::Cast(to) => ops::cast(arg(0)?, *to, mode)?,

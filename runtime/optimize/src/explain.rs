@@ -153,8 +153,8 @@ pub fn no_such_rule(program: &Program, rule: &str) -> String {
     }
     if program.kernels.iter().any(|k| k.name == rule) {
         return format!(
-            "`{rule}` is a kernel, not a rule: `hypatia explain MODEL` lists the kernels of each step, and why those that \
-             do not run do not"
+            "`{rule}` is a kernel, not a rule: `hypatia explain MODEL` lists the kernels of each step, and why some do \
+             not run"
         );
     }
     let all = || program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]);

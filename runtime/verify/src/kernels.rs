@@ -63,8 +63,8 @@ pub(super) fn verify_kernel(program: &Arc<Program>, kernel: &Kernel, options: &O
     }
 }
 
-/// `pattern => cast(the op in f32)`, for a generated kernel that claims to have the same bits in f16
-/// or bf16; `None` if it claims less, or its operands are no variables.
+/// `pattern => cast(the op in f32)`, for a generated kernel that claims to have the same bits in
+/// f16 or bf16; `None` if it claims less, or its operands are no variables.
 fn in_f32(program: &Program, kernel: &Kernel) -> Option<Rule> {
     let narrow = [DType::F16, DType::BF16];
     let strict = |d: &DType| matches!(claim_for(&kernel.claims, *d), Class::Exact | Class::Finite);

@@ -50,7 +50,8 @@ pub enum Distribution {
     /// All elements are equal but for the last, which is the largest or the smallest; or all are 1.
     Last(u8),
     /// Numbers of few bits: integers from the whole range, around its eighths, and sums of two
-    /// powers of two; the smallest numbers of a float type (1: only these), and 1 with two more bits.
+    /// powers of two; the smallest numbers of a float type (1: only these), and 1 with two more
+    /// bits.
     FewBits(u8),
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),

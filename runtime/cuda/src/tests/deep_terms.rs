@@ -94,7 +94,7 @@ fn deep_terms_agree_with_exact_values_on_a_gpu() {
         let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
         let [first, second] = [0, 1].map(|_| executor.run(&tensors).unwrap().remove(0));
         assert_eq!(first.bytes(), second.bytes(), "term {seed}: runs differ");
-        // What several parts read was rounded, and is rounded as there: by half a unit of 1 at most.
+        // What several parts read was rounded, and is rounded as there: by half a unit at most.
         let roundings = plan.to_string().matches("cast<").count();
         let half_unit = if dtype == DType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
         for (i, (got, want)) in first.to_f64().iter().zip(&want).enumerate() {

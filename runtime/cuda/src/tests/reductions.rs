@@ -1,6 +1,6 @@
 //! Reductions beside a product, against the reference: sums over rows (gradients of biases), over
-//! columns, means, the largest of all; with several results, none, two products, ragged sizes, every
-//! tiling; what stays apart; the measured choice.
+//! columns, means, the largest of all; with several results, none, two products, ragged sizes,
+//! every tiling; what stays apart; the measured choice.
 #![allow(clippy::unwrap_used)]
 use std::time::Duration;
 
