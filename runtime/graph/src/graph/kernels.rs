@@ -184,11 +184,11 @@ impl Candidate {
             Some(Backend::Cublaslt(epilogue)) => format!("cublaslt {epilogue}"),
             Some(Backend::Tiled) => {
                 let kind = match &self.strategy {
-                    _ if kernel.is_some_and(|(k, _)| is_pair(program, &k.pattern)) => "pair of products",
-                    Strategy::Call => "attention",
-                    _ => "product",
+                    _ if kernel.is_some_and(|(k, _)| is_pair(program, &k.pattern)) => "tiled pair of products",
+                    Strategy::Call => "tiled attention",
+                    _ => "tiled product",
                 };
-                format!("tiled {kind} {}", kernel.map_or("", |(k, _)| &k.name))
+                format!("{kind} {}", kernel.map_or("", |(k, _)| &k.name))
             }
             Some(Backend::Template(_)) => format!("template {}", kernel.map_or("", |(k, _)| &k.name)),
             Some(_) if matches!(self.strategy, Strategy::Rowwise) => "row-wise".to_string(),
