@@ -187,6 +187,9 @@ pub struct GatheredRows {
     pub rows: usize,
 }
 
+/// Elements from which on a row is long: where rows are few, plans cut them in pieces.
+pub const LONG_ROW: usize = 1 << 15;
+
 /// Reductions over rows of `[rows, n]`, then outputs that may use their results: softmax,
 /// LayerNorm, RMSNorm and similar ops that users define.
 #[derive(Clone, Debug, PartialEq)]

@@ -18,7 +18,8 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::{
-    ColumnSum, MAX_SUMS, RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel, SharedWork, SumSplit,
+    ColumnSum, LONG_ROW, MAX_SUMS, RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel, SharedWork,
+    SumSplit,
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_target::device::Device;
@@ -310,7 +311,8 @@ impl Grower<'_, '_> {
         let (rows, n) = (size(&space.sizes[..space.outer]), size(&space.sizes[space.outer..]));
         let gpu = usize::from(!self.device.is_host());
         // What reads each row once keeps none, and the plan cuts rows that are few and long.
-        let once = gpu == 1 && kernel.folds();
+        let long = n.is_none_or(|n| n >= LONG_ROW as i64);
+        let once = gpu == 1 && long && kernel.folds();
         if !once && n.is_some_and(|n| n > LONGEST[gpu]) {
             return false;
         }

@@ -10,7 +10,7 @@
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
-use hypatia_dsl::kernel::{RowAccess, RowLayout, RowwiseKernel};
+use hypatia_dsl::kernel::{LONG_ROW, RowAccess, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
 use super::buffer::{Buffer, Storage};
@@ -18,8 +18,6 @@ use super::{Action, BufferId, Plan, RowwiseStep, Step, View};
 
 /// Rows that keep a large GPU busy.
 const ENOUGH: usize = 128;
-/// Shorter rows are not split: a launch costs more.
-const LONG: usize = 32_768;
 /// Elements of a piece, as a rule and at least; and pieces of all rows at most.
 const PIECE: usize = 16_384;
 const SHORTEST: usize = 2048;
@@ -74,7 +72,7 @@ fn halves(plan: &mut Plan, at: usize) -> Option<(Step, Step)> {
     let step = &plan.steps[at];
     let r = of_rows(step)?;
     let whole = &r.kernel;
-    let few = r.rows > 0 && r.rows < ENOUGH && r.n >= LONG;
+    let few = r.rows > 0 && r.rows < ENOUGH && r.n >= LONG_ROW;
     if !few || !whole.folds() || !r.lookups.is_empty() {
         return None;
     }
