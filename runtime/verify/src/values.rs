@@ -578,7 +578,7 @@ fn few_bits_whole(source: &mut Source, dtype: DType, demand: &Demand) -> i64 {
 fn few_bits(source: &mut Source, dtype: DType, kind: u8) -> f64 {
     let code = source.element(FEW_BITS, |r| r.random_range(0..FEW_BITS));
     let rest = code / 4;
-    let sign = if rest % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = if rest.is_multiple_of(2) { 1.0 } else { -1.0 };
     match code % 4 {
         0 if kind == 0 => NICE[rest as usize % NICE.len()],
         _ if kind == 1 => sign * f64::from(1 + rest / 2 % 9) * extremes(dtype)[5],

@@ -27,10 +27,10 @@ const SHAPES: [[usize; 4]; 6] =
 /// larger.
 fn term(seed: u64) -> (hypatia_graph::Graph, Inputs, DType) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let dtype = if seed % 3 == 0 { DType::F16 } else { DType::BF16 };
+    let dtype = if seed.is_multiple_of(3) { DType::F16 } else { DType::BF16 };
     let [batch, m, n, k] = SHAPES[seed as usize % SHAPES.len()];
     let mut c = Case::new(dtype);
-    let (a, b) = (c.factor(batch, [m, k], seed % 2 == 0), c.factor(batch, [k, n], seed % 5 == 0));
+    let (a, b) = (c.factor(batch, [m, k], seed.is_multiple_of(2)), c.factor(batch, [k, n], seed.is_multiple_of(5)));
     let p = c.graph.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0];
     let scale = c.graph.number(dtype, 1.0 / k as f64).unwrap();
     let half = c.graph.number(dtype, 0.5).unwrap();

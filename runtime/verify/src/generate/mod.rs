@@ -467,7 +467,7 @@ impl Generator<'_, '_> {
         for node in &self.graph.nodes {
             let NodeKind::Op { op, attrs, .. } = &node.kind else { continue };
             let OpBody::Builtin(builtin) = self.program.op(*op).body else { continue };
-            if !node.operands.get(1).copied().flatten().is_some_and(|v| self.uncast(v) == value) {
+            if node.operands.get(1).copied().flatten().is_none_or(|v| self.uncast(v) != value) {
                 continue;
             }
             let Some(Some(data)) = node.operands.first() else { continue };
