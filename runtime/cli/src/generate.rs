@@ -7,6 +7,7 @@ use anstream::eprintln;
 use clap::{Args, ValueEnum};
 use hypatia_cuda::generate::{ChoiceEntry, PlanKernels, Request, Scope, Written, of_plan, of_program, write};
 use hypatia_cuda::nvrtc::Nvrtc;
+use hypatia_cuda::tuning::TuningFile;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_emit as rust;
@@ -55,6 +56,11 @@ pub struct Gen {
     costs: CostOptions,
     #[command(flatten)]
     memory: MemoryOptions,
+    /// Write the kernels that were measured to be the fastest, as this file of `hypatia tune` says;
+    /// by default hypatia.tune beside the model, if it exists. What it does not name, and all without
+    /// a file, is what is predicted to be the fastest.
+    #[arg(long, value_name = "FILE", requires = "model")]
+    tuning: Option<PathBuf>,
     /// Element types of the kernels generated from .hyp files.
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "f32,f16,bf16", value_parser = dtype)]
     dtype: Vec<DType>,
@@ -140,7 +146,9 @@ fn notes(written: &Written, kernels: bool) -> Vec<String> {
     }
     let removed = written.removed.iter();
     notes.extend(removed.map(|f| format!("removed {}: it is no longer generated", f.display())));
-    if kernels && manifest.kernels.is_empty() && manifest.skipped.is_empty() {
+    if kernels && manifest.kernels.is_empty() && !manifest.steps.is_empty() {
+        notes.push("each step of the plan is a library call: there is no kernel to write (`steps` lists them)".into());
+    } else if kernels && manifest.kernels.is_empty() && manifest.skipped.is_empty() {
         notes.push(
             "nothing here asks for a kernel by itself: declare a `kernel` or a `scalar`. What rules fuse has its \
              kernels where it is found: `hypatia gen --model MODEL.onnx FILE.hyp`"
@@ -188,7 +196,9 @@ impl Gen {
                 let (plan, open) = self.plan(model, &program, global.quiet)?;
                 choices = open;
                 device = Some(plan.device.clone());
-                of_plan(&plan)
+                let tuning = self.tuning.clone().or_else(|| TuningFile::beside(model));
+                let tuning = tuning.map(|path| TuningFile::read(&path)).transpose()?;
+                of_plan(&plan, tuning.as_ref())
             }
             None => {
                 let (instances, skipped) = of_program(&program, &scope, &dtypes);

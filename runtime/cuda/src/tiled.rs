@@ -151,6 +151,20 @@ fn accepted(tilings: &[StoredTiling], choice: &Choice) -> bool {
     choice.algorithm == FALLBACK || tilings.contains(&choice.algorithm)
 }
 
+/// The name in tuning files of what a step computes, on a GPU of so many multiprocessors; `None` if
+/// no template of ours reads the operands in place.
+pub(crate) fn problem_of(
+    plan: &Plan,
+    (step, call, kernel): (&Step, &CallStep, &Kernel),
+    work: &Timed,
+    multiprocessors: usize,
+) -> Option<String> {
+    let first = work.plausible(kernel, multiprocessors).into_iter().next()?;
+    let (body, _) = work.launches(&first).into_iter().next()?;
+    let source = body.emit(&plan.program).ok()?;
+    Some(problem(plan, step, call, &work.name(kernel), &source.text))
+}
+
 /// The name of a problem in tuning files: sizes, layouts, and a hash of what is computed.
 fn problem(plan: &Plan, step: &Step, call: &CallStep, what: &str, source: &str) -> String {
     let strides: Vec<String> =

@@ -1,6 +1,6 @@
 //! The kernels that a plan launches, without library calls.
 //!
-//! In: a [`Plan`]. Out: an [`Instance`] for each distinct kernel, and the launches in order.
+//! In: a [`Plan`], and what was measured. Out: an [`Instance`] for each distinct kernel, and the launches in order.
 //! Invariant: two steps that compute the same function on operands of the same kinds share one
 //! kernel.
 
@@ -13,8 +13,11 @@ use std::collections::BTreeMap;
 
 use super::write::StepEntry;
 use super::{Body, Instance, Skipped};
+use crate::fallback::FALLBACK;
 use crate::lowering::timed::{Timed, kernel};
 use crate::lowering::{Work, step_kernels};
+use crate::tiled::problem_of;
+use crate::tuning::TuningFile;
 use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View, row_major};
 
 /// The kernels and launches of a plan, for `gen`.
@@ -28,15 +31,16 @@ pub struct PlanKernels {
     pub steps: Vec<StepEntry>,
 }
 
-/// The kernels of a plan, and the steps that run them.
-pub fn of_plan(plan: &Plan) -> PlanKernels {
+/// The kernels of a plan, and the steps that run them: of what is timed, the choice of a tuning
+/// file, or what is predicted to be the fastest.
+pub fn of_plan(plan: &Plan, tuning: Option<&TuningFile>) -> PlanKernels {
     let mut out = PlanKernels::default();
     // For each kernel, the names of the steps that run it.
     let mut named: Vec<Vec<String>> = Vec::new();
     let shortener = Shortener::new(&plan.program, &plan.allowed);
     for (i, step) in plan.steps.iter().enumerate() {
         let name = plan.step_name(i);
-        for launch in launches(plan, step) {
+        for launch in launches(plan, step, tuning) {
             let (kind, body, work, runs) = match launch {
                 Launch::Library => {
                     out.steps.push(StepEntry {
@@ -91,12 +95,12 @@ enum Launch {
     Kernel { kind: &'static str, body: Box<Body>, work: Box<Work>, runs: &'static str },
 }
 
-fn launches(plan: &Plan, step: &Step) -> Vec<Launch> {
+fn launches(plan: &Plan, step: &Step, tuning: Option<&TuningFile>) -> Vec<Launch> {
     match &step.action {
         Action::Gemm(g) if g.acc.is_float() && (g.scale(&plan.program).is_some() || step.kernel.is_some()) => {
             vec![Launch::Library]
         }
-        Action::Call(call) => timed(plan, step, call).unwrap_or_else(|| vec![Launch::Library]),
+        Action::Call(call) => timed(plan, step, call, tuning).unwrap_or_else(|| vec![Launch::Library]),
         Action::Gemm(g) if g.acc.is_float() => {
             let (rows, n) = (g.batch.iter().product::<usize>() * g.m, g.n);
             let work = Box::new(Work { rows, n, ..Work::default() });
@@ -119,11 +123,19 @@ fn launches(plan: &Plan, step: &Step) -> Vec<Launch> {
 /// Multiprocessors of the GPU for which a tiling is predicted.
 const MULTIPROCESSORS: usize = 132;
 
-/// The kernels of a call whose kernel is timed: the launches that are predicted to be the fastest.
-fn timed(plan: &Plan, step: &Step, call: &CallStep) -> Option<Vec<Launch>> {
+/// The kernels of a call whose kernel is timed: the launches that were measured or are predicted to
+/// be the fastest.
+fn timed(plan: &Plan, step: &Step, call: &CallStep, tuning: Option<&TuningFile>) -> Option<Vec<Launch>> {
     let kernel = kernel(plan, step)?;
     let timed = Timed::of(plan, (step, call, kernel))?;
     let first = timed.plausible(kernel, MULTIPROCESSORS).into_iter().next()?;
+    let problem = || problem_of(plan, (step, call, kernel), &timed, MULTIPROCESSORS);
+    let choice =
+        tuning.zip(tuning.and_then(|_| problem())).and_then(|(file, p)| file.choices().find(|c| c.problem == p));
+    if choice.is_some_and(|c| c.algorithm == FALLBACK) {
+        return Some(call.fallback.iter().flat_map(|step| launches(plan, step, tuning)).collect());
+    }
+    let first = choice.map(|c| c.algorithm).filter(|c| !timed.launches(c).is_empty()).unwrap_or(first);
     let launch = |(body, work): (Body, Work)| Launch::Kernel {
         kind: kind(&body),
         body: Box::new(body),

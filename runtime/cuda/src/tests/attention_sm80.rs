@@ -89,7 +89,7 @@ fn every_score_is_one_launch_from_ampere_on() {
 fn what_runs_is_what_gen_writes() {
     for (target, arch) in [("h200", Some("sm_90a")), ("a100", None), ("b200", None)] {
         let plan = planned(&Device::named(target).unwrap(), &case(DType::BF16, SHAPES[0], false, "causal").0);
-        let written = crate::generate::of_plan(&plan);
+        let written = crate::generate::of_plan(&plan, None);
         let [instance] = written.instances.as_slice() else { panic!("{written:?}\n{plan}") };
         assert_eq!((instance.kind, instance.body.only_arch()), ("tiled attention", arch), "{target}");
     }

@@ -16,7 +16,7 @@ use crate::lowering::timed::Timed;
 use crate::tiled::{self, Tilings};
 use crate::tune::machine;
 use crate::tuner::{Effort, Tuner};
-use crate::tuning::{Choice, TuningFile};
+use crate::tuning::{Choice, Machine, TuningFile};
 use crate::{Executor, Gpu};
 use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::{Graph, Value};
@@ -325,11 +325,44 @@ fn the_measured_choice_is_kept_on_a_gpu() {
 fn what_runs_is_what_gen_writes() {
     for (target, arch) in [("h200", Some("sm_90a")), ("a100", None)] {
         let plan = planned(&Device::named(target).unwrap(), &case(DType::BF16, SHAPES[0], [false, true], "silu").0);
-        let written = crate::generate::of_plan(&plan);
+        let written = crate::generate::of_plan(&plan, None);
         let [instance] = written.instances.as_slice() else { panic!("{written:?}\n{plan}") };
         assert_eq!(instance.body.only_arch(), arch, "{target}");
         assert_eq!(written.steps[0].kernel.as_ref(), Some(&instance.kernel), "{target}");
     }
+}
+
+/// It writes the tiling that a tuning file names, and the steps in turn where these were faster.
+#[test]
+fn gen_writes_what_was_measured() {
+    let plan = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], [false, true], "silu").0);
+    let (step, call) = tiled_step(&plan).unwrap();
+    let kernel = tiled::kernel(&plan, step).unwrap();
+    let work = Timed::of(&plan, (step, call, kernel)).unwrap();
+    let problem = tiled::problem_of(&plan, (step, call, kernel), &work, 132).unwrap();
+    let other = work.plausible(kernel, 132)[1];
+    let written = |algorithm: StoredTiling| {
+        let machine = Machine { device: "x".into(), driver: 1, library: 1, hypatia: "x".into() };
+        let us = Some(1.0);
+        let choice =
+            Choice { machine, problem: problem.clone(), algorithm, workspace: 0, us, first_us: us, candidates: 2 };
+        let mut file = TuningFile::default();
+        file.insert(choice);
+        crate::generate::of_plan(&plan, Some(&file))
+    };
+    let [instance] = &written(other).instances[..] else { panic!("no single kernel") };
+    // But for names and comments.
+    let code = |source: CudaSource| -> Vec<String> {
+        let own = source.text.replace("k0_product_bf16", "product");
+        own.lines().filter(|l| !l.starts_with("//")).map(str::to_string).collect()
+    };
+    let want = code(work.launches(&other).remove(0).0.emit(&plan.program).unwrap());
+    let predicted = crate::generate::of_plan(&plan, None);
+    let got = code(instance.body.emit(&plan.program).unwrap());
+    assert!(got == want && got != code(predicted.instances[0].body.emit(&plan.program).unwrap()));
+    // The product and a pass.
+    let apart = written(crate::fallback::FALLBACK);
+    assert!(apart.steps.iter().any(|s| s.runs != "kernel"), "{:?}", apart.steps);
 }
 
 /// `silu(a b + bias)` of the first rows of one matrix, whatever their number.

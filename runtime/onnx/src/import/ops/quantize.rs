@@ -9,8 +9,8 @@ use super::super::tensor;
 use super::pointwise::saturates;
 use hypatia_graph::Value;
 
-/// A scale or zero point, broadcast to the operand: per tensor, per index of an axis, or per block
-/// along it.
+/// A scale or zero point that broadcasts to the operand, seen in blocks where it has some: per
+/// tensor, per index of an axis, or per block along it.
 fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i64) -> Out<Value> {
     let have = ctx.shape_of(v);
     if have.iter().all(|d| *d == Dim::from(1)) && have.len() <= 1 {
@@ -37,13 +37,21 @@ fn spread(ctx: &mut Ctx, v: Value, shape: &[Dim], axis: Option<usize>, block: i6
             show_shape(shape)
         ));
     }
-    let mut apart = have.clone();
+    let mut apart = have;
     apart.insert(axis + 1, Dim::from(1));
-    let mut wide = apart.clone();
-    wide[axis + 1] = blocks;
-    let v = ctx.reshape(v, &apart)?;
-    let v = ctx.expand(v, &wide)?;
-    ctx.reshape(v, shape)
+    ctx.reshape(v, &apart)
+}
+
+/// The operand's shape with the axis cut into blocks, if its scale has one for each: nothing is
+/// repeated in memory then.
+fn in_blocks(ctx: &Ctx, scale: Value, shape: &[Dim], axis: Option<usize>, block: i64) -> Option<Vec<Dim>> {
+    let (have, axis) = (ctx.shape_of(scale), axis?);
+    let many = have.len() > 1 || have.iter().any(|d| *d != Dim::from(1));
+    let mut apart =
+        have.get(axis).filter(|_| block > 0 && many && have.len() == shape.len()).map(|_| shape.to_vec())?;
+    apart[axis] = have[axis].clone();
+    apart.insert(axis + 1, Dim::from(block));
+    Some(apart)
 }
 
 /// The axis and the block size; some versions have no block size.
@@ -82,7 +90,9 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
     if !compute.is_float() {
         return ctx.unsupported(format!("division in {compute}"));
     }
+    let apart = in_blocks(ctx, scale, &shape, axis, block);
     let scale = spread(ctx, scale, &shape, axis, block)?;
+    let x = ctx.reshape(x, apart.as_ref().unwrap_or(&shape))?;
     let (x, scale) = (ctx.cast(x, compute)?, ctx.cast(scale, compute)?);
     let y = ctx.builtin(BuiltinScalar::Div, &[x, scale])?;
     let y = if to.only_stored() { y } else { ctx.builtin(BuiltinScalar::Round, &[y])? };
@@ -94,13 +104,13 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
         let z = ctx.cast(z, wide)?;
         y = ctx.builtin(BuiltinScalar::Add, &[y, z])?;
     }
-    if to.only_stored() && !saturate {
-        return Ok(vec![ctx.cast(y, to)?.into()]);
+    if !to.only_stored() || saturate {
+        let (low, high) = (ctx.number(wide, low)?, ctx.number(wide, high)?);
+        y = ctx.builtin(BuiltinScalar::Max, &[y, low])?;
+        y = ctx.builtin(BuiltinScalar::Min, &[y, high])?;
     }
-    let (low, high) = (ctx.number(wide, low)?, ctx.number(wide, high)?);
-    let y = ctx.builtin(BuiltinScalar::Max, &[y, low])?;
-    let y = ctx.builtin(BuiltinScalar::Min, &[y, high])?;
-    Ok(vec![ctx.cast(y, to)?.into()])
+    let y = ctx.cast(y, to)?;
+    Ok(vec![ctx.reshape(y, &shape)?.into()])
 }
 
 /// (x - zero point) * scale
@@ -114,7 +124,9 @@ pub fn dequantize(ctx: &mut Ctx) -> Out {
     if !(ctx.dtype_of(x).is_int() || stored) || !to.computes_in_floats() {
         return ctx.unsupported(format!("dequantisation of {} to {to}", ctx.dtype_of(x)));
     }
+    let apart = in_blocks(ctx, scale, &shape, axis, block);
     let scale = spread(ctx, scale, &shape, axis, block)?;
+    let x = ctx.reshape(x, apart.as_ref().unwrap_or(&shape))?;
     // Differences of bytes are exact in i32, those of 8-bit floats in the type of the result.
     let between = if stored { to } else { DType::I32 };
     let mut y = ctx.cast(x, between)?;
@@ -124,7 +136,8 @@ pub fn dequantize(ctx: &mut Ctx) -> Out {
         y = ctx.builtin(BuiltinScalar::Sub, &[y, z])?;
     }
     let (y, scale) = (ctx.cast(y, to)?, ctx.cast(scale, to)?);
-    Ok(vec![ctx.builtin(BuiltinScalar::Mul, &[y, scale])?.into()])
+    let y = ctx.builtin(BuiltinScalar::Mul, &[y, scale])?;
+    Ok(vec![ctx.reshape(y, &shape)?.into()])
 }
 
 /// A matrix product of 8-bit integers minus their zero points, in 32 bits.
