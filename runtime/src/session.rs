@@ -132,6 +132,7 @@ impl Options {
 
     /// The same settings, where the optimiser knows which kernels may be used.
     fn settled(mut self) -> Options {
+        self.batch_invariant |= self.optimize.batch_invariant;
         self.optimize.batch_invariant = self.batch_invariant;
         self
     }

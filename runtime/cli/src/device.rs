@@ -128,10 +128,6 @@ pub struct DeviceOptions {
     /// Compare the fused plan with the unfused one again, even if an earlier start did.
     #[arg(long)]
     pub recheck: bool,
-    /// Give each row the same bits, however many rows stand beside it, where their number is a
-    /// dynamic size of the model.
-    #[arg(long)]
-    pub batch_invariant: bool,
     #[command(flatten)]
     pub costs: CostOptions,
 }
@@ -207,8 +203,7 @@ impl DeviceOptions {
     /// Writes the choice into the options of a session. Returns notes about it.
     pub fn apply(&self, options: Options, measuring: &Measuring<'_>) -> Result<(Options, Vec<String>)> {
         let tf32 = self.precision == Precision::Tf32;
-        let options =
-            Options { tf32, recheck: self.recheck, batch_invariant: self.batch_invariant, ..options.remembering() };
+        let options = Options { tf32, recheck: self.recheck, ..options.remembering() };
         let given = self.tuning.as_deref().map(TuningFile::read).transpose()?;
         let gpu = match self.device {
             DeviceChoice::Cpu => Err(None),

@@ -57,8 +57,8 @@ pub struct Gen {
     #[command(flatten)]
     memory: MemoryOptions,
     /// Write the kernels that were measured to be the fastest, as this file of `hypatia tune` says;
-    /// by default hypatia.tune beside the model, if it exists. What it does not name, and all without
-    /// a file, is what is predicted to be the fastest.
+    /// by default hypatia.tune beside the model, if it exists. What it does not name, and all
+    /// without a file, is what is predicted to be the fastest.
     #[arg(long, value_name = "FILE", requires = "model")]
     tuning: Option<PathBuf>,
     /// Element types of the kernels generated from .hyp files.

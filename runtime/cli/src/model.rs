@@ -40,6 +40,10 @@ pub struct RuleOptions {
     /// what that loses.
     #[arg(long)]
     pub greedy: bool,
+    /// Give each row the same bits, however many rows stand beside it, where their number is a
+    /// dynamic size of the model.
+    #[arg(long)]
+    pub batch_invariant: bool,
 }
 
 /// The fusions that the plan must have, and those that it must not.
@@ -95,6 +99,7 @@ impl RuleOptions {
         }
         options.numerics = self.numerics.unwrap_or_default();
         options.greedy = self.greedy;
+        options.batch_invariant = self.batch_invariant;
         options.disabled = self.disable.iter().cloned().collect();
         Ok(())
     }

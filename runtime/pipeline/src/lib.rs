@@ -145,18 +145,18 @@ pub fn constants() -> Constants {
 /// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken
 /// to be what the cost model assumes.
 pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
-    Ok(runnable(graph, device, cluster)?.launches())
+    Ok(runnable(graph, &plan::Options { cluster, ..plan::Options::new(device.clone()) })?.launches())
 }
 
 /// Launches of a graph on a device, one line each: what each computes. Sizes as for [`launches`].
 pub fn launch_list(graph: &Graph, device: &Device) -> Result<Vec<String>> {
-    Ok(runnable(graph, device, true)?.launch_list())
+    Ok(runnable(graph, &plan::Options::new(device.clone()))?.launch_list())
 }
 
 /// The plan of a graph for a device. Fails if the device has no kernels for an element type in it,
 /// as running it would.
-fn runnable(graph: &Graph, device: &Device, cluster: bool) -> Result<Plan> {
-    let plan = assumed(graph, &plan::Options { cluster, ..plan::Options::new(device.clone()) })?;
+fn runnable(graph: &Graph, options: &plan::Options) -> Result<Plan> {
+    let (plan, device) = (assumed(graph, options)?, &options.device);
     let stored = |s: &Step| s.reads.iter().chain(&s.writes).map(|v| v.dtype).find(|d| d.only_stored());
     match plan.steps.iter().find_map(|s| Some((s, stored(s)?))).filter(|_| !device.is_host()) {
         None => Ok(plan),
@@ -193,11 +193,12 @@ pub fn must_fit(graph: &Graph, options: &optimize::Options, memory: usize) -> Re
     plan(&graph.specialize(&symbols)?, &plain).map(drop)
 }
 
-/// Plans a model both ways for a device and counts the launches. With no rules at all, the given
-/// graph is what is run.
-pub fn compared(given: &Graph, optimized: &Graph, device: &Device, no_rules: bool) -> Result<Launches> {
-    let before = launches(given, device, false)?;
-    let after = if no_rules { before } else { launches(optimized, device, true)? };
+/// Plans a model both ways, as far as these options allow, and counts the launches. With no rules
+/// at all, the given graph is what is run.
+pub fn compared(given: &Graph, optimized: &Graph, options: &optimize::Options) -> Result<Launches> {
+    let before = launches(given, &options.device, false)?;
+    let allowed = plan::Options { allowed: options.allowed(), ..plan::Options::new(options.device.clone()) };
+    let after = if options.no_rules { before } else { runnable(optimized, &allowed)?.launches() };
     Ok(Launches { before, after })
 }
 
@@ -258,7 +259,7 @@ fn in_turn(plan: &Plan, step: &Step) -> Option<Choice> {
 /// the report. Planning takes time (constants are computed), so it is done for those who ask. What
 /// cannot be planned gives a warning.
 pub fn count_launches(optimized: &mut Optimized, given: &Graph, options: &optimize::Options) {
-    match compared(given, &optimized.graph, &options.device, options.no_rules) {
+    match compared(given, &optimized.graph, options) {
         Ok(launches) => optimized.report.launches = Some(launches),
         Err(e) => optimized.report.warnings.push(format!("the launches cannot be counted: {e}")),
     }

@@ -1,7 +1,7 @@
 //! The kernels that a plan launches, without library calls.
 //!
-//! In: a [`Plan`], and what was measured. Out: an [`Instance`] for each distinct kernel, and the launches in order.
-//! Invariant: two steps that compute the same function on operands of the same kinds share one
+//! In: a [`Plan`], and what was measured. Out: an [`Instance`] for each distinct kernel, and the
+//! launches in order. Invariant: two steps that compute the same function on operands of the same kinds share one
 //! kernel.
 
 use hypatia_dsl::dtype::DType;
