@@ -1,8 +1,8 @@
 //! The kernels that a plan launches, without library calls.
 //!
 //! In: a [`Plan`], and what was measured. Out: an [`Instance`] for each distinct kernel, and the
-//! launches in order. Invariant: two steps that compute the same function on operands of the same kinds share one
-//! kernel.
+//! launches in order. Invariant: two steps that compute the same function on operands of the same
+//! kinds share one kernel.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Shortener;
