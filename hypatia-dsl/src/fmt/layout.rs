@@ -183,10 +183,28 @@ impl Layout<'_> {
         let mut rest = &nodes[clauses..];
         while let Some((_, behind)) = rest.split_first() {
             let length = 1 + behind.iter().position(is_clause).unwrap_or(behind.len());
-            all.push(Doc::nest(vec![Doc::Hard, Doc::group(vec![self.element(&rest[..length], true)])]));
+            all.push(Doc::nest(self.clause(&rest[..length])));
             rest = &rest[length..];
         }
         Doc::Concat(all)
+    }
+
+    /// A clause of a rule on its line. Comments in front of it stand outside of its group, so that
+    /// their line breaks do not break the clause.
+    fn clause(&self, nodes: &[Node]) -> Vec<Doc> {
+        let word = nodes[0].first();
+        let comments = &self.source.pieces[word].leading;
+        let mut all: Vec<Doc> = comments.iter().flat_map(|c| [Doc::Hard, Doc::text(c.text)]).collect();
+        all.push(Doc::Hard);
+        if comments.is_empty() {
+            all.push(Doc::group(vec![self.element(nodes, true)]));
+            return all;
+        }
+        let mut parts = vec![Doc::text(self.text(word))];
+        parts.extend(self.after(word));
+        parts.extend([Doc::text(" "), self.element(&nodes[1..], true)]);
+        all.push(Doc::group(parts));
+        all
     }
 
     /// An element whose breaks are independent of its surroundings.

@@ -170,6 +170,13 @@ fn expression(random: &mut Random, depth: usize) -> String {
 }
 
 #[test]
+fn a_comment_in_front_of_a_clause_breaks_nothing() {
+    let text = "edition 1;\nrule a::b: x + 0 => x\n  // why\n  requires rank(x) > 1, n > 2\n  // where\n  class \
+                exact;\n";
+    assert_eq!(check(text), text);
+}
+
+#[test]
 fn formatting_is_stable_for_made_up_expressions() {
     for seed in 0..100 {
         let mut r = Random(seed);
