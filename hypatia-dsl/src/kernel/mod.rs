@@ -233,9 +233,11 @@ impl RowwiseKernel {
         let reads = |term: &Term, may: &dyn Fn(usize) -> bool| {
             term.nodes.iter().all(|n| !matches!(n, TermNode::In { input, .. } if !may(*input as usize)))
         };
-        self.inputs
-            .iter()
-            .all(|(dtype, access)| matches!(access, RowAccess::Full | RowAccess::Splat) && dtype.is_float())
+        let lies = |(dtype, access): &(DType, RowAccess)| {
+            matches!(access, RowAccess::Full | RowAccess::Splat) && dtype.is_float()
+        };
+        !self.steps.is_empty()
+            && self.inputs.iter().all(lies)
             && self.steps.iter().all(|(kind, term)| *kind != Reduction::Prod && reads(term, &|i| i < operands))
             && self.outputs.iter().all(|(dtype, access, term)| {
                 *access == RowAccess::PerRow && dtype.is_float() && reads(term, &|i| i >= operands)
