@@ -14,7 +14,7 @@ use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 
 use super::prologue::makers;
 use super::view::row_major;
-use super::whole::{Whole, substituted, tiles};
+use super::whole::{Whole, join, joined_name, substituted};
 use super::{Action, BufferId, Called, GemmStep, Plan, PointwiseStep, Step, View};
 
 /// Operands of an epilogue, the factors apart: each takes registers or shared memory.
@@ -24,20 +24,8 @@ const LIGHT: usize = 4;
 
 /// Joins products of a plan with the work on their operands.
 pub(super) fn cluster(plan: &mut Plan) {
-    if plan.allowed.is_exact() || plan.allowed.batch_invariant {
-        return;
-    }
-    let Some(kernel) = tiles(&plan.program, &plan.device) else { return };
     let makers = makers(plan);
-    let mut gone = vec![false; plan.steps.len()];
-    for at in 0..plan.steps.len() {
-        if let Some((step, parts)) = joined(plan, &makers, kernel, at) {
-            parts.iter().for_each(|i| gone[*i] = true);
-            plan.steps[at] = step;
-        }
-    }
-    let mut gone = gone.into_iter();
-    plan.steps.retain(|_| gone.next() != Some(true));
+    join(plan, |plan, kernel, at, _| joined(plan, &makers, kernel, at));
 }
 
 /// The step at that place with the steps that make what its epilogue reads, and their places.
@@ -77,9 +65,7 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: u
     let product = GemmStep { term: terms.finish(roots), ..g.clone() };
     let called = if factors == 3 { Called::Pair(product) } else { Called::Product(product) };
     let parts: Vec<Step> = places.iter().chain([&at]).map(|i| plan.steps[*i].clone()).collect();
-    let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
-    names.dedup();
-    let name = names.join(" + ");
+    let name = joined_name(&parts);
     let writes = step.writes[..g.term.roots.len()].to_vec();
     let joined = Step::call(&name, called, [&reads[..factors], &beside].concat(), writes, parts);
     let kernel = if factors == 3 { step.kernel? } else { tiles };

@@ -15,7 +15,7 @@ use hypatia_dsl::ir::{KernelId, Program};
 use hypatia_dsl::kernel::chain::{MAX_LAYERS, MAX_WIDTH};
 
 use super::view::{collapse, matrix_layout};
-use super::whole::{Whole, tiles};
+use super::whole::{Whole, joined_name, tiles};
 use super::{Action, BufferId, Called, ChainLayer, GemmStep, Plan, Step, View};
 
 /// Joins products of a plan.
@@ -123,9 +123,7 @@ fn joined(program: &Program, steps: Vec<Step>, kernel: KernelId) -> Option<Step>
         reads.extend(step.reads[1..count].iter().cloned());
         layers.push(ChainLayer { product: link(program, step)?.clone(), reads: count - 1 });
     }
-    let mut names: Vec<&str> = steps.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
-    names.dedup();
-    let name = names.join(" + ");
+    let name = joined_name(&steps);
     let out = steps.last()?.writes[0].clone();
     let step = Step::call(&name, Called::Chain(layers), reads, vec![out], steps);
     Some(Step { kernel: Some(kernel), ..step })

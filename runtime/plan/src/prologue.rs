@@ -16,7 +16,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::KernelId;
 use hypatia_dsl::kernel::{ImageWindows, MOST_ROWS};
 
-use super::whole::{Whole, tiles};
+use super::whole::{Whole, join, joined_name};
 use super::windows::rows_and_columns;
 use super::{
     Action, BufferId, Called, FactorFrom, FactorTerm, FactorWindows, GemmStep, Plan, PointwiseStep, PrologueStep, Step,
@@ -32,20 +32,8 @@ const MOST_RIGHT_ROWS: usize = 64;
 
 /// Joins products of a plan with what computes their factors.
 pub(super) fn cluster(plan: &mut Plan) {
-    if plan.allowed.is_exact() || plan.allowed.batch_invariant {
-        return;
-    }
-    let Some(kernel) = tiles(&plan.program, &plan.device) else { return };
     let makers = makers(plan);
-    let mut gone = vec![false; plan.steps.len()];
-    for at in 0..plan.steps.len() {
-        if let Some((step, of_factors)) = joined(plan, &makers, kernel, at) {
-            of_factors.iter().for_each(|i| gone[*i] = true);
-            plan.steps[at] = step;
-        }
-    }
-    let mut gone = gone.into_iter();
-    plan.steps.retain(|_| gone.next() != Some(true));
+    join(plan, |plan, kernel, at, _| joined(plan, &makers, kernel, at));
 }
 
 /// The step that makes each buffer which one step alone reads, if that is pointwise or copies
@@ -91,9 +79,7 @@ fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: u
     }
     reads.extend(own[factors..].iter().cloned());
     let parts: Vec<Step> = of_factors.iter().chain([&at]).map(|i| plan.steps[*i].clone()).collect();
-    let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
-    names.dedup();
-    let name = names.join(" + ");
+    let name = joined_name(&parts);
     let called = Called::Prologue(PrologueStep { product: g.clone(), factors: terms });
     let writes = step.writes[..g.term.roots.len()].to_vec();
     let joined = Step::call(&name, called, reads, writes, parts);

@@ -19,7 +19,7 @@ use hypatia_dsl::kernel::{Along, Reduced, Reduction, RowAccess, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 use hypatia_dsl::term::Literal;
 
-use super::whole::{Whole, substituted, tiles};
+use super::whole::{Whole, join, joined_name, substituted};
 use super::{Action, BufferId, Called, GemmStep, Plan, PointwiseStep, RowwiseStep, Step, View};
 use hypatia_target::device::HOPPER;
 
@@ -33,26 +33,13 @@ const NEAR: usize = 8;
 
 /// Joins products of a plan with work on their results.
 pub(super) fn cluster(plan: &mut Plan) {
-    if plan.allowed.is_exact() || plan.allowed.batch_invariant {
-        return;
-    }
-    let Some(kernel) = tiles(&plan.program, &plan.device) else { return };
     let makers = makers(plan);
-    let mut gone = vec![false; plan.steps.len()];
-    for at in 0..plan.steps.len() {
-        let joined = if gone[at] { None } else { Joint::of(plan, &makers, kernel, at) };
-        let joined = joined.and_then(|mut joint| {
-            let behind = (at + 1..plan.steps.len()).take(NEAR);
-            behind.filter(|i| !gone[*i]).for_each(|i| _ = joint.absorb(i, &gone));
-            joint.finish(&gone)
-        });
-        if let Some((step, parts)) = joined {
-            parts.iter().for_each(|i| gone[*i] = true);
-            plan.steps[at] = step;
-        }
-    }
-    let mut gone = gone.into_iter();
-    plan.steps.retain(|_| gone.next() != Some(true));
+    join(plan, |plan, kernel, at, gone| {
+        let mut joint = Joint::of(plan, &makers, kernel, at)?;
+        let behind = (at + 1..plan.steps.len()).take(NEAR);
+        behind.filter(|i| !gone[*i]).for_each(|i| _ = joint.absorb(i, gone));
+        joint.finish(gone)
+    });
 }
 
 /// The step that makes each buffer.
@@ -329,9 +316,7 @@ impl<'p> Joint<'p> {
         roots.extend(self.asides.iter().map(|a| a.value));
         let reduced = self.asides.iter().map(|a| a.reduced).collect();
         let parts: Vec<Step> = self.parts.iter().map(|i| self.plan.steps[*i].clone()).collect();
-        let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
-        names.dedup();
-        let name = names.join(" + ");
+        let name = joined_name(&parts);
         // Operands that only dropped values read are no longer there.
         let (term, beside) = without_unread(self.terms.finish(roots), self.beside);
         let reads = [&self.whole.reads[..self.whole.factors], &beside].concat();

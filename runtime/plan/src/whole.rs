@@ -8,7 +8,7 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{Backend, Head, KernelId, Pat, Program};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 
-use super::{Action, Called, GemmStep, Step, View};
+use super::{Action, Called, GemmStep, Plan, Step, View};
 use hypatia_target::device::Device;
 
 /// The compute capability from which templates multiply by warps.
@@ -20,6 +20,33 @@ pub(super) fn tiles(program: &Program, device: &Device) -> Option<KernelId> {
     let multiplies = |pattern: &Pat| matches!(pattern, Pat::Node(n) if n.head == Head::Op(gemm));
     let found = program.kernels.iter().position(|k| matches!(k.backend, Backend::Tiled) && multiplies(&k.pattern));
     found.filter(|_| !device.is_host() && device.sm >= AMPERE).map(|i| KernelId(i as u32))
+}
+
+/// Joins products of a plan with their neighbours. `of` gives the step of the product at a place
+/// with what joins it, and the places of the latter; the last operand says which steps are parts of
+/// others by now. Plans that must have the bits of others stay as they are.
+pub(super) fn join(plan: &mut Plan, of: impl Fn(&Plan, KernelId, usize, &[bool]) -> Option<(Step, Vec<usize>)>) {
+    if plan.allowed.is_exact() || plan.allowed.batch_invariant {
+        return;
+    }
+    let Some(kernel) = tiles(&plan.program, &plan.device) else { return };
+    let mut gone = vec![false; plan.steps.len()];
+    for at in 0..plan.steps.len() {
+        let joined = if gone[at] { None } else { of(plan, kernel, at, &gone) };
+        if let Some((step, parts)) = joined {
+            parts.iter().for_each(|i| gone[*i] = true);
+            plan.steps[at] = step;
+        }
+    }
+    let mut gone = gone.into_iter();
+    plan.steps.retain(|_| gone.next() != Some(true));
+}
+
+/// The name of a step that consists of these.
+pub(super) fn joined_name(parts: &[Step]) -> String {
+    let mut names: Vec<&str> = parts.iter().map(|s| s.name.as_str()).filter(|n| !n.is_empty()).collect();
+    names.dedup();
+    names.join(" + ")
 }
 
 /// A product of a step with its whole epilogue.
