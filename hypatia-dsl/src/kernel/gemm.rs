@@ -2,7 +2,8 @@
 //!
 //! In: a product of a plan, with the layout of its operands. Out: a [`GemmKernel`] that
 //! `hypatia-templates` prints, for each [`Tiling`] that fits. Invariant: every tiling computes the
-//! same elements, each summed over k in ascending order; the tiling decides only the speed.
+//! same elements, each summed over k in ascending order, or in one order for each part of k where
+//! that is split; but for that the tiling decides only the speed.
 
 use crate::dtype::DType;
 use crate::scalar::Term;
@@ -43,7 +44,7 @@ const MAX_STAGES: usize = 12;
 pub struct Tiling {
     /// Rows of the result that one group of consumers (128 threads) owns: 64 or 128.
     pub rows: usize,
-    /// Columns of a tile: a multiple of 64, at most 256.
+    /// Columns of a tile: a multiple of 32, at most 256.
     pub columns: usize,
     /// Groups of consumers in a block: 1 or 2.
     pub consumers: usize,
@@ -54,18 +55,21 @@ pub struct Tiling {
     pub cluster: [usize; 2],
     /// Tiles along the rows that are computed before the next column, for reuse in the L2 cache.
     pub group: usize,
+    /// Blocks that divide k among them: a cluster, which then shares no loads.
+    pub split: usize,
 }
 
 /// The tuning parameters of a `tiled` kernel for Hopper, each with the values that the hardware
 /// has.
 pub const TUNE: &Table = &[
     ("tile_m", &[64, 128]),
-    ("tile_n", &[64, 128, 192, 256]),
+    ("tile_n", &[32, 64, 96, 128, 160, 192, 256]),
     ("consumers", &[1, 2]),
     ("pingpong", &[0, 1]),
     ("cluster_m", &[1, 2]),
     ("cluster_n", &[1, 2]),
     ("group", &[1, 2, 4, 8, 16, 32, 64]),
+    ("split_k", &[1, 2, 4]),
 ];
 
 /// Marks the stored form of a tiling.
@@ -83,6 +87,7 @@ impl Tiling {
             pingpong: value("pingpong", 0)? != 0,
             cluster: [value("cluster_m", 1)?, value("cluster_n", 1)?],
             group: value("group", 8)?,
+            split: value("split_k", 1)?,
         };
         tiling.is_possible().then_some(tiling)
     }
@@ -96,7 +101,8 @@ impl Tiling {
     fn is_possible(&self) -> bool {
         // A thread keeps the sums of its part of a tile in registers, at most 128 of 232.
         let sums = self.rows * self.columns / 128;
-        sums <= 128 && (!self.pingpong || self.consumers == 2)
+        let splits = self.split == 1 || (!self.pingpong && self.cluster == [1, 1]);
+        sums <= 128 && (!self.pingpong || self.consumers == 2) && splits
     }
 
     /// Rows of a block's tile.
@@ -111,14 +117,14 @@ impl Tiling {
 
     /// Blocks of a cluster.
     pub fn blocks(&self) -> usize {
-        self.cluster[0] * self.cluster[1]
+        self.cluster[0] * self.cluster[1] * self.split
     }
 
     /// As eight numbers, for a tuning file.
     pub fn words(&self) -> StoredTiling {
         let [m, n] = self.cluster;
         let pingpong = usize::from(self.pingpong);
-        tune::store(STORED, &[self.rows, self.columns, self.consumers, pingpong, m, n, self.group])
+        tune::store(STORED, &[self.rows, self.columns, self.consumers, pingpong, m, n, self.group, self.split])
     }
 
     /// The tiling that [`Tiling::words`] gave, if it is one.
@@ -280,9 +286,16 @@ impl GemmKernel {
         }
     }
 
-    /// Columns of the result in 128 bytes, which one store of the copy engine takes.
+    /// Columns of the result that a block finishes.
+    pub fn kept(&self) -> usize {
+        self.columns() / self.tiling.split
+    }
+
+    /// Columns of the result that one store of the copy engine takes: 128 bytes, or the largest part
+    /// of them that divides the columns.
     pub fn chunk(&self) -> usize {
-        ROW / self.outputs[0].size()
+        let widest = ROW / self.outputs[0].size();
+        [widest, widest / 2, widest / 4].into_iter().find(|c| self.kept().is_multiple_of(*c)).unwrap_or(widest)
     }
 
     /// Slices of sums of that length.
@@ -309,8 +322,8 @@ impl GemmKernel {
 
     /// Bytes from which one group of consumers stores, and into which its operands are fetched.
     fn staging(&self) -> usize {
-        let chunks = self.columns().div_ceil(self.chunk());
-        ROW * (self.tiling.rows * chunks * self.whole() + SLOT_ROWS * SLOTS * self.in_turn())
+        let (chunks, row) = (self.kept().div_ceil(self.chunk()), self.chunk() * self.outputs[0].size());
+        row * (self.tiling.rows * chunks * self.whole() + SLOT_ROWS * SLOTS * self.in_turn())
     }
 
     /// Bytes in which the warps of a group join what they reduced over their rows: two chunks of
@@ -320,10 +333,16 @@ impl GemmKernel {
         over_rows * 2 * 4 * self.chunk() * size_of::<f32>()
     }
 
+    /// Bytes of the sums that other blocks send to a group of consumers.
+    fn exchanged(&self) -> usize {
+        let t = &self.tiling;
+        (t.split - 1) * t.rows * (t.columns / t.split) * size_of::<f32>()
+    }
+
     /// Bytes other than the stages: the staging of all groups, alignment, barriers.
     fn overhead(&self) -> usize {
-        let barriers = 8 * (2 * MAX_STAGES + self.tiling.consumers);
-        let rows = self.staged_rows().len() * self.columns() * 4;
+        let barriers = 8 * (2 * MAX_STAGES + 3 * self.tiling.consumers);
+        let rows = self.staged_rows().len() * self.kept() * 4 + self.exchanged();
         let raw = if self.computes() { self.producers() * self.ahead() * self.raw() } else { 0 };
         self.tiling.consumers * (self.staging() + rows + self.reduced_room()) + raw + ALIGNMENT + barriers
     }
@@ -335,7 +354,7 @@ impl GemmKernel {
         let [m, n] = self.tiling.cluster;
         let cut = |dense: bool, size: usize, parts: usize| dense || (size / parts).is_multiple_of(64);
         let cut = cut(a, self.tiling.block_rows(), n) && cut(b, self.tiling.columns, m);
-        let cut = cut && (!self.pair || self.tiling.has_pairs());
+        let cut = cut && (!self.pair || self.tiling.has_pairs()) && self.kept().is_multiple_of(self.chunk());
         // Each block computes what it multiplies.
         let cut = cut && (!self.computes() || (self.tiling.blocks() == 1 && self.computes_in_registers()));
         let stages = SHARED.checked_sub(self.overhead())? / self.stage();
@@ -354,7 +373,8 @@ mod tests {
     use super::*;
     use crate::scalar::TermNode;
 
-    const WIDE: Tiling = Tiling { rows: 128, columns: 128, consumers: 2, pingpong: true, cluster: [2, 1], group: 8 };
+    const WIDE: Tiling =
+        Tiling { rows: 128, columns: 128, consumers: 2, pingpong: true, cluster: [2, 1], group: 8, split: 1 };
 
     fn kernel(tiling: Tiling, fulls: usize) -> GemmKernel {
         let mut term = Term::empty();
@@ -380,7 +400,8 @@ mod tests {
 
     #[test]
     fn a_tiling_survives_its_stored_form() {
-        assert_eq!(Tiling::of_words(&WIDE.words()), Some(WIDE));
+        let split = Tiling { pingpong: false, cluster: [1, 1], split: 4, ..WIDE };
+        assert_eq!([WIDE, split].map(|t| Tiling::of_words(&t.words())), [Some(WIDE), Some(split)]);
         assert_eq!(Tiling::of_words(&[1; 8]), None);
         let mut words = WIDE.words();
         words[2] = 1 << 40;
@@ -392,13 +413,17 @@ mod tests {
     #[test]
     fn tilings_that_the_hardware_cannot_run_are_refused() {
         let named = |name: &str, value: i64| Tiling::named(&[(name, value)]);
-        assert!(named("tile_n", 128).is_some() && named("tile_n", 96).is_none() && named("tile_n", 320).is_none());
+        assert!(named("tile_n", 96).is_some() && named("tile_n", 100).is_none() && named("tile_n", 320).is_none());
         assert!(named("consumers", 3).is_none() && named("cluster_m", 4).is_none() && named("group", 0).is_none());
         assert!(named("tile_m", -64).is_none());
         assert_eq!(named("pingpong", 2), None);
         // 128 x 256 sums are 256 registers a thread.
         assert_eq!(Tiling::named(&[("tile_m", 128), ("tile_n", 256)]), None);
         assert_eq!(Tiling::named(&[("consumers", 1), ("pingpong", 1)]), None);
+        // A cluster either splits k or shares loads.
+        assert_eq!(Tiling::named(&[("split_k", 2), ("cluster_n", 2)]), None);
+        assert_eq!(Tiling::named(&[("split_k", 2), ("pingpong", 1)]), None);
+        assert_eq!(Tiling::named(&[("split_k", 4)]).map(|t| t.blocks()), Some(4));
     }
 
     #[test]

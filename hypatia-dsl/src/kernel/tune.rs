@@ -38,11 +38,18 @@ pub(super) fn combinations<'t>(table: &Table, tune: &'t [(String, Vec<i64>)]) ->
     choices
 }
 
+/// Words of a stored tiling that hold values, and bits of a value: those that find no word of their
+/// own share one with an earlier one.
+const WORDS: usize = 7;
+const BITS: usize = 32;
+
 /// The stored form of a template's values, which stand in the order of its table.
 pub(super) fn store(template: u64, values: &[usize]) -> StoredTiling {
     let mut out = [0; 8];
     out[0] = template;
-    out[1..].iter_mut().zip(values).for_each(|(word, v)| *word = *v as u64);
+    for (i, v) in values.iter().enumerate() {
+        out[1 + i % WORDS] |= (*v as u64) << (BITS * (i / WORDS));
+    }
     out
 }
 
@@ -66,9 +73,8 @@ pub fn parameters(words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
 
 /// The values that [`store`] stored, if it was for this template.
 pub(super) fn stored(template: u64, table: &Table, words: &StoredTiling) -> Option<Vec<(&'static str, i64)>> {
-    let (known, rest) = words[1..].split_at_checked(table.len())?;
-    if words[0] != template || rest.iter().any(|v| *v != 0) {
-        return None;
-    }
-    table.iter().zip(known).map(|((name, _), v)| Some((*name, i64::try_from(*v).ok()?))).collect()
+    let value = |i: usize| (words[1 + i % WORDS] >> (BITS * (i / WORDS))) as u32;
+    let known: Vec<_> = table.iter().enumerate().map(|(i, (name, _))| (*name, i64::from(value(i)))).collect();
+    let values: Vec<usize> = (0..table.len()).map(|i| value(i) as usize).collect();
+    (table.len() <= 2 * WORDS && store(template, &values) == *words).then_some(known)
 }

@@ -2,8 +2,8 @@
 //!
 //! In: an address, an element type, the shape and the box that a kernel moves at a time, or where
 //! windows of an image begin. Out: the 128 bytes that the kernel takes by value. Invariant: rows of
-//! a box are 128 bytes, swizzled; elements outside of the tensor are read as zero and never
-//! written.
+//! a box are 128, 64 or 32 bytes, swizzled with that span; elements outside of the tensor are read
+//! as zero and never written.
 //!
 //! Source: CUDA driver API, section "Tensor Map Object Management".
 
@@ -43,7 +43,7 @@ pub(super) fn encode(address: u64, dtype: DType, shape: &MapShape, inner: [u32; 
             boxes.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle(inner[0] as usize * dtype.size()),
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
@@ -94,6 +94,16 @@ pub(super) fn encode_windows(
     status.result().map_err(|e| failed("cuTensorMapEncodeIm2col", e))?;
     // SAFETY: the call succeeded, and the descriptor is 128 bytes of plain data.
     Ok(unsafe { map.assume_init() }.opaque)
+}
+
+/// The swizzle of boxes whose rows have so many bytes.
+fn swizzle(row: usize) -> sys::CUtensorMapSwizzle {
+    use sys::CUtensorMapSwizzle as S;
+    match row {
+        32 => S::CU_TENSOR_MAP_SWIZZLE_32B,
+        64 => S::CU_TENSOR_MAP_SWIZZLE_64B,
+        _ => S::CU_TENSOR_MAP_SWIZZLE_128B,
+    }
 }
 
 /// What the driver calls an element type.

@@ -33,7 +33,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     let reduced: Vec<Value> =
         (0..kernel.reduced.len()).map(|i| reduction(kernel, i, &mut functions)).collect::<Result<_, _>>()?;
     let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: kernel.reads() };
-    let per_thread = t.rows * kernel.columns() / 128;
+    let per_thread = t.rows * kernel.kept() / 128;
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
     let walks = prologue::units(&kernel.prologues, kernel.dense_k, kernel.factor);
     for (walk, lines) in walks.iter().zip([t.block_rows(), t.columns]) {
@@ -88,6 +88,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         cluster_m => t.cluster[0],
         cluster_n => t.cluster[1],
         group => t.group,
+        split => t.split,
         stages => stages,
         pair => kernel.pair,
         windows => kernel.windows.map(|w| windows(&w)),

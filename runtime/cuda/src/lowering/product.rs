@@ -90,7 +90,9 @@ impl GeneratedProduct {
 
     /// The tilings that a kernel declares and that fit, the one with the best prediction first.
     pub fn plausible(&self, kernel: &Kernel, multiprocessors: usize) -> Vec<StoredTiling> {
-        let hopper = self.hopper.iter().flat_map(|p| p.plausible(&Tiling::all(&kernel.tune), multiprocessors));
+        let mut of_hopper = Tiling::all(&kernel.tune);
+        of_hopper.retain(|t| !self.in_order || t.split == 1);
+        let hopper = self.hopper.iter().flat_map(|p| p.plausible(&of_hopper, multiprocessors));
         let mut of_warps = WarpTiling::all(&kernel.tune);
         of_warps.retain(|t| !self.in_order || t.split == 1);
         let warps = self.warps.iter().flat_map(|p| p.plausible(&of_warps, multiprocessors));
@@ -127,7 +129,10 @@ impl GeneratedProduct {
             return [vec![(body, work)], joins].concat();
         };
         let (row_sums, columns, addends) = match &mut body {
-            Body::Gemm(k) => (&mut k.row_sums, k.tiling.columns / if k.pair { 2 } else { 1 }, 1),
+            Body::Gemm(k) => {
+                let columns = k.kept();
+                (&mut k.row_sums, columns, 1)
+            }
             Body::WarpGemm(k) => {
                 let columns = k.warp_columns();
                 (&mut k.row_sums, columns, k.tiling.split)

@@ -174,8 +174,7 @@ impl TiledProduct {
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
     pub fn tiled(&self, tiling: Tiling) -> Option<(Body, Work)> {
-        let kernel = GemmKernel { tiling, ..self.kernel.clone() };
-        kernel.stages()?;
+        let kernel = self.fitting(tiling)?;
         let [batches, m, n, k] = self.sizes;
         let of_cluster = tiling.block_rows() * tiling.cluster[0];
         // Each product begins a new tile.
@@ -207,7 +206,7 @@ impl TiledProduct {
     /// The parts of a reduction, and its results.
     fn parts(&self, kernel: &GemmKernel, i: usize) -> [usize; 2] {
         let ([batches, m, n, _], r) = (self.sizes, kernel.reduced[i]);
-        [r.parts([batches, m, n], [kernel.tiling.rows, kernel.columns()]), r.results(batches, m, n)]
+        [r.parts([batches, m, n], [kernel.tiling.rows, kernel.kept()]), r.results(batches, m, n)]
     }
 
     /// The launches behind the kernel with that tiling: each joins the parts of a reduction.
@@ -228,10 +227,18 @@ impl TiledProduct {
         self.reduced.iter().enumerate().map(join).collect()
     }
 
+    /// The kernel with that tiling; `None` if that does not fit.
+    fn fitting(&self, tiling: Tiling) -> Option<GemmKernel> {
+        let kernel = GemmKernel { tiling, ..self.kernel.clone() };
+        // Each block that shares a tile has a slice at least.
+        let shares = tiling.split <= kernel.slices(self.sizes[3]);
+        (shares && kernel.stages().is_some()).then_some(kernel)
+    }
+
     /// The tilings among these that fit, each with its predicted cycles, the shortest first, for a
     /// device with that many multiprocessors.
     pub fn plausible(&self, tilings: &[Tiling], multiprocessors: usize) -> Vec<(Tiling, f64)> {
-        let fits = |t: &&Tiling| GemmKernel { tiling: **t, ..self.kernel.clone() }.stages().is_some();
+        let fits = |t: &&Tiling| self.fitting(**t).is_some();
         let cycles = |t: &Tiling| self.cycles(t, multiprocessors);
         fastest_first(tilings.iter().filter(fits).copied(), cycles).into_iter().map(|t| (t, cycles(&t))).collect()
     }
@@ -245,13 +252,16 @@ impl TiledProduct {
         /// of a slice besides.
         const PRODUCED: f64 = 85.0;
         const SLICE: f64 = 300.0;
+        /// Bytes per cycle that a block receives from others, and cycles of an exchange besides.
+        const SENT: f64 = 20.0;
+        const EXCHANGE: f64 = 1000.0;
         let [batches, m, n, k] = self.sizes;
         let [cluster_m, cluster_n] = t.cluster;
         let (rows, columns) = (t.block_rows(), t.columns);
         let out_columns = if self.kernel.pair { columns / 2 } else { columns };
         let clusters = m.div_ceil(rows * cluster_m) * n.div_ceil(out_columns * cluster_n) * batches;
         let waves = clusters.div_ceil(multiprocessors / t.blocks()) as f64;
-        let k = (self.kernel.slices(k) * TILE_K) as f64;
+        let k = (self.kernel.slices(k).div_ceil(t.split) * TILE_K) as f64;
         let elements = (rows * columns) as f64;
         // Clusters load less, but were measured to gain nothing.
         let bytes = (rows + columns) as f64 * k * 2.0;
@@ -266,9 +276,11 @@ impl TiledProduct {
         let values = self.kernel.term.roots.len() as f64;
         let calls = self.kernel.term.nodes.len() as f64 * 3.0 + 8.0 * values;
         let groups = if t.pingpong { 1.0 } else { t.consumers as f64 };
-        let stored = (rows * out_columns) as f64;
-        let epilogue = stored * calls / (128.0 * groups * 0.5) + 1000.0;
-        let start = 1500.0 + if t.blocks() > 1 { 2000.0 } else { 0.0 };
+        let stored = (rows * out_columns / t.split) as f64;
+        let sent = elements * 4.0 * (t.split - 1) as f64 / t.split as f64 / SENT;
+        let exchange = if t.split > 1 { sent + EXCHANGE } else { 0.0 };
+        let epilogue = stored * calls / (128.0 * groups * 0.5) + 1000.0 + exchange;
+        let start = 1500.0 + if cluster_m * cluster_n > 1 { 2000.0 } else { 0.0 };
         match t.pingpong {
             true => start + waves * product.max(epilogue / 2.0) + epilogue,
             false => start + waves * (product + epilogue),

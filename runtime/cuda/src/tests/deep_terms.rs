@@ -13,10 +13,13 @@ use hypatia_tensor::tensor::Tensor;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::tiled::{Case, Inputs};
+use super::tiled::{Case, Inputs, forced, tiled_step};
 use super::{cases, gpu, planned};
-use crate::Executor;
+use crate::lowering::timed::Timed;
 use crate::tuner::Tuner;
+use crate::tuning::TuningFile;
+use crate::{Executor, Gpu, tiled};
+use hypatia_plan::Plan;
 
 const TERMS: u64 = 100;
 /// Products, rows, columns, length of the sums.
@@ -81,6 +84,14 @@ fn deep_terms_are_one_launch() {
     }
 }
 
+/// A file that says that the tiling with the best prediction is the fastest.
+fn first(gpu: &Gpu, plan: &Plan) -> TuningFile {
+    let (step, call) = tiled_step(plan).unwrap();
+    let kernel = tiled::kernel(plan, step).unwrap();
+    let all = Timed::of(plan, (step, call, kernel)).unwrap().plausible(kernel, gpu.multiprocessors());
+    forced(gpu, plan, &all[0]).unwrap()
+}
+
 #[test]
 fn deep_terms_agree_with_exact_values_on_a_gpu() {
     let terms = cases(TERMS);
@@ -89,16 +100,21 @@ fn deep_terms_agree_with_exact_values_on_a_gpu() {
         let (graph, inputs, dtype) = term(seed);
         let want = evaluate(&graph, &inputs, Mode::Exact).unwrap()[0].to_f64();
         let plan = planned(&gpu.profile(), &graph);
-        let mut tuner = Tuner::without_cache(Duration::ZERO);
+        // Without a measurement the fallback would run.
+        let mut tuner = Tuner::without_cache(Duration::ZERO).with_file(first(&gpu, &plan));
         let executor = Executor::new(plan.clone(), gpu.clone(), &mut tuner).unwrap().poisoned();
+        assert_eq!((executor.launches(), tuner.counts().file), (1, 1), "term {seed}\n{plan}");
         let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
         let [first, second] = [0, 1].map(|_| executor.run(&tensors).unwrap().remove(0));
         assert_eq!(first.bytes(), second.bytes(), "term {seed}: runs differ");
         // What several parts read was rounded, and is rounded as there: by half a unit at most.
-        let roundings = plan.to_string().matches("cast<").count();
+        // Functions of fewer instructions are off by what the library's rules of them claim.
+        let text = plan.to_string();
+        let (roundings, short) = (text.matches("cast<").count(), text.matches("short_").count());
         let half_unit = if dtype == DType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
+        let approximated = short as f64 * if dtype == DType::F16 { 2e-5 } else { 1e-3 };
         for (i, (got, want)) in first.to_f64().iter().zip(&want).enumerate() {
-            let allowed = half_unit * (want.abs() + roundings as f64) + 1e-5;
+            let allowed = half_unit * (want.abs() + roundings as f64) + approximated + 1e-5;
             assert!((got - want).abs() <= allowed, "term {seed} at {i}: {got} for {want}\n{plan}");
         }
     }

@@ -142,12 +142,18 @@ fn lost_waits_and_early_releases_are_found_by_repeating_on_a_gpu() {
     if gpu.profile().sm != 90 {
         return eprintln!("SKIPPED: faults of Hopper's template on another GPU");
     }
-    for (i, tiling) in tilings().iter().enumerate() {
-        let right = results(&gpu, tiling);
+    for tiling in tilings() {
+        let right = results(&gpu, &tiling);
         assert!(right.iter().all(|r| r.bytes() == right[0].bytes()), "{tiling:?}: runs differ");
-        for (j, (what, _)) in FAULTS.iter().enumerate() {
-            let how = found(j, i).unwrap_or_else(|| panic!("{what}, {tiling:?}: not found in {RUNS} runs"));
-            println!("{what}, {tiling:?}: {how}");
+    }
+    for (j, (what, _)) in FAULTS.iter().enumerate() {
+        // Whether a stage is filled before it is read depends on how long a tiling multiplies it.
+        let mut anywhere = false;
+        for (i, tiling) in tilings().iter().enumerate() {
+            let how = found(j, i);
+            println!("{what}, {tiling:?}: {}", how.as_deref().unwrap_or("not found"));
+            anywhere |= how.is_some();
         }
+        assert!(anywhere, "{what}: not found in {RUNS} runs of any tiling");
     }
 }
