@@ -134,6 +134,7 @@ impl Options {
     fn settled(mut self) -> Options {
         self.batch_invariant |= self.optimize.batch_invariant;
         self.optimize.batch_invariant = self.batch_invariant;
+        self.optimize.device = self.optimize.device.with_tf32(self.tf32);
         self
     }
 
@@ -259,9 +260,10 @@ impl Model {
 
     fn early_plan(&self, device: &Device, inputs: &[(String, Tensor)]) -> Result<EarlyPlan> {
         let shapes = shapes(&self.order(inputs)?);
+        let device = device.clone().with_tf32(self.options.tf32);
         let optimize = optimize::Options { device: device.clone(), ..self.options.optimize.clone() };
         let (graph, optimized, open) = self.optimized(inputs, &optimize)?;
-        let planner = self.planner(device.clone(), None);
+        let planner = self.planner(device, None);
         let fused = planner.first(&graph, &optimized, open.as_ref(), &optimize)?;
         Ok(EarlyPlan { shapes, optimize, plan: planner.options, graph, optimized, fused })
     }
@@ -293,7 +295,7 @@ impl Model {
     fn planner(&self, device: Device, gpu: Option<&OnGpu>) -> Planner {
         // The cost model may have better figures for the same device.
         let own = &self.options.optimize.device;
-        let device = if own.name == device.name { own.clone() } else { device };
+        let device = if own.name == device.name { own.clone() } else { device.with_tf32(self.options.tf32) };
         Planner {
             options: plan::Options {
                 // A GPU refuses what exceeds its memory when the plan is loaded.
@@ -301,7 +303,6 @@ impl Model {
                     true => memory::budget(),
                     false => isize::MAX as usize,
                 }),
-                tf32: self.options.tf32,
                 checks: match (self.options.safety, self.options.disturbed) {
                     (Safety::Strict, true) => Checks::Disturbed,
                     (Safety::Strict, false) => Checks::On,

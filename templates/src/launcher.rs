@@ -127,8 +127,12 @@ fn about(arg: &Arg) -> String {
     match arg.kind {
         ArgKind::Input(d) => format!("{d}, read: {what}"),
         ArgKind::Output(d) => format!("{d}, written: {what}"),
-        ArgKind::Map { dtype, .. } => {
-            let how = if matches!(arg.role, ArgRole::Written(_)) { "written" } else { "read" };
+        ArgKind::Map { dtype, tf32, .. } => {
+            let how = match (&arg.role, tf32) {
+                (ArgRole::Written(_), _) => "written",
+                (_, true) => "read and rounded to TF32",
+                _ => "read",
+            };
             format!("{dtype}, {how}: {what}")
         }
         ArgKind::Size(_) | ArgKind::Sizes { .. } | ArgKind::Strides { .. } => what,
@@ -146,8 +150,9 @@ fn of_declared(source: &CudaSource) -> Vec<(&'static str, String)> {
 }
 
 /// What `CUtensorMapDataType` calls a type, and its number.
-fn map_type(dtype: DType) -> Result<(&'static str, u32), EmitError> {
+fn map_type(dtype: DType, tf32: bool) -> Result<(&'static str, u32), EmitError> {
     match dtype {
+        DType::F32 if tf32 => Ok(("CU_TENSOR_MAP_DATA_TYPE_TFLOAT32", 11)),
         DType::F16 => Ok(("CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 6)),
         DType::F32 => Ok(("CU_TENSOR_MAP_DATA_TYPE_FLOAT32", 7)),
         DType::BF16 => Ok(("CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 9)),
@@ -190,8 +195,8 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
-        if let ArgKind::Map { dtype, inner, axes, windows } = a.kind {
-            let kind = map_type(dtype)?.0;
+        if let ArgKind::Map { dtype, tf32, inner, axes, windows } = a.kind {
+            let kind = map_type(dtype, tf32)?.0;
             let map = spelled(&a.name);
             map_names.push(map.clone());
             maps.push(context! {
@@ -292,8 +297,8 @@ fn python_value(arg: &Arg) -> Result<String, EmitError> {
         ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
             format!("_axes({own}, {count}, \"{own}\")")
         }
-        ArgKind::Map { dtype, inner: [inner, outer], axes, windows } => {
-            let kind = map_type(dtype)?.1;
+        ArgKind::Map { dtype, tf32, inner: [inner, outer], axes, windows } => {
+            let kind = map_type(dtype, tf32)?.1;
             let checked =
                 axes.map_or(String::new(), |[a, b]| format!(", {{\"{0}\": {0}, \"{1}\": {1}}}", a.name(), b.name()));
             format!("kernel.{}({own}, {kind}, {inner}, {outer}{checked})", descriptor(windows))

@@ -300,6 +300,8 @@ pub enum DeviceFact {
     Sm,
     /// The profile's name.
     Name,
+    /// Whether f32 products may round their operands to TF32.
+    Tf32,
 }
 
 #[cfg(test)]

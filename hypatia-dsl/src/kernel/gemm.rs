@@ -15,7 +15,7 @@ use super::reduced::{Along, Reduced};
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
 
-/// Elements of k that one stage holds: 128 bytes of a 16-bit type, the widest swizzle of the copy
+/// Elements of k of a 16-bit type that one stage holds: 128 bytes, the widest swizzle of the copy
 /// engine.
 pub const TILE_K: usize = 64;
 /// Shared memory that a block may use on Hopper, in bytes.
@@ -140,7 +140,7 @@ pub struct GemmKernel {
     pub name: String,
     /// A description.
     pub doc: String,
-    /// Element type of both factors: f16 or bf16.
+    /// Element type of both factors: f16, bf16, or f32, which is rounded to TF32.
     pub factor: DType,
     /// True if it is two products of one left factor: the term has both accumulators. The right
     /// factors lie side by side in a tile, half of its columns each.
@@ -265,7 +265,14 @@ impl GemmKernel {
             () if self.windows.is_some_and(|w| !w.fits(self.factor)) => {
                 Some("the copy engine does not read such windows")
             }
-            () if !half(self.factor) => Some("its factors are not f16 or bf16"),
+            () if !half(self.factor) && self.factor != DType::F32 => Some("its factors are not f16, bf16 or f32"),
+            () if self.factor == DType::F32 && self.dense_k != [true, true] => {
+                Some("in TF32 the matrix units multiply factors whose dense axis is k")
+            }
+            () if self.factor == DType::F32 && (self.computes() || self.windows.is_some()) => {
+                Some("in TF32 its factors are not computed, nor windows")
+            }
+            () if self.factor == DType::F32 && self.row_sums != RowSums::Off => Some("in TF32 it is not checked"),
             () if self.outputs.is_empty() || self.outputs.len() + self.reduced.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")
             }
@@ -281,7 +288,9 @@ impl GemmKernel {
                 Some("its result has neither the type of the factors nor f32")
             }
             () if self.outputs.iter().any(|o| *o != self.outputs[0]) => Some("its results have several types"),
-            () if self.inputs.iter().any(other_half) => Some("its epilogue reads both f16 and bf16"),
+            () if self.inputs.iter().any(other_half) => {
+                Some("its epilogue reads a type of 16 bits that is not that of its factors")
+            }
             () => prologues(),
         }
     }
@@ -298,9 +307,14 @@ impl GemmKernel {
         [widest, widest / 2, widest / 4].into_iter().find(|c| self.kept().is_multiple_of(*c)).unwrap_or(widest)
     }
 
+    /// Elements of k in a slice: 128 bytes.
+    pub fn depth(&self) -> usize {
+        ROW / self.factor.size()
+    }
+
     /// Slices of sums of that length.
     pub fn slices(&self, k: usize) -> usize {
-        self.windows.map_or(k.div_ceil(TILE_K), |w| w.slices())
+        self.windows.map_or(k.div_ceil(self.depth()), |w| w.slices())
     }
 
     /// Bytes of one stage: a slice of each factor.

@@ -158,6 +158,8 @@ impl Facts for On<'_> {
         Some(match fact {
             DeviceFact::Sm => AttrValue::from(i64::from(self.0.sm)),
             DeviceFact::Name => AttrValue::from(self.0.name),
+            // What no run asks for may still be asked for.
+            DeviceFact::Tf32 => return None,
         })
     }
 }

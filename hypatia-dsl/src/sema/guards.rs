@@ -223,6 +223,7 @@ impl<'a> Cx<'a> {
         let device = match name {
             "sm" => Some(DeviceFact::Sm),
             "device" => Some(DeviceFact::Name),
+            "tf32" => Some(DeviceFact::Tf32),
             _ => None,
         };
         if let Some(f) = device {
@@ -467,6 +468,7 @@ impl<'a> Cx<'a> {
             AExpr::SameAccumulator(..) => AKind::Bool,
             AExpr::Device(DeviceFact::Sm) => AKind::Number,
             AExpr::Device(DeviceFact::Name) => AKind::Str,
+            AExpr::Device(DeviceFact::Tf32) => AKind::Bool,
         }
     }
 

@@ -185,8 +185,7 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &
         }
     };
     let fact = AExpr::Fact;
-    let mut guards =
-        vec![if pair { hopper() } else { at_least(AMPERE_SM) }, op(BinaryOp::In, fact(Fact::DType, a), half())];
+    let mut guards = vec![if pair { hopper() } else { at_least(AMPERE_SM) }, multiplied(fact(Fact::DType, a))];
     let others = &factors[1..];
     guards.extend(others.iter().map(|b| op(BinaryOp::Eq, fact(Fact::DType, *b), fact(Fact::DType, a))));
     guards.push(op(BinaryOp::Eq, to, fact(Fact::DType, a)));
@@ -205,6 +204,13 @@ fn op(op: BinaryOp, x: AExpr, y: AExpr) -> AExpr {
 /// The types that the matrix units take.
 fn half() -> AExpr {
     AExpr::List([DType::F16, DType::BF16].map(|d| AExpr::Value(AttrValue::DType(d))).to_vec())
+}
+
+/// That the matrix units multiply that type: f32 is rounded to TF32, where a run allows it.
+fn multiplied(dtype: AExpr) -> AExpr {
+    let single = op(BinaryOp::Eq, dtype.clone(), AExpr::Value(AttrValue::DType(DType::F32)));
+    let rounded = op(BinaryOp::And, AExpr::Device(DeviceFact::Tf32), single);
+    op(BinaryOp::Or, op(BinaryOp::In, dtype, half()), rounded)
 }
 
 /// That the device has that compute capability.

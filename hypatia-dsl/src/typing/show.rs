@@ -160,6 +160,7 @@ fn write_bare(vars: &[Var], expr: &AExpr, depth: u32, out: &mut String) {
         }
         AExpr::Device(DeviceFact::Sm) => out.push_str("sm"),
         AExpr::Device(DeviceFact::Name) => out.push_str("device"),
+        AExpr::Device(DeviceFact::Tf32) => out.push_str("tf32"),
     }
 }
 

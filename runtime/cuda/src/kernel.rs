@@ -43,6 +43,8 @@ pub enum Argument {
         at: Location,
         /// Element type.
         dtype: DType,
+        /// True if what is loaded is rounded to TF32.
+        tf32: bool,
         /// Sizes and strides.
         shape: MapShape,
         /// Elements of a box along the two inner axes; of an image, channels and windows.
@@ -114,9 +116,9 @@ pub fn arguments(
         (ArgKind::Size(_), ArgRole::RowLength) => Some(Argument::Size(work.n as i64)),
         (ArgKind::Size(_), ArgRole::Rows) => Some(Argument::Size(work.rows as i64)),
         (ArgKind::Size(name), _) => sizes(name).and_then(|v| v.first().copied()).map(Argument::Size),
-        (ArgKind::Map { dtype, inner, windows, .. }, _) => {
+        (ArgKind::Map { dtype, tf32, inner, windows, .. }, _) => {
             let shape = work.maps.iter().find(|(role, _)| *role == a.role).map(|(_, shape)| *shape);
-            pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, shape, inner, windows })
+            pointer(a).zip(shape).map(|(at, shape)| Argument::Map { at, dtype, tf32, shape, inner, windows })
         }
         (ArgKind::Sizes { name, count }, _) => sizes(name).filter(|v| v.len() == count).cloned().map(Argument::Sizes),
         (ArgKind::Strides { of, axes }, _) => {
@@ -307,11 +309,11 @@ impl Argument {
             Argument::Report(at) => values.push(bases.reports + *at as u64),
             Argument::Size(v) => values.push(*v as u64),
             Argument::Sizes(v) => values.extend(v.iter().map(|v| *v as u64)),
-            Argument::Map { at, dtype, shape, inner, windows } => {
+            Argument::Map { at, dtype, tf32, shape, inner, windows } => {
                 let address = bases.address(at);
                 values.extend(match windows {
                     Some(windows) => tensor_map::encode_windows(address, *dtype, shape, *inner, windows)?,
-                    None => tensor_map::encode(address, *dtype, shape, *inner)?,
+                    None => tensor_map::encode(address, (*dtype, *tf32), shape, *inner)?,
                 });
             }
         }

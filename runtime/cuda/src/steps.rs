@@ -532,7 +532,8 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
         return Ok(Launch::Zeros(Location::of(plan, d), d.len() * d.dtype.size()));
     }
     let in_order = plan.allowed.batch_invariant;
-    let calls = gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.tf32, addresses: false, in_order })?;
+    let calls =
+        gemm::calls(g, &step.reads, d, gemm::Terms { epilogue, tf32: plan.device.tf32, addresses: false, in_order })?;
     let scale = scale.unwrap_or(1.0);
     Ok(Launch::Product(Box::new(Product {
         matmul: Matmul::new(calls.product)?.scaled(scale),
@@ -579,7 +580,7 @@ fn called(plan: &Plan, step: &Step, e: &CallStep) -> Result<(gemm::Calls, f64)> 
     };
     let [d, ..] = &step.writes[..e.writes] else { return Err(Error::Internal("a call without a result".into())) };
     let in_order = plan.allowed.batch_invariant;
-    let terms = gemm::Terms { epilogue, tf32: plan.tf32, addresses: named.is_none(), in_order };
+    let terms = gemm::Terms { epilogue, tf32: plan.device.tf32, addresses: named.is_none(), in_order };
     Ok((gemm::calls(product, &step.reads[..e.reads], d, terms)?, scale))
 }
 

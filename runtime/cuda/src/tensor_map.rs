@@ -22,9 +22,15 @@ pub(super) const WORDS: usize = 16;
 /// The axes of an image: channels, columns, rows, images.
 const IMAGE_AXES: usize = 4;
 
-/// Encodes the descriptor of a tensor at that address.
-pub(super) fn encode(address: u64, dtype: DType, shape: &MapShape, inner: [u32; 2]) -> Result<[u64; WORDS]> {
-    let kind = element(dtype)?;
+/// Encodes the descriptor of a tensor at that address. What is loaded of f32 is rounded to TF32 if
+/// that is wanted.
+pub(super) fn encode(
+    address: u64,
+    (dtype, tf32): (DType, bool),
+    shape: &MapShape,
+    inner: [u32; 2],
+) -> Result<[u64; WORDS]> {
+    let kind = if tf32 { sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 } else { element(dtype)? };
     let (sizes, strides) = (shape.sizes(), shape.strides());
     let mut boxes = [1u32; 5];
     boxes[..2].copy_from_slice(&inner);

@@ -82,15 +82,13 @@ pub fn fates(program: &Program, list: &[&Candidate], refusal: &dyn Fn(&Candidate
 }
 
 impl Candidate {
-    /// Whether it can be the fallback of that one. A user's template is timed beside what would run
-    /// without it, which may need a fallback too, and so is a tiled kernel beside another one. Any
-    /// other launch is timed beside steps that are always there: those of an op are its parts.
+    /// Whether it can be the fallback of that one. A user's template or a tiled product is timed
+    /// beside what would run without it, which may need a fallback too. Any other launch is timed
+    /// beside steps that are always there: those of an op are its parts.
     fn may_follow(&self, program: &Program, before: &Candidate) -> bool {
         let backend = before.kernel().map(|k| &program.kernels[k.index()].backend);
         match (backend, &before.strategy) {
-            (Some(Backend::Tiled), _) if self.tiles_products(program) && before.tiles_products(program) => {
-                self.kernel() != before.kernel()
-            }
+            (Some(Backend::Tiled), _) if before.tiles_products(program) => self.kernel() != before.kernel(),
             (Some(Backend::Template(_)), _) => self.kernel() != before.kernel(),
             (_, Strategy::Call) => matches!(self.strategy, Strategy::Composed(_)),
             _ => !self.needs_fallback(program),

@@ -30,9 +30,6 @@ pub struct Options {
     pub cluster: bool,
     /// Limit in bytes of the arena and the outputs; a plan that needs more is an error.
     pub memory: usize,
-    /// Let a GPU round the operands of f32 products to TF32: 10 bits of mantissa, up to seven times
-    /// the speed.
-    pub tf32: bool,
     /// On a GPU, hold products against checksums.
     pub checks: Checks,
     /// Which approximations generated kernels may use.
@@ -40,15 +37,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Clustered, for that device, within [`memory::budget`], f32 without TF32.
+    /// Clustered, for that device, within [`memory::budget`].
     pub fn new(device: Device) -> Options {
-        Options {
-            device,
-            cluster: true,
-            memory: memory::budget(),
-            tf32: false,
-            checks: Checks::Off,
-            allowed: Allowed::default(),
-        }
+        Options { device, cluster: true, memory: memory::budget(), checks: Checks::Off, allowed: Allowed::default() }
     }
 }

@@ -56,8 +56,6 @@ pub struct Plan {
     pub outputs: Vec<(String, View)>,
     /// Bytes of the arena.
     pub arena: usize,
-    /// f32 products may round their operands to TF32.
-    pub tf32: bool,
     /// How products on a GPU are checked.
     pub checks: Checks,
     /// Which approximations generated kernels may use.

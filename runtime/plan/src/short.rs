@@ -15,7 +15,7 @@ pub(super) fn shorten(plan: &mut Plan) {
     let program = Arc::clone(&plan.program);
     let shortener = Shortener::new(&program, &plan.allowed);
     let mut fired = Vec::new();
-    plan.steps.iter_mut().for_each(|step| shorten_step(&shortener, step, plan.tf32, &mut fired));
+    plan.steps.iter_mut().for_each(|step| shorten_step(&shortener, step, plan.device.tf32, &mut fired));
     plan.shortened = fired;
 }
 

@@ -18,6 +18,9 @@ use crate::dtype::DType;
 /// The compute capability of Hopper: no other GPU has its matrix instructions and its copy engine.
 pub const HOPPER: u32 = 90;
 
+/// The compute capability of Ampere, from which on GPUs multiply in TF32.
+pub const AMPERE: u32 = 80;
+
 /// Where the figures of a profile come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figures {
@@ -65,6 +68,9 @@ pub struct Device {
     pub units: f64,
     /// f32 operations per second outside of matrix units.
     pub vector: f64,
+    /// Whether products round their f32 operands to TF32: 10 bits of mantissa, for up to seven
+    /// times the speed. A run asks for that.
+    pub tf32: bool,
     /// Operations per second of a matrix product, by the dtype of its operands.
     matrix: [(DType, f64); 6],
 }
@@ -102,6 +108,7 @@ const H200: Device = Device {
     ramp: RAMP,
     units: 132.0,
     vector: 67e12,
+    tf32: false,
     matrix: matrix([790e12, 51e12, 67e12, 1979e12]),
 };
 
@@ -119,6 +126,7 @@ const A100: Device = Device {
     ramp: RAMP,
     units: 108.0,
     vector: 19.5e12,
+    tf32: false,
     matrix: matrix([312e12, 19.5e12, 19.5e12, 624e12]),
 };
 
@@ -135,6 +143,7 @@ const H100: Device = Device {
     ramp: RAMP,
     units: 132.0,
     vector: 67e12,
+    tf32: false,
     matrix: matrix([989e12, 67e12, 67e12, 1979e12]),
 };
 
@@ -151,6 +160,7 @@ const L40S: Device = Device {
     ramp: RAMP,
     units: 142.0,
     vector: 91.6e12,
+    tf32: false,
     matrix: matrix([362e12, 91.6e12, 1.43e12, 733e12]),
 };
 
@@ -168,6 +178,7 @@ const RTX4090: Device = Device {
     ramp: RAMP,
     units: 128.0,
     vector: 82.6e12,
+    tf32: false,
     matrix: matrix([165e12, 82.6e12, 1.29e12, 661e12]),
 };
 
@@ -184,6 +195,7 @@ const B200: Device = Device {
     ramp: RAMP,
     units: 148.0,
     vector: 75e12,
+    tf32: false,
     matrix: matrix([2250e12, 75e12, 37e12, 4500e12]),
 };
 
@@ -200,6 +212,7 @@ const CPU: Device = Device {
     ramp: 0.0,
     units: 1.0,
     vector: 5.0e10,
+    tf32: false,
     matrix: matrix([1.0e11, 1.9e11, 9.6e10, 1.0e11]),
 };
 
@@ -285,9 +298,17 @@ impl Device {
         PROFILES.iter().find(|d| !d.is_host() && plain.contains(d.name)).cloned()
     }
 
+    /// The same device, whose products round f32 operands to TF32 if that is wanted and it can.
+    #[must_use]
+    pub fn with_tf32(self, wanted: bool) -> Device {
+        Device { tf32: wanted && self.sm >= AMPERE, ..self }
+    }
+
     /// Operations per second of a matrix product over operands of that type.
     pub fn matrix_rate(&self, dtype: DType) -> f64 {
-        self.matrix.iter().find(|(d, _)| *d == dtype).map_or(self.vector, |(_, rate)| *rate)
+        let rate = |dtype: DType| self.matrix.iter().find(|(d, _)| *d == dtype).map_or(self.vector, |(_, rate)| *rate);
+        // TF32 has half the rate of 16 bits.
+        if self.tf32 && dtype == DType::F32 { rate(dtype).max(rate(DType::BF16) / 2.0) } else { rate(dtype) }
     }
 
     /// True for a host, where an interpreter runs epilogues and accepts any term.

@@ -73,6 +73,7 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     let registers = kernel.registers();
     let own = context! {
         half => kernel.factor.name(),
+        tile_k => kernel.depth(),
         axes => 3,
         size => kernel.outputs[0].size(),
         results => kernel.outputs.len(),
@@ -217,11 +218,11 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let t = &kernel.tiling;
     let [m, n] = t.cluster;
     let factor = |i: usize, side: usize, part: usize, about: &str| {
-        let lead = if kernel.dense_k[side] { [TILE_K, part] } else { [BOX, TILE_K] };
+        let lead = if kernel.dense_k[side] { [kernel.depth(), part] } else { [BOX, kernel.depth()] };
         match &kernel.prologues[side] {
             Some(p) => prologue::arguments(p, i, ["rows", "columns"][side]),
             None => {
-                let map = Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about);
+                let map = Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about).factor();
                 let own = [SizeName::Rows, SizeName::Columns][side];
                 let axes = if kernel.dense_k[side] { [own, SizeName::Depth] } else { [SizeName::Depth, own] };
                 // A window has channels instead.

@@ -66,7 +66,7 @@ impl Arg {
     /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two
     /// inner axes.
     pub fn map(name: String, role: ArgRole, dtype: DType, inner: [usize; 2], about: &str) -> Arg {
-        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), axes: None, windows: None };
+        let kind = ArgKind::Map { dtype, tf32: false, inner: inner.map(|n| n as u32), axes: None, windows: None };
         Arg { name, role, kind, about: about.into() }
     }
 
@@ -78,10 +78,19 @@ impl Arg {
         self
     }
 
+    /// The same of a factor of a product: what is loaded of f32 is rounded to TF32.
+    pub fn factor(mut self) -> Arg {
+        if let ArgKind::Map { dtype, tf32, .. } = &mut self.kind {
+            *tf32 = *dtype == DType::F32;
+        }
+        self
+    }
+
     /// A descriptor of an image whose windows the copy engine reads: that many channels of that
     /// many windows at a time.
     pub fn image(name: String, dtype: DType, inner: [usize; 2], windows: WindowBounds, about: &str) -> Arg {
-        let kind = ArgKind::Map { dtype, inner: inner.map(|n| n as u32), axes: None, windows: Some(windows) };
+        let (inner, windows) = (inner.map(|n| n as u32), Some(windows));
+        let kind = ArgKind::Map { dtype, tf32: false, inner, axes: None, windows };
         Arg { name, role: ArgRole::Read(0), kind, about: about.into() }
     }
 
@@ -241,6 +250,8 @@ pub enum ArgKind {
     Map {
         /// Element type.
         dtype: DType,
+        /// True if what is loaded is rounded to TF32.
+        tf32: bool,
         /// Elements of a box along the dense axis and along the next one; of an image, channels
         /// and windows.
         inner: [u32; 2],

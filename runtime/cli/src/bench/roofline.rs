@@ -55,7 +55,7 @@ impl Roofline {
         let (x, y) = (graph.input("a", ty(dtype, &square)), graph.input("b", ty(dtype, &square)));
         let z = graph.builtin(BuiltinOp::Matmul, &[x, y], vec![])?;
         graph.output("y", *z.first().ok_or_else(|| Error::Internal("a product".into()))?);
-        let us = replayed(on, &graph, &[a, b], plan.tf32)?;
+        let us = replayed(on, &graph, &[a, b], plan.device.tf32)?;
         let flops = 2.0 * (GPU_SIDE as f64).powi(3) / us * 1e6;
         let line = [GPU_COPY / 4];
         let mut graph = Graph::new(plan.program.clone());
@@ -74,7 +74,7 @@ fn ty(dtype: DType, shape: &[usize]) -> TensorType {
 
 /// Microseconds of a graph on a GPU.
 fn replayed(on: &OnGpu, graph: &Graph, inputs: &[Tensor], tf32: bool) -> Result<f64> {
-    let options = Options { memory: usize::MAX, tf32, ..Options::new(on.gpu.profile()) };
+    let options = Options { memory: usize::MAX, ..Options::new(on.gpu.profile().with_tf32(tf32)) };
     let executor = Executor::new(Arc::new(pipeline::plan(graph, &options)?), Some(on), 1)?;
     let mut timer = executor.timer(inputs)?.ok_or_else(|| Error::Internal("a GPU has timers".into()))?;
     timer.replays(TRIES)?;

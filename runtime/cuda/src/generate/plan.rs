@@ -55,7 +55,7 @@ pub fn of_plan(plan: &Plan, tuning: Option<&TuningFile>) -> PlanKernels {
                 }
                 Launch::Kernel { kind, mut body, work, runs } => {
                     // In a plan for a GPU this was done already.
-                    body.shorten(&shortener, plan.tf32);
+                    body.shorten(&shortener, plan.device.tf32);
                     (kind, *body, *work, runs)
                 }
             };

@@ -97,7 +97,7 @@ impl Checksum {
             strides: [strides[0], strides[1], strides[2]],
             second: second_strides,
             types: [a.dtype, b.dtype, out.dtype],
-            tf32: plan.tf32 && a.dtype == DType::F32,
+            tf32: plan.device.tf32 && a.dtype == DType::F32,
             constant: names.map(|n| n.join(" and ")),
             disturbed: plan.checks == Checks::Disturbed,
             has_units: plan.device.sm >= AMPERE,

@@ -6,6 +6,7 @@
 //! Hopper's (wgmma, the copy engine) takes whole 16 bytes; that of warps (mma.sync) takes any rows
 //! on every GPU from Ampere on; that of few rows takes these, where nothing is checked.
 
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Kernel;
 use hypatia_dsl::kernel::{GemvTiling, StoredTiling, Tiling, WarpTiling};
 use hypatia_templates::instances::Body;
@@ -47,6 +48,8 @@ impl GeneratedProduct {
         if checksum.is_some() && !step.reduced.is_empty() {
             return None;
         }
+        // In TF32 only the template of warps stores sums for a checksum.
+        let hopper = hopper.filter(|_| checksum.is_none() || a.dtype != DType::F32);
         // The template of few rows stores no sums for a checksum.
         let few_rows = warps.as_ref().filter(|_| checksum.is_none()).and_then(GemvProduct::of);
         let any = hopper.is_some() || warps.is_some();
@@ -69,7 +72,7 @@ impl GeneratedProduct {
         let hopper = if plan.device.sm == HOPPER { TiledProduct::of_pair(step, reads, outs) } else { None };
         let ([a, b, c, ..], [out, ..]) = (reads, outs) else { return None };
         let checksum = Checksum::of(plan, step, [a, b, out], Some(c));
-        if checksum.is_some() && !step.reduced.is_empty() {
+        if checksum.is_some() && (!step.reduced.is_empty() || a.dtype == DType::F32) {
             return None;
         }
         let few_rows =

@@ -132,15 +132,22 @@ impl Asked {
         let of = |(i, (arg, value)): (usize, (&hypatia_templates::cuda::Arg, &Argument))| match (value, arg.kind) {
             (Argument::Size(v), _) => vec![*v],
             (Argument::Sizes(v), _) => v.clone(),
-            (Argument::Map { dtype, shape, inner, .. }, _) => {
+            (Argument::Map { dtype, tf32, shape, inner, .. }, _) => {
                 let kind = match dtype {
                     DType::F16 => 6,
+                    DType::F32 if *tf32 => 11,
                     DType::F32 => 7,
                     _ => 9,
                 };
                 let mut words = vec![0; 16];
                 let rank = shape.sizes().len();
-                (words[0], words[1]) = (kind | (rank as i64) << 8 | 3 << 16 | 3 << 24, address(i) as i64);
+                // The swizzle spans a row of the box.
+                let swizzle = match inner[0] as usize * dtype.size() {
+                    32 => 1,
+                    64 => 2,
+                    _ => 3,
+                };
+                (words[0], words[1]) = (kind | (rank as i64) << 8 | swizzle << 16 | 3 << 24, address(i) as i64);
                 shape.sizes().iter().enumerate().for_each(|(i, s)| words[2 + i] = *s as i64);
                 shape.strides().iter().enumerate().for_each(|(i, s)| words[7 + i] = *s as i64);
                 words[11] = i64::from(inner[0]) | i64::from(inner[1]) << 32;

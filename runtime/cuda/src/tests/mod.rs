@@ -29,6 +29,7 @@ mod results;
 mod rows;
 mod scalars;
 mod templates;
+mod tf32;
 mod tiled;
 mod training;
 mod unfold;

@@ -82,7 +82,7 @@ fn same(case: &Case, got: &[Tensor]) {
 fn sums_with_one_are_near_on_a_gpu() {
     let Some(gpu) = gpu(1) else { return };
     let case = case();
-    let options = Options { tf32: true, ..Options::new(gpu.profile()) };
+    let options = Options::new(gpu.profile().with_tf32(true));
     let plan = Arc::new(pipeline::plan(&case.graph, &options).unwrap());
     let executor = Executor::new(plan, gpu, &mut Tuner::without_cache(Duration::ZERO)).unwrap();
     check(&case, &executor.run(&[case.inputs[0].1.clone()]).unwrap());
@@ -90,7 +90,7 @@ fn sums_with_one_are_near_on_a_gpu() {
 
 #[test]
 fn emulated_sums_with_one_are_near() {
-    let options = Options { tf32: true, ..Options::new(Device::named("h200").unwrap()) };
+    let options = Options::new(Device::named("h200").unwrap().with_tf32(true));
     match emulated::run_with(&[case()], &options) {
         Ok(results) => {
             let (plan, got) = results[0].as_ref().unwrap();
@@ -110,12 +110,13 @@ fn rules_of_kernels_fire_where_digits_are_lost_only() {
     let case = case();
     let fired = |options: Options| pipeline::plan(&case.graph, &options).unwrap().shortened.len();
     let h200 = || Options::new(Device::named("h200").unwrap());
+    let tf32 = || Options::new(h200().device.with_tf32(true));
     let allowed = |numerics| Allowed { numerics, ..Allowed::default() };
-    assert_eq!(fired(Options { tf32: true, ..Options::new(Device::cpu()) }), 0);
+    assert_eq!(fired(Options::new(Device::cpu().with_tf32(true))), 0);
     assert_eq!(fired(h200()), 0);
-    assert_eq!(fired(Options { tf32: true, ..h200() }), 3);
+    assert_eq!(fired(tf32()), 3);
     assert_eq!(fired(Options { allowed: allowed(Numerics::Fast), ..h200() }), 3);
-    assert_eq!(fired(Options { tf32: true, allowed: allowed(Numerics::Exact), ..h200() }), 0);
+    assert_eq!(fired(Options { allowed: allowed(Numerics::Exact), ..tf32() }), 0);
     let without = Allowed { disabled: ["short::exp".to_string()].into(), ..Allowed::default() };
-    assert_eq!(fired(Options { tf32: true, allowed: without, ..h200() }), 2);
+    assert_eq!(fired(Options { allowed: without, ..tf32() }), 2);
 }

@@ -139,7 +139,7 @@ pub(super) fn tiled_step(plan: &Plan) -> Option<(&Step, &CallStep)> {
 }
 
 /// The tilings of both templates that the library declares: Hopper's, and those of warps.
-fn all_tilings(plan: &Plan) -> [Vec<StoredTiling>; 2] {
+pub(super) fn all_tilings(plan: &Plan) -> [Vec<StoredTiling>; 2] {
     let tune = &plan.program.kernels.iter().find(|k| k.name == "tiles").unwrap().tune;
     let (hopper, warps) = (Tiling::all(tune), WarpTiling::all(tune));
     [hopper.iter().map(Tiling::words).collect(), warps.iter().map(WarpTiling::words).collect()]
@@ -185,7 +185,7 @@ fn every_epilogue_is_one_tiled_step_from_ampere_on() {
             }
         }
     }
-    // Types without such kernels.
+    // Types without such kernels, but where f32 may be rounded.
     let (graph, _) = case(DType::F32, SHAPES[0], [false, false], "silu");
     let plan = planned(&Device::named("h200").unwrap(), &graph);
     assert!(tiled_step(&plan).is_none() && plan.steps.len() == 2, "{plan}");
@@ -267,7 +267,7 @@ pub(super) fn agrees_by(gpu: &Arc<Gpu>, (graph, inputs): &(Graph, Inputs), tilin
 
 /// At most so many of these tilings, at an odd distance, so that they have each value of each
 /// parameter.
-fn spread(all: &[StoredTiling], most: usize) -> impl Iterator<Item = &StoredTiling> {
+pub(super) fn spread(all: &[StoredTiling], most: usize) -> impl Iterator<Item = &StoredTiling> {
     all.iter().step_by(all.len().div_ceil(most.max(1)).max(1) | 1)
 }
 

@@ -124,6 +124,7 @@ pub fn device_fact(device: &Device, fact: DeviceFact) -> Option<AttrValue> {
     Some(match fact {
         DeviceFact::Sm => AttrValue::Dim((device.sm as i64).into()),
         DeviceFact::Name => AttrValue::Str(device.name.to_string()),
+        DeviceFact::Tf32 => AttrValue::Bool(device.tf32),
     })
 }
 

@@ -163,6 +163,7 @@ impl Facts for MatchFacts<'_> {
         Some(match fact {
             DeviceFact::Sm => AttrValue::Dim(Dim::from(i64::from(device.sm))),
             DeviceFact::Name => AttrValue::Str(device.name.to_string()),
+            DeviceFact::Tf32 => AttrValue::Bool(device.tf32),
         })
     }
 }

@@ -117,8 +117,9 @@ fn a_product_falls_back_on_what_is_always_there() {
     g.output("y", y);
     let listed = optimize(&g, &Options { device: device(), ..Options::default() }, &FOLDER).unwrap().graph;
     let of = |k: i64, n: i64| fates_of(&sized(&listed, &[("m", 128), ("k", k), ("n", n)]));
-    assert_eq!(of(512, 256), ["Refused", "Raced", "Skipped", "Fallback", "Behind"]);
-    assert_eq!(of(516, 256), ["Raced", "Skipped", "Skipped", "Fallback", "Behind"]);
+    assert_eq!(of(512, 256), ["Raced", "Fallback", "Skipped", "Fallback", "Behind"]);
+    assert_eq!(of(1 << 16, 2048), ["Refused", "Raced", "Skipped", "Fallback", "Behind"]);
+    assert_eq!(of(516, 256), ["Raced", "Fallback", "Skipped", "Fallback", "Behind"]);
     assert_eq!(of(512, 250), ["Raced", "Refused", "Skipped", "Fallback", "Behind"]);
     assert_eq!(of(32, 250), ["Refused", "Refused", "Raced", "Fallback", "Behind"]);
 }

@@ -102,7 +102,6 @@ fn empty(graph: &Graph, options: &Options) -> Plan {
         steps: Vec::new(),
         outputs: Vec::new(),
         arena: 0,
-        tf32: options.tf32,
         checks: if options.device.is_host() { Checks::Off } else { options.checks },
         allowed: options.allowed.clone(),
         shortened: Vec::new(),

@@ -61,6 +61,7 @@ impl Properties {
             launch: 1.0e-6,
             ramp: RAMP,
             units: f64::from(self.multiprocessors),
+            tf32: false,
             vector: vector * cycles,
             matrix: matrix([half * cycles, vector * cycles, double * cycles, byte * cycles]),
         })
