@@ -300,8 +300,8 @@ impl GemmKernel {
         self.columns() / self.tiling.split
     }
 
-    /// Columns of the result that one store of the copy engine takes: 128 bytes, or the largest part
-    /// of them that divides the columns.
+    /// Columns of the result that one store of the copy engine takes: 128 bytes, or the largest
+    /// part of them that divides the columns.
     pub fn chunk(&self) -> usize {
         let widest = ROW / self.outputs[0].size();
         [widest, widest / 2, widest / 4].into_iter().find(|c| self.kept().is_multiple_of(*c)).unwrap_or(widest)

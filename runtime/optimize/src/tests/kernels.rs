@@ -47,12 +47,14 @@ fn what_sizes_decide_is_listed_and_told() {
     let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("kernels: ")).collect();
     let wanted = [
         "    kernels: tiled product tiles if numel(%w) > 0 and (shape(%x)[-1] % 8 != 0 or shape(%w)[-1] % 8 != 0 \
-         or numel(%x) <= 16 * shape(%x)[-1] or numel(%x) * shape(%w)[-1] <= 8589934592) and shape(%x)[-1] * shape(%w)[-1] >= 65536; \
+         or numel(%x) <= 16 * shape(%x)[-1] or numel(%x) * shape(%w)[-1] <= 8589934592) \
+         and shape(%x)[-1] * shape(%w)[-1] >= 65536; \
          cublaslt GELU_BIAS if shape(%w)[-1] % 8 == 0; \
          tiled product tiles if numel(%w) > 0; cublaslt BIAS + pointwise; cublaslt DEFAULT + pointwise; \
          product + pointwise",
         "    kernels: tiled product tiles if numel(%v) > 0 and (shape(%u)[-1] % 8 != 0 or shape(%v)[-1] % 8 != 0 \
-         or numel(%u) <= 16 * shape(%u)[-1] or numel(%u) * shape(%v)[-1] <= 8589934592) and shape(%u)[-1] * shape(%v)[-1] >= 65536; \
+         or numel(%u) <= 16 * shape(%u)[-1] or numel(%u) * shape(%v)[-1] <= 8589934592) \
+         and shape(%u)[-1] * shape(%v)[-1] >= 65536; \
          cublaslt DGELU if shape(%v)[-1] % 8 == 0; \
          tiled product tiles if numel(%v) > 0; cublaslt DEFAULT + pointwise; product + pointwise",
     ];
@@ -130,7 +132,8 @@ fn the_last_candidate_is_unconditional() {
 }
 
 /// Rows that are not whole 16 bytes, which the library computes slowly, and products that take no
-/// longer than launches do are timed on a tiled kernel although a library call has the whole epilogue. Where the number of columns is open, so is that.
+/// longer than launches do are timed on a tiled kernel although a library call has the whole
+/// epilogue. Where the number of columns is open, so is that.
 #[test]
 fn a_tiled_product_is_preferred_for_odd_rows() {
     let of = |dtype: DType, [k, n]: [Dim; 2]| {
