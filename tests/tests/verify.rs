@@ -469,6 +469,24 @@ fn vacuous_rules_do_not_pass() {
     assert!(text.contains("`a` was always [0]"), "{text}");
 }
 
+/// A left side that no operands give a value says nothing about the rule: it is no counterexample.
+#[test]
+fn left_sides_without_a_value_are_skipped() {
+    let check = |rule: &str| {
+        let text = format!("edition 1;\nuse core::*;\nruleset r {{ until = fixpoint; }}\nrule r::a: {rule};\n");
+        verify(&compile("none.hyp", &text), &|o| o.file == "none.hyp", &Options::default(), &mut |_, _, _| {})
+    };
+    let side = "gemm(a: i64[..], b: i64[..], tanh(acc), to = i64)";
+    let report = check(&format!("{side} => gemm(a, b, tanh(acc), to = i64)"));
+    let Status::NotExercised { reason } = &report.entries[0].status else { panic!("{}", report.to_text()) };
+    assert!(reason.contains("the left side has no value: tanh: needs a float"), "{reason}");
+    // Where some types have a value, these are compared.
+    let report = check("gemm(a, b, tanh(acc), to = d) => gemm(a, b, tanh(acc), to = d)");
+    assert!(report.passed(), "{}", report.to_text());
+    let types: Vec<bool> = report.entries[0].classes.iter().map(|c| c.0.is_float()).collect();
+    assert!(types.len() >= 4 && types.iter().all(|f| *f), "{}", report.to_text());
+}
+
 /// A class for an element type in which the rule never applies says nothing.
 #[test]
 fn each_claimed_type_needs_instances() {

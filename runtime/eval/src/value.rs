@@ -84,6 +84,16 @@ pub(super) fn rounded<R: Number>(dtype: DType, v: R) -> R {
     R::of(dtype.round(v.near()))
 }
 
+/// An integer as an f64 that narrower types round as they round the integer: where f64 does not
+/// hold it, the last digit says that there was more, so that nothing is rounded twice.
+fn to_odd(v: i64) -> f64 {
+    let size = v.unsigned_abs();
+    let more = (u64::BITS - size.leading_zeros()).saturating_sub(f64::MANTISSA_DIGITS);
+    let rest = size & ((1 << more) - 1);
+    let kept = (size - rest) | (u64::from(rest != 0) << more);
+    if v < 0 { -(kept as f64) } else { kept as f64 }
+}
+
 /// Conversion of one element to another type. Floats are rounded to the type if `round` is set; to
 /// integers they truncate and saturate; integers wrap; to bool everything but 0 is true.
 pub fn convert<R: Number>(v: Val<R>, to: DType, round: bool) -> Val<R> {
@@ -93,7 +103,10 @@ pub fn convert<R: Number>(v: Val<R>, to: DType, round: bool) -> Val<R> {
             Val::F(x) => Val::I(saturate(d, x.to_int())),
             other => Val::I(wrap(d, other.i())),
         },
-        DType::F32 if round && matches!(v, Val::I(_)) => Val::F(R::of(v.i() as f32 as f64)),
+        d if round && d != DType::F64 => match v {
+            Val::I(i) => Val::F(R::of(d.round(to_odd(i)))),
+            other => Val::F(rounded(d, other.f())),
+        },
         d if round => Val::F(rounded(d, v.f())),
         _ => Val::F(v.f()),
     }

@@ -10,7 +10,7 @@
 //! noise of the size of one rounding error after every operation. Rounding explains a difference
 //! within the scatter of the noisy runs.
 
-use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody, ScalarId};
 use hypatia_dsl::typing::{TensorType, codes};
@@ -27,7 +27,7 @@ use super::sides::{NotComparable, sides};
 use super::values::Distribution;
 use hypatia_eval::{Data, Double, Mode, Number, RefTensor, Val, evaluate};
 use hypatia_graph::instantiate::Numbers;
-use hypatia_graph::{Graph, NodeKind, Value};
+use hypatia_graph::{Graph, Node, NodeKind, Value};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -185,6 +185,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         class: instance.left.first().map_or(Class::Rounds, |v| claim(rule, instance.graph.ty(*v).dtype)),
         seen: &mut seen,
     };
+    let vanishes = range_loss::number_vanishes(&sides);
     for root in 0..roots {
         if instance.distribution != Distribution::Extreme {
             job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
@@ -197,6 +198,9 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         if instance.distribution == Distribution::Large {
             job.vanished(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
+        if job.seen.rounding.is_none() && vanishes {
+            job.lost_by_number(root, &exact_left[root], &left[root], &right[root]);
+        }
         if instance.distribution == Distribution::Far && job.seen.rounding.is_none() {
             let values = [&exact_left[root], &left[root], &right[root]];
             let spoiled = range_loss::spoiled(&sides, &instance.inputs, job.epsilon, root, values);
@@ -205,6 +209,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
         job.integer(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         job.bits(root, &exact_left[root], &left[root], &right[root]);
     }
+    job.orders().map_err(|e| Reject(e.to_string()))?;
     Ok(seen)
 }
 
@@ -214,7 +219,8 @@ fn left_alone(instance: &Instance) -> Try<()> {
     for (i, v) in instance.left.iter().enumerate() {
         graph.output(format!("left{i}"), *v);
     }
-    match evaluate(&graph, &instance.inputs, Mode::Exact) {
+    // As both sides are evaluated: a function in an epilogue may refuse what the product gives it.
+    match evaluate_exactly(&graph, &instance.numbers, &instance.inputs) {
         Ok(_) => Ok(()),
         Err(e) => reject(format!("the left side has no value: {e}")),
     }
@@ -504,6 +510,23 @@ impl Job<'_> {
         Ok(())
     }
 
+    /// Reports elements that the left side keeps and that the right side loses, where a number of
+    /// the right side leaves the range of its type: no other value has to do with that.
+    fn lost_by_number(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) {
+        if !left.dtype.is_float() || self.tensors().any(special) {
+            return;
+        }
+        let exact = exact.to_f64();
+        let lost = |i: &usize| {
+            let (x, l, r) = (exact[*i], left.at(*i).f(), right.at(*i).f());
+            let kept = x.is_finite() && (l - x).abs() <= 0.05 * x.abs();
+            kept && (r.is_nan() || (r - x).abs() > 0.5 * x.abs())
+        };
+        if let Some(index) = (0..exact.len().min(right.len())).find(lost) {
+            self.seen.rounding = Some(Difference::between(root, index, left, right, Some(exact[index])));
+        }
+    }
+
     /// Whether the left side's values stay in the ranges of their types, and a cast of the right
     /// side leaves its type's.
     fn only_right_loses(&self) -> Result<bool> {
@@ -609,6 +632,34 @@ impl Job<'_> {
                 self.seen.finite_bits.get_or_insert(found);
             }
         }
+    }
+
+    /// Records different bits of sums that are rounded after each summand: a claim of the same
+    /// bits is one about the order, too. Sums in f64 do not tell two orders apart, a device does.
+    fn orders(&mut self) -> Result<()> {
+        let strict = matches!(self.class, Class::Exact | Class::Finite);
+        if !strict || self.seen.bits.is_some() || !self.graph.nodes.iter().any(|n| self.adds(n)) {
+            return Ok(());
+        }
+        let found = evaluate(self.graph, self.inputs, Mode::Accumulated)?;
+        let (left, right) = found.split_at(self.roots);
+        for root in 0..self.roots {
+            self.bits(root, &left[root], &left[root], &right[root]);
+        }
+        Ok(())
+    }
+
+    /// Whether a node may add floats.
+    fn adds(&self, node: &Node) -> bool {
+        let NodeKind::Op { op, .. } = node.kind else { return false };
+        let float = |v: &Value| self.graph.ty(*v).dtype.is_float();
+        node.operands.iter().flatten().any(float)
+            && match self.graph.program.op(op).body {
+                OpBody::Builtin(b) => {
+                    b.multiplies() || matches!(b, BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Cumsum)
+                }
+                OpBody::Defined(_) => true,
+            }
     }
 
     fn scatter<'c>(&self, cache: &'c mut Option<Scatter>, size: f64) -> Result<&'c Scatter> {

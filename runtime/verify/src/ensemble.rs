@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Class, OpBody, Program, Rule};
+use hypatia_dsl::ir::{Class, OpBody, Program, Rule, Sort};
 use hypatia_eval::{Double, Mode, Number, RefTensor, evaluate};
 use hypatia_graph::{Graph, Node, NodeKind, Value};
 use hypatia_tensor::error::Result;
@@ -307,7 +307,13 @@ impl Ensembles<'_> {
     pub(super) fn run(&self) -> Found {
         let mut found = Found::default();
         let numbers = !self.hints.constants.centres.is_empty();
-        for kind in Ensemble::ALL.into_iter().filter(|k| *k != Ensemble::Near || numbers) {
+        let attributes = self.rule.vars.iter().any(|v| v.sort == Sort::Attr);
+        let says_something = |k: &Ensemble| match k {
+            Ensemble::Near => numbers,
+            Ensemble::Scaled => attributes,
+            _ => true,
+        };
+        for kind in Ensemble::ALL.into_iter().filter(says_something) {
             let sample = self.sample(kind, &mut found.beyond);
             found.elements += sample.right.len();
             found.apart |= !sample.same;

@@ -34,6 +34,8 @@ pub struct Hints<'a> {
     pub among: Vec<(VarId, &'a AExpr)>,
     /// `fact(x) in [..]`, also as `not (fact(x) not in [..])`
     pub among_facts: Vec<(Fact, VarId, &'a AExpr)>,
+    /// `value(x) <= e`, `e < value(x)` and the like.
+    pub bounds: Vec<(VarId, &'a AExpr)>,
     /// Variables whose values a `let` reads.
     read: Vec<VarId>,
     /// Guards read elements of lists: `p[p[0]] == 0`.
@@ -128,6 +130,13 @@ impl<'a> Hints<'a> {
                 }
                 if let (true, BinaryOp::In, AExpr::Fact(f, v)) = (holds, op, &**a) {
                     self.among_facts.push((*f, *v, b));
+                }
+                if let BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge = op {
+                    let ends = [(a, b), (b, a)].into_iter().filter_map(|(of, end)| match &**of {
+                        AExpr::Fact(Fact::Value, v) => Some((*v, &**end)),
+                        _ => None,
+                    });
+                    self.bounds.extend(ends);
                 }
                 let holds = holds && *op == BinaryOp::And;
                 self.read(a, holds, depth + 1);

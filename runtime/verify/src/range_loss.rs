@@ -7,6 +7,8 @@
 //! on the same operands, so an instance is rejected exactly where the optimiser does not apply the
 //! rule.
 
+use std::sync::Arc;
+
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Head, Rule};
 use hypatia_dsl::typing::eval;
 
@@ -78,6 +80,28 @@ impl Walk<'_> {
             false => folded(&graph, value, |folded| folded.loss(place))?,
         }
     }
+}
+
+/// Whether a number of the right side alone leaves the range of its type: it is 0 or infinite
+/// there, and is neither as it is written.
+pub(super) fn number_vanishes(sides: &Sides) -> bool {
+    let graph = &sides.graph;
+    let vanishes = |kind: &NodeKind| {
+        let NodeKind::Const(t) = kind else { return false };
+        let number = sides.numbers.get(&(Arc::as_ptr(t) as usize)).filter(|v| v.is_finite() && **v != 0.0);
+        number.is_some() && t.dtype().is_float() && splat(t).is_some_and(|v| v == 0.0 || !v.is_finite())
+    };
+    if !graph.nodes.iter().any(|n| vanishes(&n.kind)) {
+        return false;
+    }
+    let mut left = vec![false; graph.nodes.len()];
+    sides.left.iter().for_each(|v| left[v.node.index()] = true);
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let needed = left[i];
+        node.operands.iter().flatten().for_each(|v| left[v.node.index()] |= needed);
+    }
+    let among = |of_left: bool| (0..left.len()).any(|i| left[i] == of_left && vanishes(&graph.nodes[i].kind));
+    among(false) && !among(true)
 }
 
 /// An element of a root that the left side computes to within a few per cent of the real number and

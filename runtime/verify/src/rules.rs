@@ -4,6 +4,7 @@
 //! instances, the class that holds for each element type, and a proof if there is one. Invariant: a
 //! rule without a legal instance is not exercised, never verified.
 
+mod goals;
 mod seen;
 mod shown;
 mod sought;
@@ -39,9 +40,10 @@ use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
 use super::vacuous::Unnoticed;
 use super::values::Distribution;
+use goals::casts;
 use hypatia_graph::{GraphFacts, NodeKind, Value};
 use seen::Seen;
-use sought::{Aspect, casts};
+use sought::Aspect;
 
 /// The report for a rule that only empty tensors matched.
 const EMPTY: &str = "the search found only empty tensors that satisfy the guards";

@@ -59,6 +59,18 @@ pub fn run_test(program: &Arc<Program>, test: &Test) -> Outcome {
     run_test_with(program, test, &Options::default())
 }
 
+/// A difference of integers or truth values that sums decide about, where these are rounded after
+/// each summand, as a device does.
+fn orders_apart(graph: &Graph, tensors: &[(String, Tensor)], roots: usize) -> Result<Option<Difference>> {
+    let whole = |root: &usize| !graph.ty(graph.outputs[*root].1).dtype.is_float();
+    if !(0..roots).any(|root| whole(&root)) {
+        return Ok(None);
+    }
+    let found = evaluate(graph, tensors, Mode::Accumulated)?;
+    let (given, expected) = found.split_at(roots);
+    Ok((0..roots).filter(whole).find_map(|root| far_apart(root, &given[root], &expected[root], &|_| false)))
+}
+
 /// Runs one test with these optimiser options; the device is the test's own.
 pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> Outcome {
     let mut failures = Vec::new();
@@ -323,6 +335,9 @@ impl<'a> Case<'a> {
             if let Some(d) = far_apart(root, &given[root], &expected[root], &|i| finite(i) && lost(i)) {
                 return Ok(Some(format!("not equal in {}: {}", given[root].dtype, self.show(&graph, &d))));
             }
+        }
+        if let Some(d) = orders_apart(&graph, &tensors, roots)? {
+            return Ok(Some(format!("not equal where each sum is rounded: {}", self.show(&graph, &d))));
         }
         if let Some(why) = self.executed(&graph, given, &tensors)? {
             return Ok(Some(why));

@@ -5,6 +5,8 @@
 //! rule may fail: halves, the limits of integer types, and the rule's own numbers. Invariant:
 //! values lie in the element type's range; indices lie in the range of the axis that they index.
 
+mod halfway;
+
 use std::collections::BTreeSet;
 
 use hypatia_dsl::dtype::DType;
@@ -13,6 +15,7 @@ use rand::Rng;
 use super::constants::Constants;
 use super::differ::ulp;
 use super::source::Source;
+use halfway::{Halfway, KINDS};
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::Graph;
 use hypatia_optimize::range_loss::smallest_normal;
@@ -53,6 +56,10 @@ pub enum Distribution {
     /// powers of two; the smallest numbers of a float type (1: only these), and 1 with two more
     /// bits.
     FewBits(u8),
+    /// Moderate numbers; indices of the last places.
+    LastPlaces,
+    /// Numbers whose quotients and roots lie next to the middle between numbers of narrower types.
+    Halfway,
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
 }
@@ -79,11 +86,13 @@ pub enum Ensemble {
     /// Numbers around one of the rule's own, so near that a difference from it has half of the
     /// digits. Only for rules that have numbers.
     Near,
+    /// Moderate magnitudes, with attributes such as a scale of 1000. Only for rules that have them.
+    Scaled,
 }
 
 impl Ensemble {
     /// All kinds.
-    pub const ALL: [Ensemble; 8] = [
+    pub const ALL: [Ensemble; 9] = [
         Ensemble::Normal,
         Ensemble::Offset,
         Ensemble::LongRows,
@@ -92,6 +101,7 @@ impl Ensemble {
         Ensemble::Opposed,
         Ensemble::Hostile,
         Ensemble::Near,
+        Ensemble::Scaled,
     ];
 
     /// The name in reports.
@@ -105,6 +115,7 @@ impl Ensemble {
             Ensemble::Opposed => "large values beside small ones",
             Ensemble::Hostile => "values of many magnitudes",
             Ensemble::Near => "values near the rule's own numbers",
+            Ensemble::Scaled => "large scales",
         }
     }
 }
@@ -137,6 +148,8 @@ impl Distribution {
             Distribution::Twins(_) => "neighbours of each other",
             Distribution::Last(_) => "one element apart from equal ones",
             Distribution::FewBits(_) => "numbers of few bits",
+            Distribution::LastPlaces => "indices of the last places",
+            Distribution::Halfway => "numbers next to the middle of others",
             Distribution::Ensemble(kind) => kind.name(),
         }
     }
@@ -157,11 +170,13 @@ pub struct Demand {
     pub finite: bool,
     /// Indices into an axis of this size.
     pub index: Option<i64>,
+    /// These are the last ones of the axis.
+    pub last: bool,
     /// Small integers only.
     pub small: bool,
     /// The range of the elements if the distribution is [`Distribution::Far`].
     pub far: Magnitude,
-    /// Which of the ensemble's alternatives the tensor has.
+    /// Which of the alternatives of an ensemble, or of [`Distribution::Halfway`], the tensor has.
     pub alternative: usize,
 }
 
@@ -222,6 +237,8 @@ impl Magnitude {
 const MANY: u32 = 1 << 20;
 /// The number of alternatives that a tensor of an ensemble has.
 pub(super) const ALTERNATIVES: usize = 5;
+/// The same of [`Distribution::Halfway`].
+pub(super) const KINDS_OF_HALFWAY: usize = KINDS;
 
 impl Ensemble {
     /// An element of a tensor that has this alternative. Code 0 is the centre.
@@ -244,6 +261,7 @@ impl Ensemble {
                 3 | 4 => noise * (24.0 * share - 12.0).exp2(),
                 _ => noise * [1.0, 30.0, 300.0, 1e-3, 30.0][alternative % ALTERNATIVES],
             },
+            (Ensemble::Scaled, _) => noise * [100.0, 0.01, 30.0, 1.0, 100.0][alternative % ALTERNATIVES],
             (Ensemble::Near, _) if alternative < 2 * special.own.len() => {
                 special.centre(alternative) * (1.0 + noise * dtype.epsilon().sqrt())
             }
@@ -271,6 +289,8 @@ pub struct SpecialValues {
     limit: f64,
     /// Numbers around the ends of the ranges of other types.
     ends: Vec<f64>,
+    /// Numbers for [`Distribution::Halfway`].
+    halfway: Halfway,
 }
 
 /// Halves: the boundaries of rounding to integers.
@@ -311,8 +331,18 @@ impl SpecialValues {
             _ => f64::INFINITY,
         };
         let others = graph.nodes.iter().flat_map(|n| &n.results).map(|t| t.dtype).chain(numbers.dtypes.iter().copied());
-        let ends = if distribution == Distribution::Ends { ends(dtype, others.collect()) } else { Vec::new() };
-        SpecialValues { elements: out, own: numbers.centres.clone(), limit, ends }
+        let mut special =
+            SpecialValues { elements: out, own: numbers.centres.clone(), limit, ..SpecialValues::default() };
+        match distribution {
+            Distribution::Ends => special.ends = ends(dtype, others.collect()),
+            Distribution::Halfway if dtype.is_float() => {
+                let others: BTreeSet<DType> = others.collect();
+                let narrower = others.into_iter().filter(|d| d.is_float() && d.epsilon() > dtype.epsilon());
+                special.halfway = Halfway::of(dtype, narrower, &special.own);
+            }
+            _ => {}
+        }
+        special
     }
 
     /// What the elements of a tensor with this alternative lie around: one of the rule's numbers,
@@ -592,8 +622,16 @@ fn few_bits(source: &mut Source, dtype: DType, kind: u8) -> f64 {
     }
 }
 
+/// How many places are the last ones of an axis.
+const LAST_PLACES: u32 = 6;
+
 fn integer(source: &mut Source, dtype: DType, demand: &Demand, table: &[i64]) -> i64 {
     if let Some(size) = demand.index {
+        let size = size.min(range(dtype).1 as i64 + i64::from(dtype != DType::I64));
+        if demand.last {
+            let most = size.clamp(1, i64::from(LAST_PLACES)) as u32;
+            return size - 1 - i64::from(source.element(most, |r| r.random_range(0..most)));
+        }
         // 0, 1, ... size-1, -1, ... -size
         let all = if demand.nonnegative { size } else { 2 * size };
         let code = source.element(all.clamp(1, 1 << 20) as u32, |r| r.random_range(0..all.max(1) as u32));
@@ -635,6 +673,8 @@ fn element(
         beside(dtype, TWINS[usize::from(at) % TWINS.len()], steps as i32 - STEPS as i32 / 2)
     } else if let Distribution::FewBits(kind) = distribution {
         few_bits(source, dtype, kind)
+    } else if distribution == Distribution::Halfway {
+        special.halfway.number(demand.alternative, source.element(MANY, |r| r.random_range(0..MANY)))
     } else if let Distribution::Ensemble(kind) = distribution {
         kind.element(source, demand.alternative, dtype, special)
     } else {
@@ -677,7 +717,7 @@ fn float(
     let code = source.element(all, |r| {
         let (p_nice, p_special) = match distribution {
             Distribution::Nice => (1.0, 0.0),
-            Distribution::Ordinary => (0.2, 0.0),
+            Distribution::Ordinary | Distribution::LastPlaces => (0.2, 0.0),
             Distribution::Large => (0.15, 0.3),
             Distribution::Nan => (0.2, seldom),
             Distribution::Extreme => (0.15, 0.35),

@@ -10,7 +10,7 @@ use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, TensorType, eval, eval_guard, same_value};
 
 use super::{DTYPES, Generator, Reject, Try, ints, reject, sizes};
-use crate::values::Distribution;
+use crate::values::{Distribution, Ensemble};
 use hypatia_graph::GraphFacts;
 
 /// True if the expression reads the variable.
@@ -31,6 +31,9 @@ fn reads(e: &AExpr, var: VarId) -> bool {
 
 /// How many parts of a split a search may add to the usual ones.
 const MORE_PARTS: usize = 4;
+
+/// Steps and strides beyond the usual ones.
+const MOST_STEPS: usize = 7;
 
 /// How often another value is drawn for a variable that a guard refutes.
 const TRIES_OF_A_VALUE: usize = 40;
@@ -83,7 +86,7 @@ impl Generator<'_, '_> {
                 }
                 AttrPat::Is(e) => {
                     if self.eval(e).is_none() {
-                        self.bind_free(e);
+                        self.bind_free(e, *ty)?;
                     }
                     self.eval(e).ok_or_else(|| Reject(format!("attribute `{}` has no value", param.name)))?
                 }
@@ -91,6 +94,7 @@ impl Generator<'_, '_> {
                     self.env.attrs.values.get(v).cloned().ok_or_else(|| Reject("an attribute has no value".into()))?
                 }
                 AttrPat::Var(v) => {
+                    self.bind_what_gives(*v, *ty)?;
                     let mut tries = 0;
                     loop {
                         let value = match self.chosen_var(*v) {
@@ -133,9 +137,19 @@ impl Generator<'_, '_> {
         Ok(out)
     }
 
+    /// Gives values to what a guard computes a variable from, if nothing has them yet: in
+    /// `full(value = 1 / n) * full(value = n)`, the quotient comes first.
+    fn bind_what_gives(&mut self, var: VarId, ty: AttrType) -> Try<()> {
+        let hints = self.hints;
+        match hints.equal_var.iter().find(|(v, _)| *v == var) {
+            Some((_, e)) if self.eval(e).is_none() => self.bind_free(e, ty),
+            _ => Ok(()),
+        }
+    }
+
     /// Gives the variables of an expression values that what comes later must fit: in
     /// `scatter(x: T[n], iota(shape = [n], ..), u)`, the indices come before x.
-    fn bind_free(&mut self, e: &AExpr) {
+    fn bind_free(&mut self, e: &AExpr, ty: AttrType) -> Try<()> {
         let open = |g: &Self, v: VarId| {
             reads(e, v) && !g.env.attrs.values.contains_key(&v) && !g.rule.lets.iter().any(|l| l.0 == v)
         };
@@ -143,6 +157,7 @@ impl Generator<'_, '_> {
             let v = VarId(i as u32);
             let value = match self.rule.vars[i].sort {
                 _ if !open(self, v) => continue,
+                Sort::Attr if ty == AttrType::Float => self.plain(ty, &[], None)?,
                 Sort::Attr => AttrValue::Dim(Dim::from(self.size())),
                 Sort::Shape => {
                     let rank = self.source.pick(3);
@@ -152,6 +167,7 @@ impl Generator<'_, '_> {
             };
             self.env.attrs.values.insert(v, value);
         }
+        Ok(())
     }
 
     /// The length that a list pattern requires.
@@ -327,10 +343,14 @@ impl Generator<'_, '_> {
                 let start = before.get(1).and_then(as_int).unwrap_or(0);
                 int(self.slice_end(start, axis_size().unwrap_or(0)))
             }
+            (Some(BuiltinOp::Slice), 3) if self.ends => int(1 + self.source.pick(MOST_STEPS) as i64),
             (Some(BuiltinOp::Slice), 3) => int([1, 2, 3][self.source.weighted(&[70, 20, 10])]),
             (Some(BuiltinOp::Split), 1) => {
                 let parts = length.unwrap_or_else(|| output + 1 + self.source.pick_or_beyond(2, MORE_PARTS));
                 dims(self.partition(axis_size().unwrap_or(0), parts))
+            }
+            (Some(BuiltinOp::Pad), _) if self.ends => {
+                dims(shape.iter().map(|_| self.source.pick(MOST_STEPS) as i64 - 1).collect())
             }
             (Some(BuiltinOp::Pad), _) => {
                 dims(shape.iter().map(|_| self.number(&[0, 1, 2, -1], &[50, 25, 15, 10])).collect())
@@ -403,6 +423,7 @@ impl Generator<'_, '_> {
             return Ok(int(groups));
         }
         let list = (0..d.len()).map(|i| match index {
+            0 if self.ends => 1 + self.source.pick(MOST_STEPS) as i64,
             0 => self.number(&[1, 2], &[70, 30]),
             1 => self.number(&[0, 1, 2], &[50, 30, 20]),
             2 => (k[i] - d[i] - padding(1, i)).max(self.number(&[0, 1, 2], &[50, 30, 20])),
@@ -434,6 +455,7 @@ impl Generator<'_, '_> {
                 }
                 AttrValue::List(axes.into_iter().map(int).collect())
             }
+            AttrType::Int if self.ends => int(self.source.pick(MOST_STEPS) as i64),
             AttrType::Int => int(self.one_of(&[1, 0, 2, -1, 3])),
             AttrType::Ints => {
                 let n = few(self);
@@ -446,6 +468,16 @@ impl Generator<'_, '_> {
             }
             AttrType::Float if self.distribution == Distribution::Ends => {
                 AttrValue::Float([1.0, 300.0, -129.0, 70_000.0, 16_777_217.0, 3e9, 1e-25][self.source.pick(7)])
+            }
+            // A number that vanishes in f32, one that does in f16, and scales beyond its range.
+            AttrType::Float if self.ends => {
+                AttrValue::Float([1e-25, 1e-9, 1000.0, 3e4, 1e-25, 1.0][self.source.pick(6)])
+            }
+            AttrType::Float if self.distribution == Distribution::Ensemble(Ensemble::Scaled) => {
+                AttrValue::Float([1000.0, 3000.0][self.source.pick(2)])
+            }
+            AttrType::Float if let Some(n) = self.only.filter(|_| self.source.pick(2) == 1) => {
+                AttrValue::Float(n as f64)
             }
             AttrType::Float => {
                 let own = self.hints.constants.elements(DType::F64);
@@ -494,6 +526,11 @@ impl Generator<'_, '_> {
     /// Another shape with as many elements.
     fn reshaping(&mut self, shape: &[i64], length: Option<usize>) -> Try<Vec<i64>> {
         let mut dims = shape.to_vec();
+        if self.around && dims.len() > 2 && length.is_none_or(|n| n == dims.len()) {
+            let first = self.source.pick(dims.len() - 2);
+            dims.swap(first, first + 2);
+            return Ok(dims);
+        }
         for _ in 0..self.source.pick(4) {
             match self.source.pick(5) {
                 // As many axes of other sizes, of which those in the middle may be the same.

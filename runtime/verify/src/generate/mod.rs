@@ -32,7 +32,7 @@ pub use self::search::{Effort, is_rare, solved};
 use crate::constants::Constants;
 use crate::hints::Hints;
 use crate::source::Source;
-use crate::values::{ALTERNATIVES, Demand, Distribution, Ensemble, Magnitude, SpecialValues, tensor};
+use crate::values::{ALTERNATIVES, Demand, Distribution, Ensemble, KINDS_OF_HALFWAY, Magnitude, SpecialValues, tensor};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
 use hypatia_optimize::numbers::{any_enlarges, has_numbers_of_a_body};
@@ -69,6 +69,8 @@ pub struct Instance {
     pub numbers: Numbers,
 }
 
+/// The most elements of a tensor whose axes all have one size.
+const MOST_OF_ALL: i64 = 1 << 16;
 /// Sizes for the pool, simplest first.
 const SIZES: [i64; 8] = [2, 3, 1, 5, 0, 7, 8, 16];
 const SIZE_WEIGHTS: [u32; 8] = [20, 25, 15, 12, 8, 8, 8, 4];
@@ -125,8 +127,13 @@ struct Generator<'a, 's> {
     pub main: DType,
     pub pool: Vec<i64>,
     distribution: Distribution,
-    /// A size that tensors may have though it is beyond the usual ones.
+    /// A number of elements that tensors may have though it is beyond the usual ones.
     long: i64,
+    /// See [`Sizes::Around`] and [`Focus::ends`].
+    around: bool,
+    ends: bool,
+    /// The size that all axes have but those of size 1.
+    only: Option<i64>,
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
     numbers: Numbers,
@@ -160,6 +167,8 @@ pub struct Focus {
     pub sizes: Sizes,
     /// An axis that has different sizes in these two operands.
     pub unequal: Option<(VarId, VarId, usize)>,
+    /// Constants at the ends of what guards allow, and attributes beyond the usual ones.
+    pub ends: bool,
 }
 
 /// The sizes of an instance.
@@ -174,6 +183,11 @@ pub enum Sizes {
     AlsoOne,
     /// This one and 1.
     Long(i64),
+    /// This one alone.
+    All(i64),
+    /// Four axes of different sizes where nothing else is known, of which views exchange two around
+    /// a third, and others that broadcast have one or two.
+    Around,
 }
 
 /// An instance of the rule's left side from these choices. `wanted_branch(pattern, n)` names an
@@ -222,7 +236,17 @@ fn left_side<'a, 's>(
         main,
         pool,
         distribution,
-        long: if let Sizes::Long(n) = focus.sizes { n } else { 0 },
+        long: match focus.sizes {
+            Sizes::Long(n) => n,
+            Sizes::All(n) => n.saturating_mul(n).min(MOST_OF_ALL),
+            _ => 0,
+        },
+        around: focus.sizes == Sizes::Around,
+        ends: focus.ends,
+        only: match focus.sizes {
+            Sizes::Long(n) | Sizes::All(n) => Some(n),
+            _ => None,
+        },
         made: Vec::new(),
         branches: way.map(|i| (WAYS, i)).into_iter().collect(),
         numbers: Numbers::new(),
@@ -260,6 +284,8 @@ fn pool(constants: &Constants, source: &mut Source, focus: Focus) -> Vec<i64> {
         Sizes::AlsoEmpty => pool.push(0),
         Sizes::AlsoOne => pool.push(1),
         Sizes::Long(n) => pool = vec![1, n, 1],
+        Sizes::All(n) => pool = vec![n],
+        Sizes::Around => pool = vec![2, 3, 5, 4],
     }
     pool
 }
@@ -308,6 +334,10 @@ impl Generator<'_, '_> {
             };
             demand.alternative = if centred { ALTERNATIVES - 1 } else { self.source.pick(alternatives) };
         }
+        if self.distribution == Distribution::Halfway {
+            demand.alternative = self.source.pick(KINDS_OF_HALFWAY);
+        }
+        demand.last = self.distribution == Distribution::LastPlaces;
         if let Some((constants, operand)) = far {
             // Only one operand compensates for the constants: two of them would leave the range
             // together.
@@ -449,7 +479,10 @@ impl Generator<'_, '_> {
             demand.splat = self.hints.asks(v, Fact::Uniform);
             if self.hints.asks(v, Fact::Value) {
                 demand.splat = true;
-                let values = self.hinted_values(v);
+                let mut values = self.hinted_values(v);
+                if values.is_empty() && self.ends {
+                    values = self.bounds(v);
+                }
                 let value = if values.is_empty() { None } else { values.get(self.source.pick(values.len())) };
                 demand.is = value.and_then(|v| match v {
                     AttrValue::Float(f) => Some(*f),

@@ -86,6 +86,10 @@ impl Generator<'_, '_> {
 
     /// A shape that broadcasts with this one.
     pub(super) fn with_shape(&mut self, shape: &[i64]) -> Vec<i64> {
+        if self.around && shape.len() > 2 {
+            let (at, also) = (self.source.pick(shape.len()), self.source.pick(shape.len()));
+            return shape.iter().enumerate().map(|(i, d)| if i == at || i == also { *d } else { 1 }).collect();
+        }
         match self.source.weighted(&[38, 14, 11, 22, 10, 5]) {
             0 => shape.to_vec(),
             1 => Vec::new(),
@@ -128,7 +132,11 @@ impl Generator<'_, '_> {
     /// they match the pattern, else any type of the pattern.
     pub(super) fn typed_want(&mut self, ty: &TypePat, outer: &OpenType) -> Try<OpenType> {
         if let OpenShape::Is(shape) = &outer.shape {
-            let dtype = outer.dtype.unwrap_or(self.main);
+            let dtype = match ty.dtype {
+                // A long sum of operands of a stated type.
+                DTypePat::Is(stated) if self.long > 0 => stated,
+                _ => outer.dtype.unwrap_or(self.main),
+            };
             let needed = TensorType { dtype, shape: shape.iter().copied().map(Dim::from).collect() };
             if match_type(ty, &needed, &mut self.env.attrs.clone()) == Some(true) {
                 return Ok(OpenType { dtype: Some(dtype), shape: outer.shape.clone() });

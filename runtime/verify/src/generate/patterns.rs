@@ -54,6 +54,18 @@ impl Generator<'_, '_> {
         out
     }
 
+    /// The ends of what guards allow a constant, with their neighbours.
+    pub(super) fn bounds(&self, var: VarId) -> Vec<AttrValue> {
+        let facts = GraphFacts { graph: &self.graph, env: &self.env };
+        let ends = self.hints.bounds.iter().filter(|(v, _)| *v == var);
+        let ends = ends.filter_map(|(_, e)| match eval(e, &self.env.attrs, &facts)? {
+            AttrValue::Float(v) => Some(v),
+            AttrValue::Dim(d) => d.as_const().map(|d| d as f64),
+            _ => None,
+        });
+        ends.flat_map(|v| [v, v, v - 1.0, v + 1.0]).map(AttrValue::Float).collect()
+    }
+
     /// Sets sizes that guards equate with known sizes, or with other sizes of the same tensor. Each
     /// is set most of the time only: a rule may need a guard to be satisfied in the other
     /// direction.
@@ -259,6 +271,10 @@ impl Generator<'_, '_> {
         let mut shape = match &want.shape {
             OpenShape::Is(s) => s.clone(),
             OpenShape::Rank(r) => self.sizes(*r),
+            OpenShape::Free if self.around => {
+                let first = self.source.pick(4);
+                (0..4).map(|i| self.pool[(first + i) % self.pool.len()]).collect()
+            }
             OpenShape::Free => {
                 // A rule that indexes single elements of a list is most likely wrong for the other
                 // elements of long lists.
@@ -396,6 +412,9 @@ impl Generator<'_, '_> {
                     // Operands of any number resemble each other.
                     match beside.first().filter(|_| *variadic) {
                         Some(first) => self.beside(*first)?,
+                        None if self.long > 0 && convolves(def) => {
+                            self.convolved(OpenType { dtype, shape: OpenShape::Free }, &beside)?
+                        }
                         None => OpenType { dtype, shape: OpenShape::Free },
                     }
                 } else {
@@ -503,7 +522,12 @@ impl Generator<'_, '_> {
         }
         let builtin = if let OpBody::Builtin(b) = def.body { Some(b) } else { None };
         let outer = OpenType { dtype: want.dtype.filter(|_| builtin != Some(BuiltinOp::Cast)), shape: OpenShape::Free };
-        let convolves = builtin.is_some_and(|b| matches!(b.accumulator().unwrap_or(b), BuiltinOp::Conv));
+        let outer = match builtin {
+            // What is wanted of a long sum of converted operands.
+            Some(BuiltinOp::Cast) if self.long > 0 => OpenType { shape: want.shape.clone(), ..outer },
+            _ => outer,
+        };
+        let convolves = convolves(def);
         // The sizes of a convolution are chosen below: the declaration's variables get no others.
         let mut own = scope.clone();
         let scope = if convolves { &mut own } else { scope };
@@ -538,7 +562,7 @@ impl Generator<'_, '_> {
         let [o, i, k @ ..] = &filter[..] else { return reject("a filter of low rank") };
         let divisors: Vec<i64> = (1..=(*o).max(1)).filter(|g| o % g == 0).collect();
         let groups = divisors[self.source.pick(divisors.len())];
-        let n = self.size_upto(3);
+        let n = if self.long > 0 { 1 } else { self.size_upto(3) };
         let sides = k.iter().map(|k| k + self.source.pick_or_beyond(3, LARGER_SIDES) as i64);
         let shape = [n, i * groups].into_iter().chain(sides).collect();
         Ok(OpenType { dtype: want.dtype.or(Some(ty.dtype)), shape: OpenShape::Is(shape) })
@@ -548,6 +572,13 @@ impl Generator<'_, '_> {
     fn convolved(&mut self, want: OpenType, beside: &[Value]) -> Try<OpenType> {
         let dtype = want.dtype.filter(|d| d.is_float()).or(Some(DType::F32));
         let shape = match beside.first() {
+            // A long sum: of all channels.
+            None if self.long > 0 => vec![1, self.size(), 1],
+            Some(x) if self.long > 0 => {
+                let x = sizes(self.graph.ty(*x))?;
+                let [_, c, d @ ..] = &x[..] else { return reject("a convolution of low rank") };
+                [1, *c].into_iter().chain(d.iter().map(|_| 1)).collect()
+            }
             None => {
                 let axes = 1 + self.source.pick(2);
                 let wide = matches!(self.distribution, Distribution::Ensemble(_));
@@ -568,6 +599,10 @@ impl Generator<'_, '_> {
         };
         Ok(OpenType { dtype, shape: OpenShape::Is(shape) })
     }
+}
+
+fn convolves(def: &OpDef) -> bool {
+    matches!(def.body, OpBody::Builtin(b) if b.accumulator().unwrap_or(b) == BuiltinOp::Conv)
 }
 
 /// True if a shape broadcasts to another one.
