@@ -450,8 +450,10 @@ impl Job<'_> {
                 continue;
             }
             // In f64, sums are the exact ones only by luck: both sides round each of their terms.
-            if dtype == DType::F64 {
-                let s = self.scatter_with(&mut sums, Noise { size: f64::EPSILON, in_sums: true })?;
+            // So does a scatter that adds, in any type.
+            if dtype == DType::F64 || self.scatters() {
+                let size = if dtype == DType::F64 { f64::EPSILON } else { self.epsilon };
+                let s = self.scatter_with(&mut sums, Noise { size, in_sums: true })?;
                 let spread = s.spread(root, index) + s.spread(root + self.roots, index);
                 if error <= FACTOR * spread + 8.0 * ulp(dtype, x) {
                     continue;
@@ -647,6 +649,10 @@ impl Job<'_> {
             self.bits(root, &left[root], &left[root], &right[root]);
         }
         Ok(())
+    }
+
+    fn scatters(&self) -> bool {
+        self.graph.nodes.iter().any(|n| hypatia_graph::builtin(self.graph, n) == Some(BuiltinOp::Scatter))
     }
 
     /// Whether a node may add floats.

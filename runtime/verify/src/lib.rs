@@ -55,6 +55,7 @@ mod vacuous;
 mod values;
 mod ways;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -83,8 +84,25 @@ pub fn verify(
     let kernels = kernels.into_iter().map(|k| (k.name.as_str(), Job::Kernel(k)));
     let rules = rules.into_iter().map(|r| (r.name.as_str(), Job::Rule(r)));
     let jobs: Vec<(&str, Job<'_>)> = scalars.chain(ops).chain(kernels).chain(rules).collect();
-    let entries = in_parallel(&jobs, &|job| job.run(program, options), progress);
+    let mut entries = in_parallel(&jobs, &|job| job.run(program, options), progress);
+    of_all_members(&mut entries);
     Report { options: options.clone(), entries }
+}
+
+/// Keeps the warnings that all members of a family give: a guard that one of them needs is written
+/// for the others, too.
+fn of_all_members(entries: &mut [Entry]) {
+    let family = |e: &Entry| e.name.split('[').next().unwrap_or_default().to_string();
+    let mut members: HashMap<String, usize> = HashMap::new();
+    let mut warned: HashMap<(String, String), usize> = HashMap::new();
+    for e in entries.iter() {
+        *members.entry(family(e)).or_default() += 1;
+        e.warnings.iter().for_each(|w| *warned.entry((family(e), w.clone())).or_default() += 1);
+    }
+    for e in entries.iter_mut() {
+        let name = family(e);
+        e.warnings.retain(|w| warned.get(&(name.clone(), w.clone())) == members.get(&name));
+    }
 }
 
 /// A declaration to verify.

@@ -174,7 +174,7 @@ impl Run<'_> {
             goal(Aspect::Types, FEWEST_OF_TYPES, 2 * MOST, |_, _| Focus::default()),
         ];
         goals.extend(self.goals_of_values(&graphs));
-        goals.extend(self.goals_of_sizes(&graphs));
+        goals.extend(self.goals_of_sizes(&graphs[..graphs.len().min(MOST)]));
         goals.extend(self.goals_of_choices());
         goals.extend(self.reshapes().then_some(around));
         let mut cases = 0;
