@@ -176,7 +176,7 @@ impl Explain {
         pipeline::count_launches(&mut optimized, graph, options);
         let (mut text, mut value) = (optimized.report.to_string(), data(&optimized.report)?);
         // Why the launches cannot be listed is among the warnings.
-        if let Ok(list) = pipeline::launch_list(&optimized.graph, &options.device) {
+        if let Ok(list) = pipeline::launch_list(&optimized.graph, &pipeline::planned_as(options)) {
             text.push_str(&format!("\nlaunches\n  {}\n", list.join("\n  ")));
             value["steps"] = list.into();
         }

@@ -284,3 +284,20 @@ fn what_is_asked_for_as_json_is_json_whatever_happens() {
     let (_, value) = json(&["run", model, "--device", "cpu", "--plan", "--json"]);
     assert!(!value["plan"]["steps"].as_array().unwrap().is_empty(), "{value}");
 }
+
+/// `expect launches` counts those of the plan that the command's options make: a reduction of one
+/// long row is two launches, but not where parts of a sum may not be joined in any order.
+#[test]
+fn tests_count_launches_as_the_options_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let text = "edition 1;\nuse core::*;\n\
+                test \"long\" on h200 { input x: f32[4194304]; given sum(x, axes = [0]); expect launches == 2; }\n";
+    std::fs::write(at.join("long.hyp"), text).unwrap();
+    let o = hypatia(&["test", "long.hyp"], "", at);
+    assert_eq!(o.status.code(), Some(0), "{}", out(&o));
+    for more in [&["--batch-invariant"][..], &["--numerics", "exact"]] {
+        let o = hypatia(&[&["test", "long.hyp"], more].concat(), "", at);
+        assert!(o.status.code() == Some(1) && out(&o).contains("there are 1"), "{more:?}: {}", out(&o));
+    }
+}

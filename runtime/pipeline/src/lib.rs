@@ -104,7 +104,7 @@ pub fn why_not(graph: &Graph, options: &optimize::Options, rule: &str, node: Opt
 
 /// Counts the launches of a graph's plan.
 fn counter(options: &optimize::Options) -> impl Fn(&Graph) -> Option<usize> {
-    |graph| launches(graph, &options.device, true).ok()
+    |graph| launches_as(graph, &planned_as(options)).ok()
 }
 
 /// A rule that fired in a generated kernel.
@@ -142,15 +142,26 @@ pub fn constants() -> Constants {
     Constants::new(&FOLDER)
 }
 
+/// How a graph is planned that was optimised like this: for its device, with what its numerics
+/// allow.
+pub fn planned_as(options: &optimize::Options) -> plan::Options {
+    plan::Options { allowed: options.allowed(), ..plan::Options::new(options.device.clone()) }
+}
+
 /// Launches of a graph on a device: the steps of its plan. A size that is still symbolic is taken
 /// to be what the cost model assumes.
 pub fn launches(graph: &Graph, device: &Device, cluster: bool) -> Result<usize> {
-    Ok(runnable(graph, &plan::Options { cluster, ..plan::Options::new(device.clone()) })?.launches())
+    launches_as(graph, &plan::Options { cluster, ..plan::Options::new(device.clone()) })
 }
 
-/// Launches of a graph on a device, one line each: what each computes. Sizes as for [`launches`].
-pub fn launch_list(graph: &Graph, device: &Device) -> Result<Vec<String>> {
-    Ok(runnable(graph, &plan::Options::new(device.clone()))?.launch_list())
+/// The same with all options of a plan.
+pub fn launches_as(graph: &Graph, options: &plan::Options) -> Result<usize> {
+    Ok(runnable(graph, options)?.launches())
+}
+
+/// Launches of a graph, one line each: what each computes. Sizes as for [`launches`].
+pub fn launch_list(graph: &Graph, options: &plan::Options) -> Result<Vec<String>> {
+    Ok(runnable(graph, options)?.launch_list())
 }
 
 /// The plan of a graph for a device. Fails if the device has no kernels for an element type in it,
@@ -189,7 +200,7 @@ fn assumed(graph: &Graph, options: &plan::Options) -> Result<Plan> {
 /// taken to be what the cost model assumes.
 pub fn must_fit(graph: &Graph, options: &optimize::Options, memory: usize) -> Result<()> {
     let symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
-    let plain = plan::Options { allowed: options.allowed(), memory, ..plan::Options::new(options.device.clone()) };
+    let plain = plan::Options { memory, ..planned_as(options) };
     plan(&graph.specialize(&symbols)?, &plain).map(drop)
 }
 
@@ -197,16 +208,14 @@ pub fn must_fit(graph: &Graph, options: &optimize::Options, memory: usize) -> Re
 /// at all, the given graph is what is run.
 pub fn compared(given: &Graph, optimized: &Graph, options: &optimize::Options) -> Result<Launches> {
     let before = launches(given, &options.device, false)?;
-    let allowed = plan::Options { allowed: options.allowed(), ..plan::Options::new(options.device.clone()) };
-    let after = if options.no_rules { before } else { runnable(optimized, &allowed)?.launches() };
+    let after = if options.no_rules { before } else { launches_as(optimized, &planned_as(options))? };
     Ok(Launches { before, after })
 }
 
 /// Puts the ways to compute each node with a choice into the report, with predicted times. A size
 /// that is still symbolic is taken to be what the cost model assumes.
 pub fn list_choices(optimized: &mut Optimized, options: &optimize::Options) {
-    let plain = plan::Options { memory: usize::MAX, ..plan::Options::new(options.device.clone()) };
-    let plain = plan::Options { allowed: options.allowed(), ..plain };
+    let plain = plan::Options { memory: usize::MAX, ..planned_as(options) };
     let predicted = |graph: &Graph| plan(graph, &plain).ok().map(|p| p.predicted() * 1e6);
     let symbols = optimized.graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
     match optimized.graph.specialize(&symbols) {

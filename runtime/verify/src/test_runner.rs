@@ -269,7 +269,8 @@ impl<'a> Case<'a> {
 
     /// The launches, one line each.
     fn launch_text(&self) -> String {
-        let lines = pipeline::launch_list(&self.optimized.graph, &self.device).unwrap_or_default();
+        let lines =
+            pipeline::launch_list(&self.optimized.graph, &pipeline::planned_as(&self.options)).unwrap_or_default();
         let more = lines.len().saturating_sub(MAX_LINES);
         let more = (more > 0).then(|| format!("... and {more} more"));
         let shown: Vec<String> = lines.into_iter().take(MAX_LINES).chain(more).collect();
@@ -277,7 +278,7 @@ impl<'a> Case<'a> {
     }
 
     fn launches(&self) -> Result<i64> {
-        Ok(pipeline::launches(&self.optimized.graph, &self.device, true)? as i64)
+        Ok(pipeline::launches_as(&self.optimized.graph, &pipeline::planned_as(&self.options))? as i64)
     }
 
     fn count(&self, head: Head) -> i64 {
