@@ -9,7 +9,7 @@ pub(super) const ROWS: &[Row] = &[
         "an unused variable",
         "The left side or a `let` binds a variable that is not used anywhere else. Often it is a misspelling of
 another variable. Write `_` to match any tensor. Sizes in types are exempt, because they document the
-type.",
+type. The same of an attribute of an op that neither its body nor a type or guard reads.",
         "ruleset r { until = fixpoint; }\nrule r::a: matmul(a, exp(log(b))) => matmul(b, b) requires rank(b) == 2, \
          dim(b, 0) == dim(b, 1);",
         "ruleset r { until = fixpoint; }\nrule r::a: matmul(a, exp(log(b))) => matmul(a, b);",
@@ -33,8 +33,8 @@ wrote it because the general rule did not fire, `hypatia explain --why-not` show
     Row::new(
         504,
         "a guard that never holds",
-        "A condition is false for all values of its variables, or two conditions contradict each other, so the
-rule or kernel never applies.",
+        "A condition is false for all values of its variables or has no value, or two conditions contradict each
+other, so the rule or kernel never applies, and an op accepts nothing.",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x requires rank(x) == 2, rank(x) > 2;",
         "ruleset r { until = fixpoint; }\nrule r::a: exp(log(x)) => x requires rank(x) >= 2;",
     ),
@@ -80,8 +80,9 @@ remove it. Uses in other files count too.",
     Row::new(
         509,
         "a declaration that shadows an imported one",
-        "The file declares a name that a `use ...::*` also imports. In this file, the declaration takes precedence;
-rules of other files, and the importer of models, still use the other one. That is seldom intended.",
+        "The file declares a name that a `use ...::*` also imports, or that is predefined (`unary`). In this file,
+the declaration takes precedence; rules of other files, and the importer of models, still use the other one.
+That is seldom intended.",
         "scalar exp(x) = x + 1;",
         "scalar next(x) = x + 1;",
     ),

@@ -13,6 +13,9 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) 
         check(&format!("rule `{}`", r.base_name), &r.vars, &r.requires, r.origin.span, out);
         check(&format!("rule `{}`", r.base_name), &r.vars, &r.prefer, r.origin.span, out);
     }
+    for o in p.ops.iter().filter(|o| !resolved.trusts(o.origin.span)) {
+        check(&format!("op `{}`", o.name), &o.vars, &o.requires, o.origin.span, out);
+    }
     for k in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {
         check(&format!("kernel `{}`", k.name), &k.vars, &k.requires, k.origin.span, out);
         check(&format!("the preference of kernel `{}`", k.name), &k.vars, &k.prefer, k.origin.span, out);
@@ -24,7 +27,16 @@ fn check(what: &str, vars: &[Var], guards: &[AExpr], span: Option<Span>, out: &m
     let mut flat: Vec<&AExpr> = Vec::new();
     guards.iter().for_each(|g| conjuncts(g, &mut flat));
     for g in &flat {
-        if eval_guard(g, &Bindings::default(), &NoFacts) == Some(false) {
+        let value = eval_guard(g, &Bindings::default(), &NoFacts);
+        if value.is_none() && says_all(g) {
+            out.push(
+                Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
+                    .note(format!("`{}` has no value: a list is too long, or a number too large", show_expr(vars, g)))
+                    .hint("fix the condition, or remove it"),
+            );
+            return;
+        }
+        if value == Some(false) {
             out.push(
                 Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
                     .note(format!("`{}` is always false", show_expr(vars, g)))
@@ -44,6 +56,18 @@ fn check(what: &str, vars: &[Var], guards: &[AExpr], span: Option<Span>, out: &m
                 return;
             }
         }
+    }
+}
+
+/// True if nothing but numbers and texts occurs in an expression.
+fn says_all(e: &AExpr) -> bool {
+    match e {
+        AExpr::Value(_) => true,
+        AExpr::Binary(_, a, b) | AExpr::Index(a, b) => says_all(a) && says_all(b),
+        AExpr::Neg(a) | AExpr::Not(a) | AExpr::Spread(a) => says_all(a),
+        AExpr::If(a, b, c) => [a, b, c].into_iter().all(|e| says_all(e)),
+        AExpr::List(l) | AExpr::Call(_, l) => l.iter().all(says_all),
+        _ => false,
     }
 }
 

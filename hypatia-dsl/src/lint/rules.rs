@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId, walk_build};
+use crate::ir::{
+    AExpr, AttrPat, AttrValue, Build, Head, NodePat, OpBody, OpId, Pat, Program, Rule, Sort, VarId, walk_build,
+};
 use crate::resolve::Resolved;
 use crate::sema::hygiene::{Instance, changes_nothing, grows, instance_of, same_result};
 use crate::sema::walk::{build_vars, expr_vars, pat_vars};
@@ -160,11 +162,34 @@ fn unmatchable(p: &Program, r: &Rule, pat: &Pat, reachable: &HashSet<OpId>, out:
                 }
                 out.push(d);
             }
+            beyond_split(p, r, n, out);
             n.operands().for_each(|a| unmatchable(p, r, a, reachable, out));
         }
         Pat::Bind(_, inner) | Pat::Typed(inner, _) => unmatchable(p, r, inner, reachable, out),
         // An alternative that never matches is harmless if another one can match.
         _ => {}
+    }
+}
+
+/// Warns of a part that a split into a written number of parts does not have.
+fn beyond_split(p: &Program, r: &Rule, n: &NodePat, out: &mut Vec<Diagnostic>) {
+    let Head::Op(id) = n.head else { return };
+    let op = p.op(id);
+    let written = |a: &AttrPat| match a {
+        AttrPat::List(l) if !l.iter().any(|i| matches!(i, AttrPat::Rest(_))) => Some(l.len()),
+        AttrPat::Is(AExpr::List(l)) if !l.iter().any(|i| matches!(i, AExpr::Spread(_))) => Some(l.len()),
+        AttrPat::Is(AExpr::Value(AttrValue::List(l))) => Some(l.len()),
+        _ => None,
+    };
+    let parts = n.attrs.iter().find_map(written).filter(|_| op.variadic_result);
+    if let (Some(parts), Some(span)) = (parts, r.origin.span)
+        && n.output as usize >= parts
+    {
+        let what = format!("`{}` can never match: `{}` has {parts} results here", r.base_name, op.name);
+        let last = parts.saturating_sub(1);
+        let d = Diagnostic::warning(code::UNMATCHABLE, what, span)
+            .note(format!("it asks for `.{}`, and the last one is `.{last}`", n.output));
+        out.push(d.hint("results are counted from 0"));
     }
 }
 

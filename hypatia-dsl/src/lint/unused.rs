@@ -1,17 +1,20 @@
-//! Lint for unused declarations.
+//! Lint for unused declarations and attributes, and for families that shadow predefined ones.
 
 use std::collections::HashSet;
 
 use crate::ast::ItemKind;
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{OpBody, Program};
+use crate::ir::{OpBody, ParamKind, Program, VarId};
 use crate::resolve::{ItemRef, Resolved, Space};
 use crate::sema::mentions::item_mentions;
+use crate::sema::walk::{build_vars, expr_vars, type_vars};
 use crate::source::SourceMap;
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &mut Vec<Diagnostic>) {
     // Most names in use are not the user's own, so they need not be resolved.
+    attributes(p, resolved, out);
+    families(resolved, sources, out);
     let own = resolved.files.iter().filter(|tree| !sources.file(tree.id).embedded).flat_map(|tree| &tree.items);
     let candidates: HashSet<&str> = own
         .filter_map(|item| match &item.kind {
@@ -34,6 +37,54 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &
                 out.extend(warning(p, &node.kind));
             }
         }
+    }
+}
+
+/// Families with the name of a predefined one, which rules of the same file then no longer mean.
+fn families(resolved: &Resolved, sources: &SourceMap, out: &mut Vec<Diagnostic>) {
+    let own = resolved.files.iter().filter(|tree| !sources.file(tree.id).embedded).flat_map(|tree| &tree.items);
+    for item in own {
+        let ItemKind::Family(f) = &item.kind else { continue };
+        let name = &f.name.node;
+        if ["unary", "binary", "pointwise"].contains(&name.as_str()) {
+            let d = Diagnostic::warning(code::SHADOWS, format!("`{name}` shadows a predefined family"), f.name.span)
+                .label(format!("rules in other files still use the predefined `{name}`"));
+            out.push(d.hint("choose another name"));
+        }
+    }
+}
+
+/// Attributes of ops with a body that neither it nor a type nor a guard reads.
+fn attributes(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+    for op in p.ops.iter().filter(|o| !resolved.trusts(o.origin.span)) {
+        let (OpBody::Defined(bodies), Some(span)) = (&op.body, op.origin.span) else { continue };
+        let mut read: HashSet<VarId> = HashSet::new();
+        let mut add = |v: VarId| {
+            read.insert(v);
+        };
+        bodies.iter().for_each(|b| build_vars(b, &mut add));
+        op.results.iter().for_each(|t| type_vars(t, &mut add));
+        op.requires.iter().for_each(|g| expr_vars(g, &mut add));
+        [&op.cost.flops, &op.cost.read, &op.cost.write].into_iter().flatten().for_each(|e| expr_vars(e, &mut add));
+        op.grad.iter().flat_map(|g| &g.of).for_each(|(_, b)| build_vars(b, &mut add));
+        for param in &op.params {
+            if let ParamKind::Tensor { ty, .. } = &param.kind {
+                type_vars(ty, &mut add);
+            }
+        }
+        let unread = |i: usize| {
+            let attr = matches!(op.params[i].kind, ParamKind::Attr { .. });
+            attr && !op.params[i].name.starts_with('_') && !read.contains(&VarId(i as u32))
+        };
+        let names: Vec<String> =
+            (0..op.params.len()).filter(|i| unread(*i)).map(|i| format!("`{}`", op.params[i].name)).collect();
+        if names.is_empty() {
+            continue;
+        }
+        let (s, is) = if names.len() == 1 { ("", "is") } else { ("s", "are") };
+        let what = format!("attribute{s} {} of the op `{}` {is} never used", names.join(", "), op.name);
+        let d = Diagnostic::warning(code::UNUSED_VARIABLE, what, span);
+        out.push(d.hint("use it in the body, or remove it"));
     }
 }
 

@@ -142,8 +142,20 @@ fn joined(cut: &CutFile<'_>, parsed: impl Iterator<Item = (Parsed, Vec<Diagnosti
             }
         }
     }
+    diagnostics.extend(lonely_doc(cut));
     diagnostics.extend(edition_error(cut, out.edition.is_some(), misplaced));
     (out, diagnostics)
+}
+
+/// The error about a doc comment behind the last item.
+fn lonely_doc(cut: &CutFile<'_>) -> Option<Diagnostic> {
+    let end = cut.tokens.last()?.end;
+    let doc = cut.comments.iter().find(|c| c.span.start >= end && c.node.starts_with("///"))?;
+    // Behind an item, on its line, it is a remark.
+    let line = cut.text.get(end as usize..doc.span.start as usize)?;
+    let d = Diagnostic::error(Code(101), "expected an item after the doc comment", doc.span);
+    let d = d.label("there is none that it describes");
+    line.contains('\n').then(|| d.hint("write `//` for a remark, or move it in front of what it describes"))
 }
 
 /// The name that an item with an error would have declared; a rule's is its path.

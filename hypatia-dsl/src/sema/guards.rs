@@ -248,6 +248,9 @@ impl<'a> Cx<'a> {
             Diagnostic::error(code::UNBOUND, format!("`{name}` is not bound"), p.span).label("unknown variable");
         if let Some(s) = near {
             d = d.hint(format!("did you mean `{s}`?"));
+        } else if name.starts_with(|c: char| c.is_ascii_uppercase()) && self.context != AttrContext::Test {
+            // Element types have capital names.
+            d = d.hint(format!("bind an element type in the type of an operand: `x: {name}[..s]`"));
         } else if matches!(
             self.context,
             AttrContext::Requires | AttrContext::Prefer | AttrContext::Let | AttrContext::Right

@@ -87,6 +87,14 @@ fn launch_settings<'a>(cx: &mut Cx<'a>, k: &'a ast::Kernel) -> Option<Vec<(Strin
     const KNOWN: &[&str] = &["grid", "block", "cluster", "shared", "stages", "workspace"];
     let mut good = true;
     let mut launch = Vec::new();
+    // `tiled` says so itself.
+    let chosen = !matches!(k.backend, None | Some(ast::Backend::Template(_) | ast::Backend::Tiled(_)));
+    if let Some(s) = k.settings.first().filter(|_| chosen) {
+        let d = Diagnostic::error(code::KERNEL_SETTING, "only a template has launch settings", s.key.span)
+            .label("the launch of such a kernel is chosen for it")
+            .hint("remove `launch`, or write the kernel yourself: `template \"file.cu.j2\";`");
+        return cx.report(d);
+    }
     for s in &k.settings {
         if !KNOWN.contains(&s.key.node.as_str()) {
             let what = format!("a kernel has no setting `{}`", s.key.node);

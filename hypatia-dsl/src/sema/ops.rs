@@ -342,6 +342,13 @@ fn costs<'a>(cx: &mut Cx<'a>, op: &'a ast::Op) -> Option<CostFormulas> {
             }
         };
         match cx.aexpr(&s.value) {
+            Some(AExpr::Value(v)) if !matches!(v, AttrValue::Dim(_) | AttrValue::Float(_)) => {
+                let d = Diagnostic::error(code::SETTING, format!("`{}` is a number", s.key.node), s.value.span)
+                    .label("this is none")
+                    .hint("write a formula over the sizes of operands and results: `2 * prod(out)`");
+                good = false;
+                cx.report::<()>(d);
+            }
             Some(e) => *slot = Some(e),
             None => good = false,
         }

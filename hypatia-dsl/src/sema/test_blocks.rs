@@ -356,6 +356,12 @@ fn compare<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Expect> {
         && let Some(AExpr::Value(AttrValue::Dim(n))) = cx.aexpr(b)
         && let Some(n) = n.as_const()
     {
+        if n < 0 {
+            let d = Diagnostic::error(code::EXPECTATION, "a count is never negative", b.span)
+                .label("no number of launches or nodes")
+                .hint("compare with a number of at least 0");
+            return cx.report(d);
+        }
         match &a.kind {
             ExprKind::Path(p) if p.text() == "launches" => return Some(Expect::Launches(*op, n)),
             ExprKind::Call { callee, optional: false, args, .. } if callee.text() == "count" => {

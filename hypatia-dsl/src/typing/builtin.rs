@@ -165,7 +165,11 @@ fn slice(call: &Call) -> Types {
         // symbol has a value.
         if shift.known_le(bound) == Some(false) || bound.known_le(&top) == Some(false) {
             let why = format!("must lie in {shift}..={top}: axis {axis} of {x} has size {size}");
-            return Err(call.bad_attr(i, &why).hint("count from the front: negative positions are not allowed here"));
+            let hint = match bound.known_le(&top) {
+                Some(false) => "stop where the axis ends, or slice an axis of another size",
+                _ => "count from the front: negative positions are not allowed here",
+            };
+            return Err(call.bad_attr(i, &why).hint(hint));
         }
     }
     let span = if step > 0 { stop.checked_sub(&start) } else { start.checked_sub(&stop) };

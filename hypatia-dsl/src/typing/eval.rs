@@ -364,6 +364,11 @@ impl Evaluator<'_> {
             [start, stop, step] => (start, stop, step),
             _ => return None,
         };
+        // Longer lists have no value: nothing is made of them first.
+        let count = (i128::from(stop) - i128::from(start)) / i128::from(if step == 0 { 1 } else { step });
+        if count > MAX_LIST as i128 {
+            return None;
+        }
         let mut out = Vec::new();
         let mut i = start;
         while if step > 0 { i < stop } else { i > stop } {
