@@ -73,7 +73,7 @@ impl Shrinker<'_> {
             return false;
         }
         // Large instances take longer, so they count for more tries.
-        self.left = self.left.saturating_sub(1 + choices.values.len() / 512);
+        self.left = self.left.saturating_sub(1 + choices.values.len() / 1024);
         match (self.fails)(&choices) {
             Some(read) if simpler(&read, &self.best) => {
                 self.best = read;
