@@ -65,6 +65,8 @@ fn some_tilings() -> Vec<Option<StoredTiling>> {
         vec![("tile_m", 128), ("tile_n", 128), ("pingpong", 1), ("cluster_n", 2)],
         vec![("tile_m", 64), ("tile_n", 256), ("consumers", 2)],
         vec![("tile_m", 128), ("tile_n", 128), ("consumers", 1)],
+        vec![("tile_m", 64), ("tile_n", 128), ("split_k", 2)],
+        vec![("tile_m", 64), ("tile_n", 64), ("consumers", 1), ("split_k", 4)],
     ];
     let warps = [
         vec![("tile_m", 64), ("tile_n", 64), ("tile_k", 64)],

@@ -7,7 +7,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::{StoredTiling, Tiling, WarpTiling};
 
 use super::emulated;
-use super::tiled::{Case, Inputs, agrees_by, measured_choice_agrees, source, tiled_step};
+use super::tiled::{Case, Inputs, agrees_by, measured_choice_agrees, source, spread, tiled_step};
 use super::{cases, gpu, planned};
 use hypatia_graph::Graph;
 use hypatia_pipeline as pipeline;
@@ -211,12 +211,12 @@ fn every_tiling_with_several_results_agrees_with_the_reference_on_a_gpu() {
     let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], ORDERS[0], "kept").0);
     let tune = &some.program.kernels.iter().find(|k| k.name == "tiles").unwrap().tune;
     let hopper: Vec<StoredTiling> = Tiling::all(tune).iter().map(Tiling::words).collect();
-    let warps: Vec<StoredTiling> = WarpTiling::all(tune).iter().step_by(7).map(WarpTiling::words).collect();
+    let warps: Vec<StoredTiling> = WarpTiling::all(tune).iter().map(WarpTiling::words).collect();
     let Some(gpu) = gpu((hopper.len() + warps.len()) * 2) else { return };
     let hopper = if gpu.profile().sm == 90 { hopper } else { Vec::new() };
     let (mut ran, mut at) = (0, 0);
     for tilings in [hopper, warps] {
-        for tiling in tilings.iter().take(cases(1000) as usize) {
+        for tiling in spread(&tilings, cases(50) as usize) {
             for _ in 0..2 {
                 at += 1;
                 let dtype = if at % 4 == 0 { DType::F16 } else { DType::BF16 };
