@@ -411,7 +411,13 @@ impl Header<'_> {
         out.push(String::new());
         if self.entries.iter().all(|e| e.geometry != Geometry::Declared) {
             let prescribed = self.entries.iter().any(|e| e.geometry.is_prescribed());
-            let grid = if prescribed { "this grid and no other" } else { "any grid is correct, this one is fast" };
+            let clusters =
+                self.entries.iter().any(|e| matches!(e.geometry, Geometry::Tiles { cluster, .. } if cluster > 1));
+            let grid = match (prescribed, clusters) {
+                (true, _) => "this grid and no other",
+                (false, true) => "any grid of whole clusters is correct, this one is fast",
+                (false, false) => "any grid is correct, this one is fast",
+            };
             out.push(format!("Launch ({grid}):"));
             out.extend(self.entries.iter().map(|e| format!("  {}: {}", e.name, e.geometry)));
         }
