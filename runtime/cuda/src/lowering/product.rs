@@ -105,7 +105,13 @@ impl GeneratedProduct {
         let few = self.few_rows.iter().flat_map(|p| p.plausible(&GemvTiling::all(&kernel.tune), multiprocessors));
         let few = few.map(|(t, cycles)| (t.words(), cycles));
         let mut all: Vec<(StoredTiling, f64)> = hopper.chain(warps).chain(few).collect();
+        // Few rows have a template of their own: it is among those that are compiled, whatever the
+        // prediction of one template is beside that of another.
+        let own = |words: &StoredTiling| GemvTiling::of_words(words).is_some();
         all.sort_by(|x, y| x.1.total_cmp(&y.1));
+        if let Some(best) = all.iter().position(|(words, _)| own(words)) {
+            all[..=best].rotate_right(1);
+        }
         all.into_iter().map(|(words, _)| words).collect()
     }
 

@@ -213,7 +213,8 @@ fn of_warps() -> Vec<StoredTiling> {
 }
 
 fn of_hopper(kernel: &str) -> Vec<StoredTiling> {
-    of_kernel(kernel, |tune| Tiling::all(tune).iter().map(Tiling::words).collect())
+    // Each block computes what it multiplies: no cluster.
+    of_kernel(kernel, |tune| Tiling::all(tune).iter().filter(|t| t.blocks() == 1).map(Tiling::words).collect())
 }
 
 fn fits(plan: &Plan, tiling: &StoredTiling) -> bool {
@@ -376,8 +377,8 @@ fn factors_that_are_computed_compile() {
         (SHAPES, false, declared("tiles"), 4, ["a100", "sm_80"]),
         (TALL, false, of_warps(), 12, ["a100", "sm_80"]),
         (TALL, false, of_hopper("tiles"), 4, ["h200", "sm_90a"]),
-        (TALL, true, of_hopper("pair_tiles"), 4, ["h200", "sm_90a"]),
-        (SHAPES, false, of_hopper("tiles"), 6, ["h200", "sm_90a"]),
+        (TALL, true, of_hopper("pair_tiles"), 1, ["h200", "sm_90a"]),
+        (SHAPES, false, of_hopper("tiles"), 5, ["h200", "sm_90a"]),
     ];
     for (shapes, pair, tilings, steps, [target, arch]) in kinds {
         let mut compiled = 0;
@@ -390,7 +391,7 @@ fn factors_that_are_computed_compile() {
                 compiled += 1;
             }
         }
-        assert!(compiled > 2, "{target}: {compiled}");
+        assert!(compiled > 2, "{target}, pairs {pair}: {compiled} of {}", tilings.len());
     }
 }
 
