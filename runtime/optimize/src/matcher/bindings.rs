@@ -11,6 +11,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrType, AttrValue, DeviceFact, Fact, InView, ParamKind, VarId};
 use hypatia_dsl::shape::{Dim, product};
 use hypatia_dsl::typing::{Bindings, Facts, TensorType};
+use hypatia_graph::device_fact;
 use rustc_hash::{FxHashSet, FxHasher};
 
 use super::super::analysis::EGraph;
@@ -159,12 +160,7 @@ impl Facts for MatchFacts<'_> {
     }
 
     fn device(&self, fact: DeviceFact) -> Option<AttrValue> {
-        let device = self.device?;
-        Some(match fact {
-            DeviceFact::Sm => AttrValue::Dim(Dim::from(i64::from(device.sm))),
-            DeviceFact::Name => AttrValue::Str(device.name.to_string()),
-            DeviceFact::Tf32 => AttrValue::Bool(device.tf32),
-        })
+        device_fact(self.device?, fact)
     }
 }
 
