@@ -46,6 +46,8 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("gemm_sm80.cu.j2", include_str!("../gemm_sm80.cu.j2")),
     ("gemm_sm90.cu.j2", include_str!("../gemm_sm90.cu.j2")),
     ("gemm_computed.cu.j2", include_str!("../gemm_computed.cu.j2")),
+    ("gemm_row_sums.cu.j2", include_str!("../gemm_row_sums.cu.j2")),
+    ("gemm_windows.cu.j2", include_str!("../gemm_windows.cu.j2")),
     ("gemm_split.cu.j2", include_str!("../gemm_split.cu.j2")),
     ("gemv.cu.j2", include_str!("../gemv.cu.j2")),
     ("mlp_fused.cu.j2", include_str!("../mlp_fused.cu.j2")),

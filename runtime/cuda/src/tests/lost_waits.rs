@@ -26,7 +26,7 @@ const LOST_WAIT: Fault = &[("barrier_wait(full(stage), parity);", "")];
 /// shows in no run: the copy engine takes longer to fill it than its multiplication.)
 const EARLY_RELEASE: Fault = &[
     ("if (slice != 0) release(before);", "release((stage + 2) % STAGES);"),
-    ("settle(sums[i]);\n      release(before);", "settle(sums[i]);"),
+    ("fence_sums(sums[i]);\n      release(before);", "fence_sums(sums[i]);"),
 ];
 
 /// What is planted at present.
