@@ -21,6 +21,7 @@ mod gemm;
 mod gemm_sm80;
 mod gemv;
 mod growth;
+mod horizontal;
 mod join_sums;
 mod limits;
 mod lines;
@@ -58,8 +59,8 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, PoolKernel, ProductKernel,
-    RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, HorizontalKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, PoolKernel,
+    ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use term::Functions;
 
@@ -172,6 +173,11 @@ pub fn pointwise_for(
     target: PointTarget,
 ) -> Result<CudaSource, EmitError> {
     pointwise::emit(program, kernel, shared, Some(target))
+}
+
+/// Prints pointwise work of several index spaces as one kernel.
+pub fn horizontal(program: &Program, kernel: &HorizontalKernel) -> Result<CudaSource, EmitError> {
+    horizontal::emit(program, kernel)
 }
 
 /// Prints a tiled matrix product with its epilogue, for sm_90a.
@@ -329,7 +335,7 @@ pub fn storage(dtype: DType) -> &'static str {
 
 /// Elements per access: 16 bytes of the smallest type, in several accesses for larger types; at
 /// most 8 elements for types wider than a byte.
-fn vector_width(dtypes: impl Iterator<Item = DType> + Clone) -> usize {
+pub fn vector_width(dtypes: impl Iterator<Item = DType> + Clone) -> usize {
     let widest = dtypes.clone().map(DType::size).max().unwrap_or(4);
     let narrowest = dtypes.map(DType::size).min().unwrap_or(4);
     let cap = if widest == 1 { 16 } else { 8 };

@@ -20,8 +20,8 @@ use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, GroupWindowsKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, PoolKernel, ProductKernel,
-    RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, HorizontalKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, PoolKernel,
+    ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -69,6 +69,8 @@ pub enum Body {
     Pointwise(PointwiseKernel),
     /// Element by element, where outputs may lie in the memory of these inputs.
     InPlace(PointwiseKernel, Vec<usize>),
+    /// Element by element, in several index spaces.
+    Horizontal(HorizontalKernel),
     /// Row by row.
     Rowwise(RowwiseKernel),
     /// Row by row, and sums over the rows of each block.
@@ -129,6 +131,7 @@ impl Body {
         match self {
             Body::Pointwise(k) => cuda::pointwise(program, k),
             Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
+            Body::Horizontal(k) => cuda::horizontal(program, k),
             Body::Rowwise(k) => cuda::rowwise(program, k),
             Body::RowSums(k) => cuda::row_sums(program, k),
             Body::JoinSums(k) => cuda::join_sums(program, k),
@@ -174,6 +177,7 @@ impl Body {
         let types = |operands: &[Operand]| operands.iter().map(|o| o.dtype).collect::<Vec<DType>>();
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
+            Body::Horizontal(k) => k.codes.iter_mut().flat_map(|c| shortener.pointwise(&mut c.kernel, tf32)).collect(),
             Body::Rowwise(k) => shortener.rowwise(k),
             Body::RowSums(k) => shortener.rowwise(&mut k.kernel),
             Body::Gemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
@@ -190,6 +194,7 @@ impl Body {
     pub fn labels(&mut self) -> (&mut String, &mut String) {
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
+            Body::Horizontal(k) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
             Body::RowSums(k) => (&mut k.kernel.name, &mut k.kernel.doc),
             Body::JoinSums(k) => (&mut k.name, &mut k.doc),

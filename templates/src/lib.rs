@@ -35,6 +35,8 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("checksum.cu.j2", include_str!("../checksum.cu.j2")),
     ("disturb.cu.j2", include_str!("../disturb.cu.j2")),
     ("disturb_result.cu.j2", include_str!("../disturb_result.cu.j2")),
+    ("gather.cu.j2", include_str!("../gather.cu.j2")),
+    ("horizontal.cu.j2", include_str!("../horizontal.cu.j2")),
     ("moves.cu.j2", include_str!("../moves.cu.j2")),
     ("argmax.cu.j2", include_str!("../argmax.cu.j2")),
     ("half.cu.j2", include_str!("../half.cu.j2")),

@@ -2,10 +2,11 @@
 //! rule did not fire.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use hypatia_cuda::tuning::TuningFile;
-use hypatia_dsl::ir::{OpBody, ScalarBody};
+use hypatia_dsl::ir::{OpBody, Program, ScalarBody, Test};
 use hypatia_dsl::program_print::{show_op_signature, show_scalar_signature};
 use hypatia_graph::Graph;
 use hypatia_library as library;
@@ -137,14 +138,16 @@ impl Explain {
             return Err(Error::Input(format!("{name} is for a model; the tests of a file say what they are about")));
         }
         let programs = files::programs(std::slice::from_ref(&self.what), false)?;
-        let mut reports = Vec::new();
+        let (mut reports, mut failed) = (Vec::new(), false);
         for (program, names) in &programs {
             for test in program.tests.iter().filter(|t| names.contains(&t.origin.file)) {
-                let graph = given(program, test)?.0;
-                let no_rules = self.options.no_rules;
-                let mut options = Options { device: target(test)?, no_rules, ..Options::default() };
-                self.options.firing.apply(program, &mut options)?;
-                reports.push((test.name.clone(), self.report(&graph, &options)?));
+                let report = self.test(program, test).unwrap_or_else(|e| {
+                    failed = true;
+                    let origin = &test.origin;
+                    let text = format!("error: {e}\n  --> {}:{}", origin.file, origin.line);
+                    (text, json!({ "error": e.to_string() }))
+                });
+                reports.push((test.name.clone(), report));
             }
         }
         if reports.is_empty() {
@@ -163,7 +166,16 @@ impl Explain {
                 tests.collect::<Vec<String>>().join("\n")
             }
         });
-        Ok(Exit::Ok)
+        Ok(if failed { Exit::Failed } else { Exit::Ok })
+    }
+
+    /// The report of what one test gives.
+    fn test(&self, program: &Arc<Program>, test: &Test) -> Result<(String, Value)> {
+        let graph = given(program, test)?.0;
+        let no_rules = self.options.no_rules;
+        let mut options = Options { device: target(test)?, no_rules, ..Options::default() };
+        self.options.firing.apply(program, &mut options)?;
+        self.report(&graph, &options)
     }
 
     /// What the optimiser did, or why a rule did not fire, as text and as data.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use hypatia_graph::Graph;
 use hypatia_onnx::export;
-use hypatia_optimize::Report;
+use hypatia_optimize::{Options, Report};
 use hypatia_pipeline as pipeline;
-use hypatia_tensor::error::Result;
+use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::file;
 use serde_json::json;
 
@@ -34,7 +34,8 @@ pub struct Opt {
     /// Write the graph to this file as an ONNX model instead of printing it.
     #[arg(short, long, value_name = "FILE.onnx", conflicts_with_all = ["format", "json"])]
     output: Option<PathBuf>,
-    /// The graph to print: as imported, with defined ops replaced by their bodies, or optimised.
+    /// The graph to print: as imported, with defined ops replaced by their bodies, or optimised; or
+    /// the launches that run on the target.
     #[arg(long, value_enum, default_value_t = Stage::Optimized)]
     stage: Stage,
     /// How to print it.
@@ -54,6 +55,8 @@ enum Stage {
     Inlined,
     /// Optimised by the rules.
     Optimized,
+    /// The launches of its plan, in order.
+    Plan,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,12 +73,17 @@ impl Opt {
         if let Some(path) = &self.output {
             file::check(path, &self.options.files(&self.model))?;
         }
+        if self.stage == Stage::Plan && (self.output.is_some() || self.format == Format::Dot) {
+            return Err(Error::Input(
+                "a plan is printed as text or JSON: --stage plan takes neither -o nor dot".into(),
+            ));
+        }
         let graph = self.options.load(&self.model)?;
         let options = self.options.options(&graph)?;
         let (graph, report) = match self.stage {
             Stage::Imported => (graph, None),
             Stage::Inlined => (graph.inlined()?, None),
-            Stage::Optimized => {
+            Stage::Optimized | Stage::Plan => {
                 let own = !self.options.rules.is_empty() && !options.no_rules;
                 match self.output.is_some() {
                     // Rules that combine constants may leave the range of f16, which is narrow.
@@ -98,6 +106,7 @@ impl Opt {
         }
         match &self.output {
             Some(path) => self.export(&graph, path, global)?,
+            None if self.stage == Stage::Plan => write_stdout(&self.launches(&graph, &options, report.as_ref())?),
             None => write_stdout(&self.show(&graph, report.as_ref())),
         }
         tell_assumed(self.options.target.as_deref(), &options.device, global.quiet || report.is_none());
@@ -118,6 +127,15 @@ impl Opt {
             );
         }
         Ok(())
+    }
+
+    /// The launches of the plan, one line each.
+    fn launches(&self, graph: &Graph, options: &Options, report: Option<&Report>) -> Result<String> {
+        let list = pipeline::launch_list(graph, &pipeline::planned_as(options))?;
+        Ok(match self.json {
+            true => format!("{:#}\n", json!({ "steps": list, "report": report })),
+            false => list.into_iter().map(|line| line + "\n").collect(),
+        })
     }
 
     fn show(&self, graph: &Graph, report: Option<&Report>) -> String {

@@ -480,6 +480,7 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<PreparedStep> {
             let inputs: Vec<DType> = p.kernel.inputs.iter().map(|o| o.dtype).collect();
             PreparedStep::Pointwise(Code::new(program, &p.kernel.term, p.kernel.acc, &inputs, &p.kernel.outputs)?)
         }
+        Action::Horizontal(_) => return Err(Error::Internal("horizontal fusion is a GPU's".into())),
         Action::Rowwise(r) => PreparedStep::Rowwise(Box::new(RowCode::new(program, r)?)),
         Action::Copy | Action::Scatter(_) => PreparedStep::Copies(vec![StridedCopy::copy(&step.reads[0])]),
         Action::Concat(axis) => PreparedStep::Copies(StridedCopy::concat(&step.reads, *axis, shape)),

@@ -42,9 +42,12 @@ const ROUNDS: usize = 3;
 const ROW_BYTES: usize = 32;
 /// Elements of a row up to which a host keeps values in registers from pass to pass, and a GPU.
 const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
-/// Elements of a row that are computed in the time of a launch, however few rows there are: by a
-/// thread of a host together with all other rows, and by a block of a GPU.
-const ALONE: [i64; 2] = [1 << 14, 1 << 13];
+/// The first compute capability whose blocks share rows in clusters.
+const HOPPER: u32 = 90;
+/// The fewest rows for which a thread each occupies a GPU, and the longest of them: a thread reads
+/// its row again in each pass.
+const FEWEST_COLUMNS: i64 = 1 << 12;
+const LONGEST_COLUMN: i64 = 1 << 10;
 /// Rows that occupy a host, and a GPU.
 const ROWS: [i64; 2] = [8, 64];
 /// Instructions that a GPU does again for each element of a row, however many rows there are.
@@ -321,22 +324,50 @@ impl Grower<'_, '_> {
         }
         if let (Some(rows), Some(n)) = (rows, n) {
             let alone = if gpu == 1 { n } else { rows.saturating_mul(n) };
-            if !once && rows < ROWS[gpu] && alone > ALONE[gpu] {
+            if !once && rows < ROWS[gpu] && alone > self.alone() {
                 return false;
             }
         }
-        // Results lie row after row, and so do operands, as far as rows go, but for few elements.
-        // What has one element a group varies along the first axes of a row.
+        let wide = |access: RowAccess| matches!(access, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
+        let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
+        bytes <= ROW_BYTES
+            && (gpu == 1 && is_by_columns(space, rows, n) || self.lies_by_rows(kernel, space, rows.zip(n)))
+    }
+
+    /// Elements of a row that are computed in the time of a launch, however few rows there are: by a
+    /// thread of a host together with all other rows, by a block of a GPU, or by a cluster of
+    /// blocks.
+    fn alone(&self) -> i64 {
+        match self.device.sm {
+            0 => 1 << 14,
+            sm if sm < HOPPER => 1 << 13,
+            _ => LONGEST[1],
+        }
+    }
+
+    /// Whether results lie row after row, and so do operands, as far as rows go, but for few
+    /// elements. What has one element a group varies along the first axes of a row.
+    fn lies_by_rows(&self, kernel: &RowwiseKernel, space: &RowSpace, sizes: Option<(i64, i64)>) -> bool {
         let along = |axes: &Vec<Vec<usize>>| {
             let of_row: Vec<usize> = axes.iter().flatten().copied().skip_while(|a| *a < space.outer).collect();
             of_row.iter().copied().eq(space.outer..space.outer + of_row.len())
         };
-        let wide = |access: RowAccess| matches!(access, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
-        let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
         let stored = kernel.outputs.iter().all(|o| o.1 != RowAccess::Strided);
-        let few = gpu == 1 && rows.zip(n).and_then(|(rows, n)| rows.checked_mul(n)).is_some_and(|n| n <= FEW_APART);
-        stored && bytes <= ROW_BYTES && (few || space.tensors.iter().all(along))
+        let elements = sizes.and_then(|(rows, n)| rows.checked_mul(n));
+        let few = !self.device.is_host() && elements.is_some_and(|n| n <= FEW_APART);
+        few || stored && space.tensors.iter().all(along)
     }
+}
+
+/// Whether rows are so many and so short that a thread each computes them, and neighbouring rows lie
+/// side by side in everything that is read and stored: so do the accesses of neighbouring threads.
+fn is_by_columns(space: &RowSpace, rows: Option<i64>, n: Option<i64>) -> bool {
+    let (Some(rows), Some(n)) = (rows, n) else { return false };
+    let beside = |axes: &Vec<Vec<usize>>| {
+        let mut own = axes.iter().flatten().copied();
+        !own.clone().any(|a| a + 1 == space.outer) || own.next_back() == space.outer.checked_sub(1)
+    };
+    rows >= FEWEST_COLUMNS && n <= LONGEST_COLUMN && space.tensors.iter().all(beside)
 }
 
 /// Whether a kernel that adds up this many rows is faster than sums of their own.

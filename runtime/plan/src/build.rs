@@ -1,6 +1,6 @@
 //! Builds a plan: prepares the graph, lowers it, copies constants, removes other copies, joins
-//! products with each other, with work on their results and with the work on their factors, and
-//! places the buffers.
+//! products with each other, with work on their results and with the work on their factors,
+//! gives independent pointwise work one launch, and places the buffers.
 //!
 //! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a
 //! [`Plan`]. Invariant: debug builds validate every plan.
@@ -9,8 +9,8 @@ use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
 use super::{
-    arena, beside, chain, concat, copies, laid_out, long_rows, lower, narrow_weights, pool, prepare, prologue, results,
-    short,
+    arena, beside, chain, concat, copies, horizontal, laid_out, long_rows, lower, narrow_weights, pool, prepare,
+    prologue, results, short,
 };
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
@@ -63,6 +63,9 @@ impl Plan {
                 prologue::cluster(&mut plan);
             }
             long_rows::split(&mut plan);
+            if options.cluster {
+                horizontal::cluster(&mut plan);
+            }
             short::shorten(&mut plan);
         }
         arena::assign(&mut plan, options.memory)?;

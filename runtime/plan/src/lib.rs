@@ -20,6 +20,7 @@ pub mod chain;
 mod checked;
 mod concat;
 mod copies;
+mod horizontal;
 mod laid_out;
 mod long_rows;
 mod lower;
@@ -54,7 +55,8 @@ pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
     Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, FactorFrom, FactorTerm,
-    FactorWindows, GemmStep, PointwiseStep, PoolStep, PrologueStep, RowwiseStep, Step, TemplateStep, UnfoldStep,
+    FactorWindows, GemmStep, HorizontalPart, HorizontalStep, PointwiseStep, PoolStep, PrologueStep, RowwiseStep, Step,
+    TemplateStep, UnfoldStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use windows::{OnChannels, OnPlanes, rows_and_columns};

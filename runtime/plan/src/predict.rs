@@ -75,6 +75,7 @@ impl Step {
                 (device.ramp, [rate, WINDOWS[1]])
             }
             Action::Pointwise(p) => (0.0, [device.vector, if p.kernel.is_flat() { 1.0 } else { self.strided_share() }]),
+            Action::Horizontal(h) => (0.0, [device.vector, if h.is_flat() { 1.0 } else { STRIDED[1] }]),
             Action::Rowwise(r) => {
                 let apart = r.kernel.inputs.first().is_some_and(|i| i.1 == RowAccess::Strided);
                 (0.0, [device.vector, if apart { STRIDED[1] } else { 1.0 }])

@@ -9,8 +9,16 @@ use hypatia_dsl::kernel::{Along, Reduced};
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
-use super::{Action, Called, ChainLayer, FactorFrom, GemmStep, Plan, PrologueStep, Step, Storage, View};
+use super::{
+    Action, Called, ChainLayer, FactorFrom, GemmStep, HorizontalStep, Plan, PrologueStep, Step, Storage, View,
+};
 use hypatia_graph::show_term;
+
+/// The text of these terms, or their number of operations if it is long.
+fn abridged(text: String, terms: &[&Term]) -> String {
+    let calls = || terms.iter().flat_map(|t| &t.nodes).filter(|n| matches!(n, TermNode::Call { .. })).count();
+    if text.len() > 200 { format!("{} operations", calls()) } else { text }
+}
 
 /// That a product has several results, if it does, and what it reduces.
 fn several(g: &GemmStep) -> String {
@@ -80,6 +88,22 @@ impl Plan {
         format!("{what}{} of {}, {}", several(&p.product), factors.join(" and "), self.term(&p.product.term, rest))
     }
 
+    /// Pointwise work of several index spaces.
+    fn horizontal(&self, h: &HorizontalStep, reads: &[View]) -> String {
+        let mut rest = reads;
+        let mut terms = Vec::new();
+        for p in &h.parts {
+            let (own, others) = rest.split_at(p.step.strides.len().min(rest.len()));
+            terms.push(self.term(&p.step.kernel.term, own));
+            rest = others;
+        }
+        format!(
+            "{} parts: {}",
+            h.parts.len(),
+            abridged(terms.join("; "), &h.parts.iter().map(|p| &p.step.kernel.term).collect::<Vec<_>>())
+        )
+    }
+
     fn action(&self, step: &Step) -> String {
         let reads = step.reads.as_slice();
         match &step.action {
@@ -114,11 +138,9 @@ impl Plan {
                 if c.is_plain() { what.to_string() } else { format!("{what}, {term}") }
             }
             Action::Pointwise(p) => {
-                let calls = p.kernel.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
-                let text = self.term(&p.kernel.term, reads);
-                let text = if text.len() > 200 { format!("{calls} operations") } else { text };
-                format!("pointwise {text}")
+                format!("pointwise {}", abridged(self.term(&p.kernel.term, reads), &[&p.kernel.term]))
             }
+            Action::Horizontal(h) => self.horizontal(h, reads),
             Action::Rowwise(r) => format!("row-wise {} ({} rows of {})", r.kernel.name, r.rows, r.n),
             Action::Copy => "copy".to_string(),
             Action::Concat(axis) => format!("concat along {axis}"),

@@ -22,6 +22,9 @@ pub(super) fn shorten(plan: &mut Plan) {
 fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &mut Vec<Shortened>) {
     let rules = match &mut step.action {
         Action::Pointwise(p) => shortener.pointwise(&mut p.kernel, tf32),
+        Action::Horizontal(h) => {
+            h.parts.iter_mut().flat_map(|p| shortener.pointwise(&mut p.step.kernel, tf32)).collect()
+        }
         Action::Rowwise(r) => shortener.rowwise(&mut r.kernel),
         Action::Conv(c) if !c.is_plain() => {
             let inputs: Vec<DType> = step.reads.iter().skip(2).map(|v| v.dtype).collect();

@@ -6,10 +6,10 @@
 use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{AttrValue, KernelId, Program};
-use hypatia_dsl::kernel::{PointwiseKernel, Reduced, Reduction, RowLayout, RowwiseKernel};
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel, Reduced, Reduction, RowLayout, RowwiseKernel};
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::view::View;
+use super::view::{View, collapse};
 use hypatia_graph::prim::{Cumsum, Window};
 use hypatia_graph::{DeclaredLaunch, scale};
 
@@ -126,6 +126,55 @@ pub struct PointwiseStep {
     pub shape: Vec<usize>,
     /// The strides of each read along these axes.
     pub strides: Vec<Vec<isize>>,
+}
+
+impl PointwiseStep {
+    /// A term over these reads, which have the shape of the contiguous first write. With `acc`, the
+    /// last read is the accumulator, which the term calls `acc`.
+    pub(super) fn of(term: Term, reads: &[View], writes: &[View], acc: Option<DType>) -> PointwiseStep {
+        let strides: Vec<Vec<isize>> = reads.iter().chain(&writes[..1]).map(|v| v.strides.clone()).collect();
+        let (shape, mut strides) = collapse(&writes[0].shape, &strides);
+        let full = strides.pop().unwrap_or_default();
+        let access = |s: &Vec<isize>| match s.as_slice() {
+            _ if shape == [1] || *s == full => Access::Full,
+            s if s.iter().all(|x| *x == 0) => Access::Splat,
+            [0, 1] => Access::Row,
+            [1, 0] => Access::Col,
+            _ => Access::Strided,
+        };
+        let inputs = reads.iter().zip(&strides).map(|(v, s)| Operand { dtype: v.dtype, access: access(s) });
+        let mut inputs: Vec<Operand> = inputs.collect();
+        if acc.is_some() {
+            inputs.pop();
+        }
+        let kernel = PointwiseKernel {
+            name: String::new(),
+            doc: String::new(),
+            outputs: writes.iter().map(|v| v.dtype).collect(),
+            rank: if inputs.iter().any(|i| i.access == Access::Strided) { shape.len() } else { 2 },
+            inputs,
+            term,
+            acc,
+        };
+        PointwiseStep { kernel, shape, strides }
+    }
+}
+
+/// Pointwise work of several index spaces in one launch (horizontal fusion). No part reads what
+/// another one writes; results may be parts of one buffer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HorizontalStep {
+    /// The parts. Each takes the next of the step's reads and writes.
+    pub parts: Vec<HorizontalPart>,
+}
+
+/// A part of a horizontal step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HorizontalPart {
+    /// What is computed. Its inputs are full, one element, or strided.
+    pub step: PointwiseStep,
+    /// The strides of each write along the collapsed axes.
+    pub stored: Vec<Vec<isize>>,
 }
 
 /// A row-wise step.
@@ -364,6 +413,8 @@ pub enum Action {
     Conv(ConvStep),
     /// Pointwise.
     Pointwise(PointwiseStep),
+    /// Pointwise, in several index spaces.
+    Horizontal(HorizontalStep),
     /// Row by row.
     Rowwise(RowwiseStep),
     /// Row-major copy of its only read.
@@ -403,6 +454,7 @@ impl Action {
             Action::Call(_) => "call",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",
+            Action::Horizontal(_) => "horizontal",
             Action::Rowwise(_) => "rowwise",
             Action::Copy => "copy",
             Action::Concat(_) => "concat",
@@ -439,6 +491,12 @@ pub struct Step {
 }
 
 impl Step {
+    /// A step that works in place nowhere, without a kernel of the Program.
+    pub(super) fn new(name: String, action: Action, reads: Vec<View>, writes: Vec<View>) -> Step {
+        let in_place = vec![None; writes.len()];
+        Step { name, action, reads, writes, in_place, kernel: None }
+    }
+
     /// A launch that stores `writes`, with its fallback steps. What else the fallback reads and
     /// writes is added to the step's reads and writes.
     pub(super) fn call(

@@ -13,9 +13,10 @@
 use super::arena::last_uses;
 use super::{
     ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, FactorFrom,
-    FactorWindows, GemmStep, Plan, PointwiseStep, PrologueStep, RowwiseStep, Step, Storage, View,
+    FactorWindows, GemmStep, HorizontalPart, HorizontalStep, Plan, PointwiseStep, PrologueStep, RowwiseStep, Step,
+    Storage, View,
 };
-use hypatia_dsl::kernel::Reduced;
+use hypatia_dsl::kernel::{Access, Operand, Reduced};
 use hypatia_graph::prim::Window;
 use hypatia_tensor::error::{Error, Result};
 
@@ -141,11 +142,13 @@ impl Plan {
             Action::Call(e) => {
                 step.kernel.is_none() || matches!(e.called, Called::Attention(_) | Called::AttentionGrad(_))
             }
+            Action::Horizontal(_) => true,
             _ => false,
         };
         for (i, view) in step.writes.iter().enumerate() {
             let parts: Vec<&View> = step.writes.iter().filter(|w| w.buffer == view.buffer).collect();
-            let together = parts.len() > 1 && any_order && step.kernel.is_some();
+            let in_parts = step.kernel.is_some() || matches!(step.action, Action::Horizontal(_));
+            let together = parts.len() > 1 && any_order && in_parts;
             match together {
                 true => self.check_parts(&parts)?,
                 false => self.check_write(view, any_order)?,
@@ -266,6 +269,7 @@ impl Plan {
             }
             Action::Conv(c) => conv(c, reads, writes),
             Action::Pointwise(p) => pointwise(p, reads, writes),
+            Action::Horizontal(h) => horizontal(h, reads, writes),
             Action::Rowwise(r) => rowwise(r, reads, writes),
             other => moves(other, reads, &writes[0]),
         };
@@ -419,6 +423,23 @@ fn pointwise(p: &PointwiseStep, reads: &[View], writes: &[View]) -> bool {
         && reads.iter().chain(writes).all(|v| v.len() == len)
         && p.kernel.outputs.len() == writes.len()
         && p.kernel.outputs.iter().zip(writes).all(|(dtype, v)| *dtype == v.dtype)
+}
+
+/// Each part fits the next reads and writes.
+fn horizontal(h: &HorizontalStep, reads: &[View], writes: &[View]) -> bool {
+    let (mut reads, mut writes) = (reads, writes);
+    let fits = |p: &HorizontalPart| {
+        let own = reads.split_at_checked(p.step.strides.len()).zip(writes.split_at_checked(p.stored.len()));
+        let Some(((own_reads, other_reads), (own_writes, other_writes))) = own else { return false };
+        (reads, writes) = (other_reads, other_writes);
+        let strided = |strides: &[Vec<isize>]| strides.iter().all(|s| s.len() == p.step.shape.len());
+        let simple = |o: &Operand| matches!(o.access, Access::Full | Access::Splat | Access::Strided);
+        strided(&p.stored)
+            && p.step.kernel.acc.is_none()
+            && p.step.kernel.inputs.iter().all(simple)
+            && pointwise(&p.step, own_reads, own_writes)
+    };
+    h.parts.iter().all(fits) && reads.is_empty() && writes.is_empty()
 }
 
 fn rowwise(r: &RowwiseStep, reads: &[View], writes: &[View]) -> bool {

@@ -67,6 +67,7 @@ impl Step {
                 len * (2.0 * terms as f64 + calls(&c.term))
             }
             Action::Pointwise(p) => len * calls(&p.kernel.term),
+            Action::Horizontal(h) => h.parts.iter().map(|p| p.len() as f64 * calls(&p.step.kernel.term)).sum(),
             Action::Rowwise(r) => {
                 let elements = (r.rows * r.n) as f64;
                 let steps: f64 = r.kernel.steps.iter().map(|(_, t)| calls(t) + 1.0).sum();
@@ -127,6 +128,7 @@ impl Step {
             Action::Gemm(_) | Action::Call(_) => "gemm",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",
+            Action::Horizontal(_) => "horizontal",
             Action::Rowwise(_) => "row-wise",
             Action::Copy => "copy",
             Action::Concat(_) => "concat",

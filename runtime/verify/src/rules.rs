@@ -131,7 +131,13 @@ fn entry_of(mut run: Run<'_>, subject: Subject, options: &Options) -> Entry {
     let rule = run.rule;
     let (cases, rejects) = run.cases(options);
     let imprecise = if run.first.is_none() { run.imprecise(options) } else { None };
-    let classes = run.seen.iter().map(|(dtype, s)| (*dtype, claim(rule, *dtype), s.derived())).collect();
+    let holds = run.first.is_none() && imprecise.is_none();
+    let class = |(dtype, s): (&DType, &Seen)| {
+        // A class may excuse each instance, and none hold for all of them together.
+        let claimed = claim(rule, *dtype);
+        (*dtype, claimed, s.derived().or(holds.then_some(claimed)))
+    };
+    let classes = run.seen.iter().map(class).collect();
     let full: BTreeMap<DType, usize> = run.seen.iter().map(|(d, s)| (*d, s.full)).collect();
     let status = match (run.first.take(), imprecise) {
         (Some((choices, failure)), _) => run.refuted(choices, failure),

@@ -19,15 +19,15 @@ pub(super) use hypatia_dsl::scalar::typed::default_type;
 use hypatia_dsl::scalar::{Term, TermNode};
 
 /// An operand as the templates see it.
-struct Pointer {
-    name: String,
+pub(super) struct Pointer {
+    pub name: String,
     role: ArgRole,
-    dtype: DType,
-    access: &'static str,
+    pub dtype: DType,
+    pub access: &'static str,
 }
 
 /// The operands of a kernel: the accumulator, if there is one, then the inputs.
-fn pointers(kernel: &PointwiseKernel) -> Vec<Pointer> {
+pub(super) fn pointers(kernel: &PointwiseKernel) -> Vec<Pointer> {
     let acc = kernel.acc.map(|dtype| Pointer { name: "acc".into(), role: ArgRole::Accumulator, dtype, access: "full" });
     let inputs = kernel.inputs.iter().enumerate().map(|(i, o)| {
         let access = match o.access {
@@ -58,7 +58,7 @@ pub(super) fn emit(
     let flat = kernel.is_flat();
 
     let mut functions = Functions::new(program);
-    let (body, used) = value_function(&mut functions, kernel, &operands, &outputs)?;
+    let (body, used, _) = value_function(&mut functions, "value", kernel, &operands, &outputs)?;
     if strided {
         functions.need("axes");
     }
@@ -73,7 +73,7 @@ pub(super) fn emit(
     let geometry =
         if flat { Geometry::Flat { block, vector: vector * packs } } else { Geometry::Grid { block, vector } };
     let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
-    let formula = formulas(program, kernel, &outputs);
+    let formula = formulas(program, kernel, &outputs, &|_| None);
     let kind = if kernel.acc.is_some() { "the pass after a matrix product" } else { "a pointwise region" };
     let header = Header {
         name: &kernel.name,
@@ -105,9 +105,14 @@ pub(super) fn emit(
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
 }
 
-/// What each output is, in words.
-fn formulas(program: &Program, kernel: &PointwiseKernel, outputs: &[(String, DType)]) -> Vec<String> {
-    let formula = |r| super::term::formula(program, &kernel.term, r, &|_| None);
+/// What each output is, in words. `leaf` overrides the names of operands.
+pub(super) fn formulas(
+    program: &Program,
+    kernel: &PointwiseKernel,
+    outputs: &[(String, DType)],
+    leaf: &dyn Fn(&TermNode) -> Option<String>,
+) -> Vec<String> {
+    let formula = |r| super::term::formula(program, &kernel.term, r, leaf);
     kernel.term.roots.iter().zip(outputs).map(|(r, (name, _))| format!("{name} = {}", formula(*r))).collect()
 }
 
@@ -178,27 +183,34 @@ fn check(kernel: &PointwiseKernel) -> Result<(), EmitError> {
     Ok(())
 }
 
-/// Prints the function that computes one element of each output. Also returns the operands that it
-/// reads.
-fn value_function(
-    functions: &mut Functions<'_>,
-    kernel: &PointwiseKernel,
-    operands: &[Pointer],
-    outputs: &[(String, DType)],
-) -> Result<(String, Vec<String>), EmitError> {
-    let name_of = |node: &TermNode| match node {
+/// The operand that a node reads.
+fn name_of(node: &TermNode) -> Option<String> {
+    match node {
         TermNode::Acc => Some("acc".to_string()),
         TermNode::In { input, .. } => Some(format!("in{input}")),
         _ => None,
-    };
+    }
+}
+
+/// Whether the results of a kernel need each operand.
+pub(super) fn used(kernel: &PointwiseKernel, operands: &[Pointer]) -> Vec<bool> {
     let reachable = reachable(&kernel.term);
-    let used: Vec<String> = operands
-        .iter()
-        .filter(|o| {
-            kernel.term.nodes.iter().zip(&reachable).any(|(n, r)| *r && name_of(n).as_deref() == Some(o.name.as_str()))
-        })
-        .map(|o| o.name.clone())
-        .collect();
+    let reads =
+        |name: &str| kernel.term.nodes.iter().zip(&reachable).any(|(n, r)| *r && name_of(n).as_deref() == Some(name));
+    operands.iter().map(|o| reads(&o.name)).collect()
+}
+
+/// Prints the function of that name, which computes one element of each output. Also returns the
+/// operands that it reads, and its number of instructions.
+pub(super) fn value_function(
+    functions: &mut Functions<'_>,
+    function: &str,
+    kernel: &PointwiseKernel,
+    operands: &[Pointer],
+    outputs: &[(String, DType)],
+) -> Result<(String, Vec<String>, u64), EmitError> {
+    let read = operands.iter().zip(used(kernel, operands)).filter(|(_, used)| *used);
+    let used: Vec<String> = read.map(|(o, _)| o.name.clone()).collect();
     let number = default_type(operands.iter().map(|o| o.dtype).chain(outputs.iter().map(|o| o.1)));
     let leaf = |node: &TermNode| {
         let name = name_of(node)?;
@@ -230,12 +242,12 @@ fn value_function(
     // One copy for each element of a pack, and one for single elements.
     let inline = inlining(size, 9);
     let mut text = String::from("// The value of one element.\n");
-    text.push_str(&format!("static __device__ {inline} void value({}) {{\n", list.join(", ")));
+    text.push_str(&format!("static __device__ {inline} void {function}({}) {{\n", list.join(", ")));
     for l in lines {
         text.push_str(&format!("  {l}\n"));
     }
     text.push_str("}\n");
-    Ok((text, used))
+    Ok((text, used, size))
 }
 
 /// The nodes that the roots need.

@@ -11,6 +11,8 @@ use super::ArgRole;
 pub enum SizeName {
     /// The sizes of the axes of the work.
     Axes,
+    /// The sizes of the axes of a part of horizontally fused work.
+    OfPart(usize),
     /// The sizes of the tensor of that role, in a user's template.
     Tensor(ArgRole),
     /// Rows.
@@ -55,7 +57,7 @@ pub enum SizeName {
     Run,
     /// The size of an axis that is indexed or summed along.
     Size,
-    /// Where each operand of a concatenation ends.
+    /// Where each operand of a concatenation ends, or the blocks of each part of a launch.
     Ends,
     /// Elements before a padded operand, along each axis.
     Before,
@@ -80,6 +82,7 @@ impl SizeName {
     pub fn name(self) -> String {
         let word = match self {
             SizeName::Tensor(role) => return format!("{}_sizes", role.tensor_name()),
+            SizeName::OfPart(part) => return format!("sizes{part}"),
             SizeName::Axes => "sizes",
             SizeName::Rows => "rows",
             SizeName::Columns => "columns",

@@ -157,7 +157,7 @@ fn computes(steps: &[String]) -> String {
 
 fn kind(body: &Body) -> &'static str {
     match body {
-        Body::Pointwise(_) | Body::InPlace(..) => "pointwise",
+        Body::Pointwise(_) | Body::InPlace(..) | Body::Horizontal(_) => "pointwise",
         Body::Rowwise(_) | Body::RowSums(_) | Body::JoinSums(_) => "rowwise",
         Body::Gemm(_) | Body::WarpGemm(_) | Body::Gemv(_) | Body::Chain(_) => "product",
         Body::BlockSums(_) | Body::Checksum(_) | Body::Disturb(_) => "checksum",

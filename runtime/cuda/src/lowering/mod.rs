@@ -14,6 +14,7 @@ pub mod checksum;
 #[cfg(test)]
 pub(crate) mod fixtures;
 pub mod gemv;
+mod horizontal;
 mod intervals;
 mod irregular;
 pub mod map_shape;
@@ -149,6 +150,7 @@ fn step_kernel(step: &Step) -> Option<(Body, Work)> {
         Action::Conv(c) => windows::windows(step, c),
         Action::Argsort(..) | Action::Cumsum(_) => None,
         Action::Pointwise(p) => Some(pointwise(p, step)),
+        Action::Horizontal(h) => Some(horizontal::horizontal(h, step)),
         Action::Rowwise(r) => Some(rowwise(r)),
         Action::Copy => step.reads.first().map(copy),
         Action::Concat(axis) => concat(step, *axis),

@@ -14,6 +14,7 @@ mod deep_terms;
 mod emulated;
 mod gemv;
 mod heads;
+mod horizontal;
 mod image_windows;
 mod irregular;
 mod joint;

@@ -22,7 +22,6 @@ use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, InView, KernelId, Program};
-use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 
@@ -30,7 +29,7 @@ use self::conv::feeds_convolution;
 pub use self::workspace::ScanSplit;
 use crate::prepare::{self, Prepared};
 use crate::rows::Rows;
-use crate::view::{View, collapse, inverse, row_major};
+use crate::view::{View, inverse, row_major};
 use crate::wrapping::wrap_integers;
 use crate::{
     Action, Buffer, BufferId, Called, Checks, GemmStep, Options, Plan, PlanInput, PointwiseStep, Step, Storage,
@@ -589,31 +588,10 @@ impl Lower<'_> {
     /// A pointwise step over the index space of `writes[0]`; reads are broadcast to it. With `acc`,
     /// the last read is the accumulator, which the term calls `acc`.
     fn pointwise(&mut self, name: &str, term: Term, reads: Vec<View>, writes: Vec<View>, acc: Option<DType>) {
-        let strides: Vec<Vec<isize>> = reads.iter().chain(&writes[..1]).map(|v| v.strides.clone()).collect();
-        let (shape, mut strides) = collapse(&writes[0].shape, &strides);
-        let full = strides.pop().unwrap_or_default();
-        let access = |s: &Vec<isize>| match s.as_slice() {
-            _ if shape == [1] || *s == full => Access::Full,
-            s if s.iter().all(|x| *x == 0) => Access::Splat,
-            [0, 1] => Access::Row,
-            [1, 0] => Access::Col,
-            _ => Access::Strided,
-        };
-        let inputs = reads.iter().zip(&strides).map(|(v, s)| Operand { dtype: v.dtype, access: access(s) });
-        let mut inputs: Vec<Operand> = inputs.collect();
-        if acc.is_some() {
-            inputs.pop();
-        }
-        let kernel = PointwiseKernel {
-            name: format!("pointwise_{}", self.plan.steps.len()),
-            doc: name.to_string(),
-            outputs: writes.iter().map(|v| v.dtype).collect(),
-            rank: if inputs.iter().any(|i| i.access == Access::Strided) { shape.len() } else { 2 },
-            inputs,
-            term,
-            acc,
-        };
-        self.step(name, Action::Pointwise(PointwiseStep { kernel, shape, strides }), reads, writes);
+        let mut step = PointwiseStep::of(term, &reads, &writes, acc);
+        step.kernel.name = format!("pointwise_{}", self.plan.steps.len());
+        step.kernel.doc = name.to_string();
+        self.step(name, Action::Pointwise(step), reads, writes);
     }
 
     /// The term of a region, without roots, with the values that it computes and the views that it

@@ -1,0 +1,72 @@
+//! Horizontally fused pointwise work: the elements of an access, the blocks of each part.
+//!
+//! In: a step of several parts. Out: its kernel and the work. Invariant: rows of whole accesses
+//! begin where an access may, if the memory of each tensor does; otherwise a kernel reads and
+//! writes single elements.
+
+use hypatia_dsl::kernel::{Access, HorizontalKernel, HorizontalPart};
+use hypatia_templates::cuda::{ArgRole, SizeName, vector_width};
+use hypatia_templates::instances::Body;
+
+use super::Work;
+use hypatia_plan::{HorizontalPart as Part, HorizontalStep, Step, View, row_major};
+
+/// Threads that occupy a GPU: with fewer elements, each thread takes fewer.
+const FEW_THREADS: usize = 1 << 16;
+
+pub(super) fn horizontal(h: &HorizontalStep, step: &Step) -> (Body, Work) {
+    let mut work = Work::default();
+    let mut ends: Vec<usize> = Vec::new();
+    let mut codes = Vec::new();
+    let (mut read, mut written) = (0, 0);
+    for (at, part) in h.parts.iter().enumerate() {
+        let (reads, writes) = (part.step.strides.len(), part.stored.len());
+        let views = [&step.reads[read..read + reads], &step.writes[written..written + writes]];
+        let code = code(part, views);
+        work = work.sizes(SizeName::OfPart(at), &part.step.shape);
+        let strided = |a: &Access| *a == Access::Strided;
+        for (i, (o, strides)) in code.kernel.inputs.iter().zip(&part.step.strides).enumerate() {
+            if strided(&o.access) {
+                work = work.strides(ArgRole::Read(read + i), strides);
+            }
+        }
+        for (i, (access, strides)) in code.stored.iter().zip(&part.stored).enumerate() {
+            if strided(access) {
+                work = work.strides(ArgRole::Written(written + i), strides);
+            }
+        }
+        ends.push(ends.last().copied().unwrap_or(0) + code.blocks(part.len()));
+        codes.push(code);
+        (read, written) = (read + reads, written + writes);
+    }
+    work = Work { rows: ends.last().copied().unwrap_or(0), n: 1, ..work.sizes(SizeName::Ends, &ends) };
+    (Body::Horizontal(HorizontalKernel::of("horizontal", codes)), work)
+}
+
+/// The code of a part with these reads and writes.
+fn code(part: &Part, [reads, writes]: [&[View]; 2]) -> HorizontalPart {
+    let mut kernel = part.step.kernel.clone();
+    (kernel.name, kernel.doc) = (String::new(), String::new());
+    let shape = &part.step.shape;
+    let dense = row_major(shape);
+    let stored = part.stored.iter().map(|s| if *s == dense { Access::Full } else { Access::Strided }).collect();
+    let moved = kernel.inputs.iter().filter(|o| o.access != Access::Splat).map(|o| o.dtype);
+    let mut vector = vector_width(moved.chain(kernel.outputs.iter().copied()).collect::<Vec<_>>().into_iter());
+    let views = reads.iter().zip(&part.step.strides).chain(writes.iter().zip(&part.stored));
+    let views: Vec<(usize, &[isize])> = views.map(|(v, s)| (v.offset, s.as_slice())).collect();
+    let row = shape.last().copied().unwrap_or(1);
+    while vector > 1 && !(row.is_multiple_of(vector) && views.iter().all(|v| is_even(*v, vector))) {
+        vector /= 2;
+    }
+    while vector > 2 && part.len() / vector < FEW_THREADS {
+        vector /= 2;
+    }
+    HorizontalPart { kernel, stored, vector }
+}
+
+/// True if rows that are read or written by whole accesses begin where one may. Elements that lie
+/// apart are single accesses.
+fn is_even((offset, strides): (usize, &[isize]), vector: usize) -> bool {
+    let Some((1, outer)) = strides.split_last() else { return true };
+    offset.is_multiple_of(vector) && outer.iter().all(|s| s.unsigned_abs().is_multiple_of(vector))
+}

@@ -1,0 +1,160 @@
+//! Horizontally fused work against the reference: concatenations and paddings with work on their
+//! parts and results, independent work of several shapes; ragged rows, axes in another order, cut
+//! edges, several results, types of all sizes.
+#![allow(clippy::unwrap_used)]
+
+use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
+use hypatia_graph::{Graph, Value};
+use hypatia_plan::Action;
+use hypatia_tensor::tensor::Tensor;
+use hypatia_testing::{int, list, ty};
+
+use super::emulated::{self, Case};
+use super::{agrees, gpu};
+use hypatia_eval::{Mode, evaluate};
+
+/// A graph under construction, with the contents of its inputs.
+struct Made {
+    graph: Graph,
+    dtype: DType,
+    inputs: Vec<(String, Tensor)>,
+}
+
+impl Made {
+    fn new(dtype: DType) -> Made {
+        Made { graph: Graph::new(hypatia_library::load(&[]).unwrap()), dtype, inputs: Vec::new() }
+    }
+
+    fn input(&mut self, shape: &[usize]) -> Value {
+        let (name, count) = (format!("x{}", self.inputs.len()), shape.iter().product::<usize>());
+        let values: Vec<f64> = (0..count).map(|i| ((i * 7 + self.inputs.len()) % 23) as f64 - 11.0).collect();
+        self.inputs.push((name.clone(), Tensor::from_f64(self.dtype, shape, &values).unwrap()));
+        self.graph.input(name, ty(self.dtype, shape))
+    }
+
+    fn call(&mut self, name: &str, args: &[Value]) -> Value {
+        self.graph.call(name, args, &[]).unwrap()[0]
+    }
+
+    fn builtin(&mut self, op: BuiltinOp, args: &[Value], attrs: Vec<AttrValue>) -> Value {
+        self.graph.builtin(op, args, attrs).unwrap()[0]
+    }
+
+    fn concat(&mut self, parts: &[Value], axis: i64) -> Value {
+        self.builtin(BuiltinOp::Concat, parts, vec![int(axis)])
+    }
+
+    fn pad(&mut self, x: Value, before: &[i64], after: &[i64]) -> Value {
+        let fill = self.builtin(BuiltinOp::Full, &[], vec![list(&[]), int(3), AttrValue::DType(self.dtype)]);
+        let ints = |values: &[i64]| AttrValue::List(values.iter().map(|v| int(*v)).collect());
+        self.builtin(BuiltinOp::Pad, &[x, fill], vec![ints(before), ints(after)])
+    }
+
+    fn case(mut self, what: &str, outputs: &[Value]) -> Case {
+        for (i, v) in outputs.iter().enumerate() {
+            self.graph.output(format!("y{i}"), *v);
+        }
+        Case { what: format!("{what} of {}", self.dtype), graph: self.graph, inputs: self.inputs }
+    }
+}
+
+/// Parts of these shapes with work on each, side by side, then work on all with another operand.
+fn around(dtype: DType, shapes: &[&[usize]], axis: i64) -> Case {
+    let mut g = Made::new(dtype);
+    let parts: Vec<Value> = shapes.iter().map(|shape| g.input(shape)).collect();
+    let worked: Vec<Value> = parts.iter().enumerate().map(|(i, v)| g.call(["abs", "neg"][i % 2], &[*v])).collect();
+    let whole = g.concat(&worked, axis);
+    let mut shape = shapes[0].to_vec();
+    shape[axis as usize] = shapes.iter().map(|s| s[axis as usize]).sum();
+    let beside = g.input(&shape);
+    let row = g.input(&shape[shape.len() - 1..]);
+    let sum = g.call("add", &[whole, beside]);
+    let y = g.call("max", &[sum, row]);
+    g.case(&format!("work around {shapes:?} along {axis}"), &[y])
+}
+
+/// A padded image with work on it.
+fn padded(dtype: DType, shape: &[usize], before: &[i64], after: &[i64]) -> Case {
+    let mut g = Made::new(dtype);
+    let x = g.input(shape);
+    let x = g.call("abs", &[x]);
+    let x = g.pad(x, before, after);
+    let y = g.call("neg", &[x]);
+    g.case(&format!("{shape:?} with {before:?} before and {after:?} behind"), &[y])
+}
+
+/// Cases whose work is one launch.
+fn single() -> Vec<Case> {
+    let mut out = Vec::new();
+    for dtype in [DType::F32, DType::BF16, DType::I32, DType::I8] {
+        out.push(around(dtype, &[&[3, 8], &[3, 16]], 1));
+        out.push(around(dtype, &[&[2, 5, 7], &[2, 1, 7], &[2, 3, 7]], 1));
+        out.push(around(dtype, &[&[4, 24], &[1, 24]], 0));
+        out.push(around(dtype, &[&[1], &[6]], 0));
+        out.push(around(dtype, &[&[2, 3, 64], &[2, 3, 40]], 2));
+        out.push(padded(dtype, &[2, 3, 7, 9], &[0, 0, 1, 1], &[0, 0, 1, 2]));
+        out.push(padded(dtype, &[2, 40], &[0, 8], &[1, 16]));
+        out.push(padded(dtype, &[3, 40], &[-1, -3], &[1, 2]));
+        out.push(padded(dtype, &[4, 3], &[1, -3], &[0, 2]));
+    }
+    // Work in front alone, and work behind alone, on operands whose axes lie in another order.
+    let mut g = Made::new(DType::F16);
+    let [x, y] = [g.input(&[6, 4]), g.input(&[3, 6])];
+    let x = g.builtin(BuiltinOp::Transpose, &[x], vec![list(&[1, 0])]);
+    let x = g.call("neg", &[x]);
+    let whole = g.concat(&[x, y], 0);
+    out.push(g.case("work in front", &[whole]));
+    let mut g = Made::new(DType::F64);
+    let [x, y, z] = [g.input(&[6, 4]), g.input(&[3, 6]), g.input(&[6, 7])];
+    let x = g.builtin(BuiltinOp::Transpose, &[x], vec![list(&[1, 0])]);
+    let whole = g.concat(&[x, y], 0);
+    let z = g.builtin(BuiltinOp::Transpose, &[z], vec![list(&[1, 0])]);
+    let sum = g.call("add", &[whole, z]);
+    let negative = g.call("neg", &[sum]);
+    out.push(g.case("two results of work behind", &[sum, negative]));
+    // Independent work: other shapes, other types, the same code twice.
+    let mut g = Made::new(DType::BF16);
+    let [x, y, z, w] = [g.input(&[5, 64]), g.input(&[33]), g.input(&[7, 3]), g.input(&[128])];
+    let [a, b] = [g.call("neg", &[x]), g.call("neg", &[w])];
+    let c = g.builtin(BuiltinOp::Cast, &[y], vec![AttrValue::DType(DType::F32)]);
+    let d = g.builtin(BuiltinOp::Transpose, &[z], vec![list(&[1, 0])]);
+    out.push(g.case("independent work", &[a, b, c, d]));
+    // Truth values, and a result that is read again.
+    let mut g = Made::new(DType::F32);
+    let [x, y] = [g.input(&[9, 5]), g.input(&[2, 5])];
+    let [p, q] = [g.call("lt", &[x, x]), g.call("le", &[y, y])];
+    let whole = g.concat(&[p, q], 0);
+    let y = g.call("not", &[whole]);
+    out.push(g.case("truth values", &[y]));
+    out
+}
+
+#[test]
+fn emulated_horizontal_work_agrees_with_the_reference() {
+    let cases = single();
+    let results = match emulated::run(&cases) {
+        Ok(results) => results,
+        Err(why) => return eprintln!("SKIPPED {} emulated cases: {why}", cases.len()),
+    };
+    for (case, ran) in cases.iter().zip(results) {
+        let (plan, made) = ran.unwrap_or_else(|| panic!("{}: no kernel", case.what));
+        assert!(matches!(plan.steps[..], [hypatia_plan::Step { action: Action::Horizontal(_), .. }]), "{plan}");
+        let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
+        for (made, want) in made.iter().zip(&want) {
+            let want = want.to_tensor().unwrap();
+            assert_eq!((made.shape(), made.bytes()), (want.shape(), want.bytes()), "{}\n{plan}", case.what);
+        }
+    }
+    println!("{} emulated cases of horizontal work agree", cases.len());
+}
+
+#[test]
+fn horizontal_work_agrees_with_the_reference_on_a_gpu() {
+    let cases = single();
+    let Some(gpu) = gpu(cases.len()) else { return };
+    for case in cases {
+        agrees(&gpu, &case.graph, &case.inputs, &case.what).unwrap();
+    }
+}

@@ -1,0 +1,460 @@
+//! Horizontal fusion: pointwise work of several index spaces becomes one launch.
+//!
+//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan with fewer launches. A
+//! concatenation, a padding or a copy is done together with the pointwise work on its parts and on
+//! its result, which then need no memory between them. Small independent steps share a launch: it
+//! costs as much as moving megabytes. Invariant: what one part writes no other part reads; a value
+//! is rounded as it would be stored.
+//!
+//! [`pieces`] says which elements of a result come from where, [`through`] what a step reads whose
+//! result is read through a view.
+
+mod pieces;
+mod through;
+
+use std::collections::HashMap;
+
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::InView;
+use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
+
+use self::pieces::{Piece, cut, pieces};
+use self::through::Through;
+use super::view::{View, collapse, row_major};
+use super::whole::{joined_name, substituted};
+use super::{Action, BufferId, HorizontalPart, HorizontalStep, Plan, PointwiseStep, Step, Storage};
+
+/// Maximum number of parts of a launch.
+const MOST_PARTS: usize = 16;
+/// Maximum number of 64-bit words of a launch's arguments: CUDA passes 4 KiB.
+const MOST_WORDS: usize = 480;
+/// Bytes that a step reads and writes, up to which it shares a launch with an independent one: a
+/// GPU moves as many in the time of a few launches.
+const SMALL: f64 = (4 << 20) as f64;
+/// Maximum number of operands and of nodes of a part's term.
+const MOST_READS: usize = 24;
+const MOST_NODES: usize = 400;
+/// Maximum number of functions that are computed again where several parts read a value.
+const MOST_AGAIN: usize = 1 << 22;
+/// How many steps lie between two that share a launch, at most: what is computed earlier takes
+/// memory for longer.
+const APART: usize = 16;
+
+/// Joins the steps of a plan. Which ones it joins depends on their sizes.
+pub(super) fn cluster(plan: &mut Plan) {
+    if plan.allowed.batch_invariant {
+        return;
+    }
+    loop {
+        let makers = Makers::new(plan);
+        let found = (0..plan.steps.len()).find_map(|at| joined(plan, &makers, at));
+        let Some(Joined { step, at, gone }) = found else { break };
+        plan.steps[at] = step;
+        let mut place = 0..;
+        plan.steps.retain(|_| place.next().is_none_or(|i| !gone.contains(&i)));
+    }
+    share(plan);
+}
+
+/// One part: what it computes of each element, with views of one shape.
+#[derive(Clone)]
+struct Part {
+    term: Term,
+    reads: Vec<View>,
+    writes: Vec<View>,
+}
+
+/// A step that takes the place of others.
+struct Joined {
+    step: Step,
+    /// Where it stands.
+    at: usize,
+    /// The others.
+    gone: Vec<usize>,
+}
+
+/// The elements of the operand.
+fn identity() -> Term {
+    let mut terms = TermBuilder::new();
+    let root = terms.add(TermNode::In { input: 0, view: InView::Broadcast });
+    terms.finish(vec![root])
+}
+
+/// A term whose accumulator is the input after the last.
+fn without_acc(term: &Term, inputs: usize) -> Term {
+    let read = |n: &TermNode| match n {
+        TermNode::Acc => TermNode::In { input: inputs as u32, view: InView::Broadcast },
+        n => n.clone(),
+    };
+    Term { nodes: term.nodes.iter().map(read).collect(), roots: term.roots.clone() }
+}
+
+/// The view of an operand along collapsed axes.
+fn along(view: &View, shape: &[usize], strides: &[isize]) -> View {
+    View { shape: shape.to_vec(), strides: strides.to_vec(), ..view.clone() }
+}
+
+/// A pointwise step as a part.
+fn pointwise(p: &PointwiseStep, step: &Step) -> Part {
+    let dense = row_major(&p.shape);
+    Part {
+        term: without_acc(&p.kernel.term, p.kernel.inputs.len()),
+        reads: step.reads.iter().zip(&p.strides).map(|(v, strides)| along(v, &p.shape, strides)).collect(),
+        writes: step.writes.iter().map(|w| along(w, &p.shape, &dense)).collect(),
+    }
+}
+
+/// What a step computes, if parts can say it. Empty results have no parts.
+fn parts_of(step: &Step) -> Option<Vec<Part>> {
+    let parts = match &step.action {
+        Action::Pointwise(p) => vec![pointwise(p, step)],
+        Action::Horizontal(h) => {
+            let (mut reads, mut writes) = (step.reads.as_slice(), step.writes.as_slice());
+            let mut parts = Vec::new();
+            for p in &h.parts {
+                let (own_reads, other_reads) = reads.split_at(p.step.strides.len());
+                let (own_writes, other_writes) = writes.split_at(p.stored.len());
+                let see = |views: &[View], strides: &[Vec<isize>]| -> Vec<View> {
+                    views.iter().zip(strides).map(|(v, s)| along(v, &p.step.shape, s)).collect()
+                };
+                parts.push(Part {
+                    term: p.step.kernel.term.clone(),
+                    reads: see(own_reads, &p.step.strides),
+                    writes: see(own_writes, &p.stored),
+                });
+                (reads, writes) = (other_reads, other_writes);
+            }
+            parts
+        }
+        _ => {
+            let (whole, pieces) = pieces(step)?;
+            let part = |p: Piece| Part { term: identity(), writes: vec![cut(&whole, &p.region)], reads: vec![p.read] };
+            pieces.into_iter().map(part).collect()
+        }
+    };
+    let full = !parts.is_empty() && parts.iter().all(|p| p.writes.iter().all(|w| !w.is_empty()));
+    full.then_some(parts)
+}
+
+impl Part {
+    /// The part as a plan has it.
+    fn described(&self) -> HorizontalPart {
+        let strides: Vec<Vec<isize>> = self.reads.iter().chain(&self.writes).map(|v| v.strides.clone()).collect();
+        let (shape, mut strides) = collapse(&self.writes[0].shape, &strides);
+        let stored = strides.split_off(self.reads.len());
+        let dense = row_major(&shape);
+        let access = |s: &Vec<isize>| match () {
+            () if *s == dense => Access::Full,
+            () if s.iter().all(|x| *x == 0) => Access::Splat,
+            () => Access::Strided,
+        };
+        let inputs = self.reads.iter().zip(&strides).map(|(v, s)| Operand { dtype: v.dtype, access: access(s) });
+        let kernel = PointwiseKernel {
+            name: String::new(),
+            doc: String::new(),
+            inputs: inputs.collect(),
+            outputs: self.writes.iter().map(|v| v.dtype).collect(),
+            rank: shape.len(),
+            term: self.term.clone(),
+            acc: None,
+        };
+        HorizontalPart { step: PointwiseStep { kernel, shape, strides }, stored }
+    }
+}
+
+/// The words of a part's arguments.
+fn words(part: &HorizontalPart) -> usize {
+    let tensors = part.step.strides.len() + part.stored.len();
+    tensors + (tensors + 1) * part.step.shape.len() + 1
+}
+
+/// The step of these parts; `None` if they are too many for a launch.
+fn step_of(name: String, parts: Vec<Part>) -> Option<Step> {
+    if let [Part { term, reads, writes }] = parts.as_slice()
+        && writes.iter().all(|w| w.is_contiguous())
+    {
+        let step = PointwiseStep::of(term.clone(), reads, writes, None);
+        return Some(Step::new(name, Action::Pointwise(step), reads.clone(), writes.clone()));
+    }
+    let described: Vec<HorizontalPart> = parts.iter().map(Part::described).collect();
+    if parts.len() > MOST_PARTS || described.iter().map(words).sum::<usize>() > MOST_WORDS {
+        return None;
+    }
+    let reads = parts.iter().flat_map(|p| p.reads.clone()).collect();
+    let writes: Vec<View> = parts.iter().flat_map(|p| p.writes.clone()).collect();
+    Some(Step::new(name, Action::Horizontal(HorizontalStep { parts: described }), reads, writes))
+}
+
+/// The step at that place with the pointwise work on what it reads, and on its result if it only
+/// moves elements.
+fn joined(plan: &Plan, makers: &Makers, at: usize) -> Option<Joined> {
+    let moves = matches!(plan.steps[at].action, Action::Concat(_) | Action::Pad(_) | Action::Copy);
+    let (place, mut parts) = match moves.then(|| worked_on(plan, at)).flatten() {
+        Some(found) => found,
+        None => (at, parts_of(&plan.steps[at]).filter(|_| plan.steps[at].kernel.is_none())?),
+    };
+    let mut places = vec![place, at];
+    let mut apart = Vec::new();
+    while let Some(i) = parts.iter().flat_map(|p| &p.reads).find_map(|v| makers.of(v, &[&*places, &*apart].concat())) {
+        match with_made(&plan.steps[i], &parts) {
+            Some(more) => {
+                parts = more;
+                places.push(i);
+            }
+            None => apart.push(i),
+        }
+    }
+    places.sort_unstable();
+    places.dedup();
+    let before: Vec<Step> = places.iter().map(|i| plan.steps[*i].clone()).collect();
+    if before.len() == 1 {
+        return None;
+    }
+    let step = step_of(joined_name(&before), parts)?;
+    let seconds = |steps: &[Step]| steps.iter().map(|s| s.predicted(&plan.device)).sum::<f64>();
+    let gone = places.into_iter().filter(|i| *i != place).collect();
+    (seconds(std::slice::from_ref(&step)) < seconds(&before)).then_some(Joined { step, at: place, gone })
+}
+
+/// The parts of what only moves elements, with the pointwise work of its only reader, and the
+/// reader's place.
+fn worked_on(plan: &Plan, at: usize) -> Option<(usize, Vec<Part>)> {
+    let (whole, pieces) = pieces(&plan.steps[at])?;
+    let place = reader(plan, at, &whole)?;
+    let work = Work::of(&plan.steps[place], &whole)?;
+    Some((place, pieces.iter().map(|p| work.on(p)).collect()))
+}
+
+/// The only step that reads a result, if nothing else does and it is pointwise.
+fn reader(plan: &Plan, at: usize, whole: &View) -> Option<usize> {
+    let reads = |step: &Step| step.reads.iter().any(|v| v.buffer == whole.buffer);
+    let mut readers = (at + 1..plan.steps.len()).filter(|i| reads(&plan.steps[*i]));
+    let first = readers.next().filter(|i| matches!(plan.steps[*i].action, Action::Pointwise(_)))?;
+    let kept = plan.outputs.iter().any(|(_, v)| v.buffer == whole.buffer);
+    (readers.next().is_none() && !kept).then_some(first)
+}
+
+/// The pointwise steps whose results one step alone reads, by result: not those of constants alone.
+struct Makers(HashMap<BufferId, usize>);
+
+impl Makers {
+    fn new(plan: &Plan) -> Makers {
+        let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
+        for (i, step) in plan.steps.iter().enumerate() {
+            let mut own: Vec<BufferId> = step.reads.iter().map(|v| v.buffer).collect();
+            own.sort_unstable_by_key(|b| b.0);
+            own.dedup();
+            own.into_iter().for_each(|b| readers.entry(b).or_default().push(i));
+        }
+        plan.outputs.iter().for_each(|(_, v)| readers.entry(v.buffer).or_default().push(plan.steps.len()));
+        let alone = |step: &Step| {
+            let of = |w: &View| readers.get(&w.buffer).map_or(&[] as &[usize], Vec::as_slice);
+            of(&step.writes[0]).len() == 1 && step.writes.iter().all(|w| of(w) == of(&step.writes[0]))
+        };
+        let joins = |step: &Step| matches!(step.action, Action::Pointwise(_)) && step.kernel.is_none();
+        let steps = plan.steps.iter().enumerate();
+        let makers = steps.filter(|(_, s)| joins(s) && !of_constants(plan, s) && alone(s));
+        Makers(makers.flat_map(|(i, s)| s.writes.iter().map(move |w| (w.buffer, i))).collect())
+    }
+
+    /// The place of the step that makes what is read, unless it is one of these.
+    fn of(&self, view: &View, but: &[usize]) -> Option<usize> {
+        self.0.get(&view.buffer).copied().filter(|i| !but.contains(i))
+    }
+}
+
+/// These parts, with what a pointwise step makes computed where they read it; `None` if strides
+/// cannot say what that reads, or if much is computed again.
+fn with_made(maker: &Step, parts: &[Part]) -> Option<Vec<Part>> {
+    let Action::Pointwise(p) = &maker.action else { return None };
+    let made = pointwise(p, maker);
+    let own = |v: &&View| made.writes.iter().any(|w| w.buffer == v.buffer);
+    let elements: usize = parts.iter().flat_map(|p| &p.reads).filter(own).map(View::len).sum();
+    let calls = made.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
+    if elements > made.writes.iter().map(View::len).sum::<usize>() && elements.saturating_mul(calls) > MOST_AGAIN {
+        return None;
+    }
+    parts.iter().map(|part| part.refined(&p.shape).with(&made)).collect()
+}
+
+/// The axes of two shapes of as many elements, as far as both divide them alike: those of one are
+/// products of these, and those of the other.
+fn refined(one: &[usize], other: &[usize]) -> Option<Vec<usize>> {
+    let ends = |shape: &[usize]| -> Vec<usize> {
+        shape.iter().rev().scan(1usize, |n, size| Some(std::mem::replace(n, *n * size))).collect()
+    };
+    let total: usize = one.iter().product();
+    let mut all = [ends(one), ends(other), vec![total]].concat();
+    all.sort_unstable();
+    all.dedup();
+    let apart = all.windows(2).all(|w| w[1].is_multiple_of(w[0]));
+    let same = total == other.iter().product::<usize>() && total > 0;
+    (same && apart).then(|| all.windows(2).rev().map(|w| w[1] / w[0]).collect())
+}
+
+impl Part {
+    /// The same part over more axes, if both it and work of that shape are over these.
+    fn refined(&self, shape: &[usize]) -> Part {
+        let part = || {
+            let shape = refined(&self.writes[0].shape, shape)?;
+            let seen = |views: &[View]| views.iter().map(|v| v.reshaped(&shape)).collect::<Option<Vec<View>>>();
+            Some(Part { term: self.term.clone(), reads: seen(&self.reads)?, writes: seen(&self.writes)? })
+        };
+        part().unwrap_or_else(|| self.clone())
+    }
+
+    /// The same with what `made` stores computed where it is read, rounded as it would be stored.
+    fn with(&self, made: &Part) -> Option<Part> {
+        let mut terms = TermBuilder::new();
+        let mut reads: Vec<View> = Vec::new();
+        let mut values: Vec<TermId> = Vec::new();
+        for view in &self.reads {
+            let Some(place) = made.writes.iter().position(|w| w.buffer == view.buffer) else {
+                values.push(read(&mut terms, &mut reads, view.clone()));
+                continue;
+            };
+            let out = &made.writes[place];
+            let through = Through::of(view, out)?;
+            let own: Vec<View> = made.reads.iter().map(|v| through.seen(v)).collect::<Option<_>>()?;
+            let own: Vec<TermId> = own.into_iter().map(|v| read(&mut terms, &mut reads, v)).collect();
+            let value = substituted(&mut terms, &made.term, &own)[place];
+            let is_read = own.contains(&value) || out.dtype == DType::Bool;
+            values.push(if is_read { value } else { terms.add(TermNode::Cast { to: out.dtype, arg: value }) });
+        }
+        let roots = substituted(&mut terms, &self.term, &values);
+        let term = terms.finish(roots);
+        let fits = reads.len() <= MOST_READS && term.nodes.len() <= MOST_NODES;
+        fits.then(|| Part { term, reads, writes: self.writes.clone() })
+    }
+}
+
+/// Pointwise work on a concatenation, a padding or a copy.
+struct Work {
+    term: Term,
+    /// Its operands in the shape of the result that it works on; `None` for that result.
+    reads: Vec<Option<View>>,
+    writes: Vec<View>,
+}
+
+impl Work {
+    /// The work of a pointwise step that reads this result only as a whole.
+    fn of(step: &Step, whole: &View) -> Option<Work> {
+        let Action::Pointwise(p) = &step.action else { return None };
+        let Part { term, reads, writes } = pointwise(p, step);
+        let seen = |v: View| -> Option<Option<View>> {
+            if v.buffer == whole.buffer {
+                let all = v.is_contiguous() && v.offset == whole.offset && v.len() == whole.len();
+                return all.then_some(None);
+            }
+            v.reshaped(&whole.shape).map(Some)
+        };
+        Some(Work {
+            term,
+            reads: reads.into_iter().map(seen).collect::<Option<_>>()?,
+            writes: writes.iter().map(|w| w.reshaped(&whole.shape)).collect::<Option<_>>()?,
+        })
+    }
+
+    /// The work on a piece.
+    fn on(&self, piece: &Piece) -> Part {
+        let mut terms = TermBuilder::new();
+        let mut reads: Vec<View> = Vec::new();
+        let view = |v: &Option<View>| v.as_ref().map_or_else(|| piece.read.clone(), |v| cut(v, &piece.region));
+        let values: Vec<TermId> = self.reads.iter().map(|v| read(&mut terms, &mut reads, view(v))).collect();
+        let roots = substituted(&mut terms, &self.term, &values);
+        let writes = self.writes.iter().map(|w| cut(w, &piece.region)).collect();
+        Part { term: terms.finish(roots), reads, writes }
+    }
+}
+
+/// An element of an operand.
+fn read(terms: &mut TermBuilder, reads: &mut Vec<View>, view: View) -> TermId {
+    let input = reads.iter().position(|v| *v == view).unwrap_or_else(|| {
+        reads.push(view);
+        reads.len() - 1
+    });
+    terms.add(TermNode::In { input: input as u32, view: InView::Broadcast })
+}
+
+/// Gives small independent steps one launch.
+fn share(plan: &mut Plan) {
+    let mut at = 1;
+    while at < plan.steps.len() {
+        let earlier = (at.saturating_sub(APART)..at).rev().find_map(|i| Some((i, shared(plan, i, at)?)));
+        match earlier {
+            // The later step is computed earlier, or the earlier one later.
+            Some((i, Shared::Earlier(step))) => {
+                plan.steps[i] = step;
+                plan.steps.remove(at);
+            }
+            Some((i, Shared::Later(step))) => {
+                plan.steps[at] = step;
+                plan.steps.remove(i);
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// The launch that two steps share, and when it runs.
+enum Shared {
+    Earlier(Step),
+    Later(Step),
+}
+
+/// The launch of two steps, the first one before the other.
+fn shared(plan: &Plan, first: usize, second: usize) -> Option<Shared> {
+    let steps = [&plan.steps[first], &plan.steps[second]];
+    if !steps.iter().all(|s| is_small(plan, s)) {
+        return None;
+    }
+    let reads = |step: &Step, of: &Step| step.reads.iter().any(|v| writes(of, v.buffer));
+    let earlier = !plan.steps[first..second].iter().any(|s| reads(steps[1], s));
+    let later = || !plan.steps[first + 1..=second].iter().any(|s| reads(s, steps[0]));
+    if !earlier && !later() {
+        return None;
+    }
+    let [one, other] = steps.map(parts_of);
+    let step = step_of(joined_name(&steps.map(Step::clone)), [one?, other?].concat())?;
+    Some(if earlier { Shared::Earlier(step) } else { Shared::Later(step) })
+}
+
+fn writes(step: &Step, buffer: BufferId) -> bool {
+    step.writes.iter().any(|w| w.buffer == buffer)
+}
+
+/// True for work on constants alone, which is planned in another way.
+fn of_constants(plan: &Plan, step: &Step) -> bool {
+    let constant = |v: &View| matches!(plan.buffers[v.buffer.index()].storage, Storage::Constant(_));
+    step.reads.iter().all(constant)
+}
+
+/// True for a step that takes hardly longer than a launch, and that may share one.
+fn is_small(plan: &Plan, step: &Step) -> bool {
+    let moves = match &step.action {
+        Action::Pointwise(_) => !of_constants(plan, step),
+        Action::Copy | Action::Concat(_) | Action::Pad(_) | Action::Horizontal(_) => true,
+        _ => false,
+    };
+    moves && step.kernel.is_none() && step.work().bytes <= SMALL
+}
+
+impl HorizontalStep {
+    /// True if no operand needs strides.
+    pub(super) fn is_flat(&self) -> bool {
+        self.parts.iter().all(|p| p.step.kernel.is_flat())
+    }
+}
+
+impl HorizontalPart {
+    /// Elements of each of its results.
+    pub fn len(&self) -> usize {
+        self.step.shape.iter().product()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,239 @@
+//! Horizontal fusion: pointwise work of several index spaces in one launch.
+//!
+//! In: a [`HorizontalKernel`]. Out: its source: a function for each code, and an entry point that
+//! divides the blocks among the parts. Invariant: a part's arguments are its operands, its outputs,
+//! its sizes and their strides, in this order, those of the first part first.
+
+use minijinja::{Value, context};
+
+use super::pointwise::{Pointer, declarations, formulas, pointers, value_function};
+use super::term::{Functions, inlining};
+use super::{
+    Arg, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render, storage,
+};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::Program;
+use hypatia_dsl::kernel::{Access, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart};
+use hypatia_dsl::scalar::TermNode;
+
+/// Maximum number of axes of a part.
+const MAX_RANK: usize = 16;
+
+pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaSource, EmitError> {
+    check(kernel)?;
+    let mut functions = Functions::new(program);
+    functions.need("axes");
+    let mut bodies = Vec::new();
+    let mut codes = Vec::new();
+    for (at, code) in kernel.codes.iter().enumerate() {
+        let uses = kernel.parts.iter().filter(|p| **p == at).count() as u64;
+        let code = Code::of(code, at);
+        if code.is_strided() {
+            functions.need("quotient");
+        }
+        let (body, size) = code.value(&mut functions)?;
+        bodies.push(body);
+        codes.push(code.context(inlining(size * code.part.vector as u64, uses)));
+    }
+    let args = arguments(kernel);
+    let names = |p: &Part| p.args(kernel).map(|a| a.name).collect::<Vec<_>>();
+    let parts = parts(kernel);
+    let calls = parts.iter().map(|p| context! { code => part_name(p.code), arguments => names(p) });
+    let geometry = Geometry::Blocks { block: HORIZONTAL_BLOCK as u32, shared: 0 };
+    let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
+    let formula: Vec<String> = parts
+        .iter()
+        .flat_map(|p| {
+            let code = &kernel.codes[p.code].kernel;
+            let name = |i: usize| ArgRole::Written(p.written + i).tensor_name();
+            let outputs: Vec<(String, DType)> = code.outputs.iter().enumerate().map(|(i, d)| (name(i), *d)).collect();
+            let leaf = |node: &TermNode| match node {
+                TermNode::In { input, .. } => Some(ArgRole::Read(p.read + *input as usize).tensor_name()),
+                _ => None,
+            };
+            formulas(program, code, &outputs, &leaf)
+        })
+        .collect();
+    let header = Header {
+        name: &kernel.name,
+        kind: "pointwise work of several index spaces",
+        doc: &kernel.doc,
+        formula: &formula,
+        args: &args,
+        entries: &entries,
+        in_place: false,
+    };
+    let types = |c: &HorizontalPart| c.kernel.inputs.iter().map(|o| o.dtype).chain(c.kernel.outputs.clone()).collect();
+    let types: Vec<DType> = kernel.codes.iter().flat_map(|c| -> Vec<DType> { types(c) }).collect();
+    let base = common(header, &functions, types.into_iter(), &bodies)?;
+    let own = context! {
+        entry => entries[0].name.clone(),
+        block => HORIZONTAL_BLOCK,
+        codes => codes.into_iter().collect::<Value>(),
+        parts => calls.collect::<Value>(),
+        args => declarations(&args, &[]),
+    };
+    let ctx = minijinja::value::merge_maps([own, base]);
+    let text = render("horizontal.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+fn check(kernel: &HorizontalKernel) -> Result<(), EmitError> {
+    let bad = |what: &str| Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
+    if kernel.parts.is_empty() || kernel.parts.iter().any(|p| *p >= kernel.codes.len()) {
+        return bad("a part without code");
+    }
+    for c in &kernel.codes {
+        let k = &c.kernel;
+        let simple = |a: &Access| matches!(a, Access::Full | Access::Splat | Access::Strided);
+        if k.acc.is_some() || k.outputs.is_empty() || k.outputs.len() != k.term.roots.len() {
+            return bad("a part whose outputs are not those of its term");
+        }
+        if c.stored.len() != k.outputs.len() || !k.inputs.iter().all(|o| simple(&o.access)) {
+            return bad("a part whose operands are indexed by rows or columns");
+        }
+        if k.rank == 0 || k.rank > MAX_RANK || c.vector == 0 {
+            return bad("a part without axes, or of more than 16");
+        }
+    }
+    Ok(())
+}
+
+/// The name of a code's function.
+fn part_name(code: usize) -> String {
+    format!("part{code}")
+}
+
+/// A code as the template sees it. Its operands are counted from 0.
+struct Code<'k> {
+    at: usize,
+    part: &'k HorizontalPart,
+    operands: Vec<Pointer>,
+    outputs: Vec<(String, DType)>,
+}
+
+impl<'k> Code<'k> {
+    fn of(part: &'k HorizontalPart, at: usize) -> Code<'k> {
+        let outputs = part.kernel.outputs.iter().enumerate().map(|(i, d)| (format!("out{i}"), *d)).collect();
+        Code { at, part, operands: pointers(&part.kernel), outputs }
+    }
+
+    fn is_strided(&self) -> bool {
+        let strided = |a: &Access| *a == Access::Strided;
+        self.part.kernel.inputs.iter().any(|o| strided(&o.access)) || self.part.stored.iter().any(strided)
+    }
+
+    /// The name of the function of one element.
+    fn value_name(&self) -> String {
+        format!("value{}", self.at)
+    }
+
+    /// The function of one element, and its number of instructions.
+    fn value(&self, functions: &mut Functions<'_>) -> Result<(String, u64), EmitError> {
+        let name = self.value_name();
+        let (text, _, size) = value_function(functions, &name, &self.part.kernel, &self.operands, &self.outputs)?;
+        Ok((text, size))
+    }
+
+    fn context(&self, inline: &str) -> Value {
+        let used = self.used();
+        let live = || self.operands.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o);
+        let reads = live().map(|o| match o.access {
+            "splat" => format!("{}_all", o.name),
+            _ => format!("{}_v.v[k]", o.name),
+        });
+        let writes = self.outputs.iter().map(|(name, _)| format!("{name}_v.v[k]"));
+        let call: Vec<String> = reads.chain(writes).collect();
+        let stored = |a: &Access| if *a == Access::Full { "full" } else { "strided" };
+        context! {
+            name => part_name(self.at),
+            inline => inline,
+            vector => self.part.vector,
+            rank => self.part.kernel.rank,
+            strided => self.is_strided(),
+            params => self.params().into_iter().collect::<Value>(),
+            operands => live().map(|o| context! {
+                name => o.name.clone(), type => storage(o.dtype), access => o.access,
+            }).collect::<Value>(),
+            outputs => self.outputs.iter().zip(&self.part.stored).map(|((name, d), a)| context! {
+                name => name.clone(), type => storage(*d), access => stored(a),
+            }).collect::<Value>(),
+            call => format!("{}({})", self.value_name(), call.join(", ")),
+        }
+    }
+
+    /// Whether the term reads each operand.
+    fn used(&self) -> Vec<bool> {
+        super::pointwise::used(&self.part.kernel, &self.operands)
+    }
+
+    /// The parameters of its function, in the order of [`Part::args`].
+    fn params(&self) -> Vec<String> {
+        let rank = self.part.kernel.rank;
+        let axes = |name: &str| format!("const Axes<{rank}>& {name}_strides");
+        let strided = self.operands.iter().filter(|o| o.access == "strided").map(|o| axes(&o.name));
+        let reads = self.operands.iter().map(|o| format!("const {}* __restrict__ {}", storage(o.dtype), o.name));
+        let writes = self.outputs.iter().map(|(name, d)| format!("{}* __restrict__ {name}", storage(*d)));
+        let scattered = self.outputs.iter().zip(&self.part.stored).filter(|(_, a)| **a == Access::Strided);
+        reads
+            .chain(writes)
+            .chain([format!("const Axes<{rank}>& sizes")])
+            .chain(strided)
+            .chain(scattered.map(|((name, _), _)| axes(name)))
+            .collect()
+    }
+}
+
+/// A part of a launch.
+struct Part {
+    /// Its place.
+    at: usize,
+    code: usize,
+    /// Its first operand of the launch, and its first output.
+    read: usize,
+    written: usize,
+}
+
+fn parts(kernel: &HorizontalKernel) -> Vec<Part> {
+    let (mut read, mut written) = (0, 0);
+    let part = |(at, code): (usize, &usize)| {
+        let own = &kernel.codes[*code].kernel;
+        let part = Part { at, code: *code, read, written };
+        (read, written) = (read + own.inputs.len(), written + own.outputs.len());
+        part
+    };
+    kernel.parts.iter().enumerate().map(part).collect()
+}
+
+impl Part {
+    /// The arguments that its function takes.
+    fn args(&self, kernel: &HorizontalKernel) -> impl Iterator<Item = Arg> {
+        let code = &kernel.codes[self.code];
+        let rank = code.kernel.rank;
+        let about = |access: &Access| match access {
+            Access::Full => format!("row-major, of sizes{}", self.at),
+            Access::Splat => "one element".to_string(),
+            _ => "with the strides of that name".to_string(),
+        };
+        let steps = |of: ArgRole| Arg::strides(of, rank, "elements between neighbours along each axis");
+        let mut args = Vec::new();
+        let mut strides = Vec::new();
+        for (i, o) in code.kernel.inputs.iter().enumerate() {
+            args.push(Arg::read(self.read + i, o.dtype, about(&o.access)));
+            strides.extend((o.access == Access::Strided).then(|| steps(ArgRole::Read(self.read + i))));
+        }
+        for (i, (d, access)) in code.kernel.outputs.iter().zip(&code.stored).enumerate() {
+            args.push(Arg::written(self.written + i, *d, about(access)));
+            strides.extend((*access == Access::Strided).then(|| steps(ArgRole::Written(self.written + i))));
+        }
+        args.push(Arg::sizes(SizeName::OfPart(self.at), rank, format!("sizes of the axes of part {}", self.at)));
+        args.into_iter().chain(strides)
+    }
+}
+
+fn arguments(kernel: &HorizontalKernel) -> Vec<Arg> {
+    let mut args: Vec<Arg> = parts(kernel).iter().flat_map(|p| p.args(kernel)).collect();
+    let about = "blocks of the parts up to each one: ceil(ceil(its elements / elements of an access) / 256)";
+    args.push(Arg::sizes(SizeName::Ends, kernel.parts.len(), about));
+    args
+}
