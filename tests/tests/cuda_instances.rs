@@ -13,9 +13,9 @@ use hypatia_dsl::builtin::{BuiltinScalar, SCATTER_REDUCTIONS, ScatterReduction};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{InView, Origin, Program, ScalarBody, ScalarDef};
 use hypatia_dsl::kernel::{
-    Access, ArgmaxKernel, ChannelGroups, CumsumKernel, GroupTile, GroupWindowsKernel, Move, MoveKernel, Operand,
-    PointwiseKernel, ProductKernel, Reduction, RowAccess, RowwiseKernel, Running, ScatterKernel, SortKernel, Sorting,
-    WindowAxis, WindowTile, WindowsKernel,
+    Access, ArgmaxKernel, ChannelGroups, CumsumKernel, GroupTile, GroupWindowsKernel, HorizontalKernel, HorizontalPart,
+    Move, MoveKernel, Operand, PointwiseKernel, ProductKernel, Reduction, RowAccess, RowwiseKernel, Running,
+    ScatterKernel, SortKernel, Sorting, WindowAxis, WindowTile, WindowsKernel,
 };
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_templates::cuda::{RowTarget, rowwise_for};
@@ -129,6 +129,34 @@ fn accesses(p: &Program, dtype: DType, rank: usize, acc: bool) -> Instance {
         origin: String::new(),
         dtype,
         body: Body::Pointwise(kernel),
+    }
+}
+
+/// Parts of a launch: each way to index operands and results, by single elements and by several.
+fn parts(p: &Program, dtype: DType) -> Instance {
+    let part = |rank: usize, access: Access, stored: Access, vector: usize| {
+        let Body::Pointwise(mut kernel) = accesses(p, dtype, 2, false).body else { panic!("a pointwise kernel") };
+        kernel.rank = rank;
+        (kernel.name, kernel.inputs) = (String::new(), Vec::new());
+        for access in [Access::Full, Access::Splat, access.clone(), access] {
+            kernel.inputs.push(Operand { dtype, access });
+        }
+        HorizontalPart { kernel, stored: vec![stored], vector }
+    };
+    let several = 16 / dtype.size().min(8);
+    let parts = [
+        part(1, Access::Full, Access::Full, several),
+        part(3, Access::Strided, Access::Full, several),
+        part(3, Access::Strided, Access::Strided, several),
+        part(4, Access::Strided, Access::Strided, 1),
+        part(1, Access::Full, Access::Full, several),
+    ];
+    Instance {
+        kernel: "parts".into(),
+        kind: "pointwise",
+        origin: String::new(),
+        dtype,
+        body: Body::Horizontal(HorizontalKernel::of(&format!("parts_{dtype}"), parts)),
     }
 }
 
@@ -406,6 +434,7 @@ fn every_builtin_access_and_reduction_compiles() {
         instances.push(accesses(&p, dtype, 2, false));
         instances.push(accesses(&p, dtype, 4, false));
         instances.push(accesses(&p, dtype, 2, true));
+        instances.push(parts(&p, dtype));
         instances.push(reductions(&p, dtype, false));
         instances.push(reductions(&p, dtype, true));
         if dtype.is_float() {

@@ -135,6 +135,9 @@ impl<'p> RowRegion<'p> {
         if let (OpBody::Builtin(BuiltinOp::GatherElements), [Some(x), Some(index)]) = (&def.body, operands.as_slice()) {
             return Ok(vec![self.picked(*x, *index, attrs)?]);
         }
+        if let (OpBody::Builtin(BuiltinOp::Argmax), [Some(x)]) = (&def.body, operands.as_slice()) {
+            return Ok(vec![self.place_of_largest(*x, attrs)?]);
+        }
         let results = match def.body {
             OpBody::Defined(_) => self.body.op_body(def, attrs, &operands)?,
             OpBody::Builtin(b) => vec![self.body.builtin(op, b, attrs, &operands)?],
@@ -181,6 +184,38 @@ impl<'p> RowRegion<'p> {
         let axes = AttrValue::List(vec![AttrValue::Dim((last as i64).into())]);
         let largest = self.op(op, &[axes, AttrValue::Bool(true)], &[Some(one)])?;
         self.function(Select, &[inside, largest[0], nan])
+    }
+
+    /// Where the largest element of each row lies: the first one of the largest, or the last, as an
+    /// attribute says. A NaN counts as the largest.
+    fn place_of_largest(&mut self, x: ValId, attrs: &[AttrValue]) -> Result<RowValue, String> {
+        use BuiltinScalar::{Eq, IsNan, Or, Select};
+        let of = self.body.val(x).ty.clone();
+        let last = of.shape.len().checked_sub(1).ok_or("it searches a number")?;
+        let [AttrValue::Dim(axis), AttrValue::Bool(keeps), AttrValue::Bool(latest)] = attrs else {
+            return Err("an attribute is unknown".into());
+        };
+        let along_last = axis.as_const().is_some_and(|a| a == last as i64 || a == -1);
+        let size = of.shape[last].as_const().and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0 && along_last);
+        let size = size.ok_or("it searches along an axis other than the last one")?;
+        let positions = self.body.operand(&TensorType { dtype: DType::I64, shape: vec![of.shape[last].clone()] });
+        self.operands.push(RowOperand::Positions(DType::I64, size));
+        // What is compared is what another kernel would store.
+        let x = self.stored(RowValue(x));
+        let axes = || AttrValue::List(vec![AttrValue::Dim((last as i64).into())]);
+        let builtin = |op| self.program.builtin_op(op).ok_or("a builtin op is not declared");
+        let (amax, amin) = (builtin(BuiltinOp::Amax)?, builtin(BuiltinOp::Amin)?);
+        let largest = self.op(amax, &[axes(), AttrValue::Bool(true)], &[Some(x)])?[0];
+        let mut found = self.function(Eq, &[x, largest])?;
+        if of.dtype.is_float() {
+            let nan = self.function(IsNan, &[x])?;
+            found = self.function(Or, &[found, nan])?;
+        }
+        // What no element has: in front of all places, or behind them.
+        let (pick, nowhere) = if *latest { (amax, -1.0) } else { (amin, size as f64) };
+        let nowhere = self.number(nowhere, DType::I64);
+        let places = self.function(Select, &[found, RowValue(positions), nowhere])?;
+        Ok(self.op(pick, &[axes(), AttrValue::Bool(*keeps)], &[Some(places)])?[0])
     }
 
     /// A builtin function of each element.

@@ -191,6 +191,38 @@ fn approximate_rules_can_be_tried_where_they_are_used() {
     let o = hypatia(&["explain", "rough.hyp", "--why-not", "t::rough"], at);
     assert!(out(&o).contains("makes no claim for f32 that this run accepts"), "{}{}", out(&o), err(&o));
     fails(&["explain", "rough.hyp", "--target", "h200"], at, "--target is for a model");
+    // A test without a meaning keeps the others from nothing.
+    let head = "edition 1;\nuse core::*;\nuse nn::*;\n";
+    let [bad, good] = ["amax(select(isnan(x), 1.0, 0.0), axes = [0])", "relu(x)"].map(|given| {
+        format!("test \"{given}\" {{\n  input x: f32[2, 3];\n  given {given};\n  expect launches == 1;\n}}\n")
+    });
+    std::fs::write(at.join("half.hyp"), format!("{head}{bad}{good}")).unwrap();
+    let o = hypatia(&["explain", "half.hyp"], at);
+    assert_eq!(o.status.code(), Some(1), "{}", err(&o));
+    assert!(
+        out(&o).contains("\nerror: the number 1 has no element type") && out(&o).contains("--> half.hyp:4"),
+        "{}",
+        out(&o)
+    );
+    assert!(out(&o).contains("test relu(x)\n") && out(&o).contains("1. pointwise relu"), "{}", out(&o));
+}
+
+#[test]
+fn a_plan_is_listed_for_a_device_that_is_not_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = digits().join("model.onnx");
+    let model = model.to_str().unwrap();
+    let plan = ["opt", model, "--stage", "plan", "--target", "h200", "-q"];
+    let o = hypatia(&plan, folder.path());
+    assert_eq!(o.status.code(), Some(0), "{}", err(&o));
+    let list = out(&o);
+    let numbers: Vec<&str> = list.lines().map(|l| l.split('.').next().unwrap()).collect();
+    assert!(numbers.len() > 2 && numbers.iter().zip(1..).all(|(n, i)| *n == i.to_string()), "{list}");
+    let o = hypatia(&[&plan[..], &["--json"]].concat(), folder.path());
+    let json: serde_json::Value = serde_json::from_str(&out(&o)).unwrap();
+    assert_eq!(json["steps"].as_array().unwrap().len(), numbers.len());
+    fails(&[&plan[..], &["-o", "m.onnx"]].concat(), folder.path(), "neither -o nor dot");
+    fails(&[&plan[..], &["--format", "dot"]].concat(), folder.path(), "neither -o nor dot");
 }
 
 #[test]

@@ -5,10 +5,11 @@
 //! `None` for any other graph. Invariant: nothing but the results reads scores, weights and their
 //! gradients, so that none of these has to be stored.
 
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::attention::{logsumexp_of, softmax_of};
 use hypatia_dsl::scalar::{Term, prune};
 
-use super::scores::{Scores, product, untransposed};
+use super::scores::{Scores, is_widening, product, untransposed};
 use super::{Graph, Product, Value};
 
 /// The parts of an attention.
@@ -36,7 +37,13 @@ impl Attention {
         }
         let mut scores = Scores::new(graph, 1);
         scores.hide(weights);
-        let (root, safe) = scores.of_rows(weights, softmax_of)?;
+        // The kernel multiplies weights of the values' type, whatever type the softmax has.
+        let made = match graph.node(weights.node).operands.first() {
+            Some(Some(from)) if is_widening(graph, weights) && graph.ty(*from).dtype == DType::F32 => *from,
+            _ => weights,
+        };
+        scores.hide(made);
+        let (root, safe) = scores.of_rows(made, softmax_of)?;
         let lse = match further {
             [] => false,
             [(_, lse)] => scores.of_rows(*lse, logsumexp_of)? == (root, safe),

@@ -334,8 +334,8 @@ impl Grower<'_, '_> {
             && (gpu == 1 && is_by_columns(space, rows, n) || self.lies_by_rows(kernel, space, rows.zip(n)))
     }
 
-    /// Elements of a row that are computed in the time of a launch, however few rows there are: by a
-    /// thread of a host together with all other rows, by a block of a GPU, or by a cluster of
+    /// Elements of a row that are computed in the time of a launch, however few rows there are: by
+    /// a thread of a host together with all other rows, by a block of a GPU, or by a cluster of
     /// blocks.
     fn alone(&self) -> i64 {
         match self.device.sm {
@@ -359,8 +359,9 @@ impl Grower<'_, '_> {
     }
 }
 
-/// Whether rows are so many and so short that a thread each computes them, and neighbouring rows lie
-/// side by side in everything that is read and stored: so do the accesses of neighbouring threads.
+/// Whether rows are so many and so short that a thread each computes them, and neighbouring rows
+/// lie side by side in everything that is read and stored: so do the accesses of neighbouring
+/// threads.
 fn is_by_columns(space: &RowSpace, rows: Option<i64>, n: Option<i64>) -> bool {
     let (Some(rows), Some(n)) = (rows, n) else { return false };
     let beside = |axes: &Vec<Vec<usize>>| {
@@ -499,6 +500,9 @@ impl<'g> Reading<'g> {
         };
         if let Some(RowOperand::Positions(dtype, count)) = self.region.operands().get(self.operands.len()) {
             self.operands.push(RowsOperand::Positions(*dtype, *count));
+            if builtin(self.graph, node) != Some(BuiltinOp::GatherElements) {
+                return Some(made.into_iter().map(Made::Rows).collect());
+            }
             let places = node.operands.get(1).copied().flatten()?;
             // What is computed inside cannot be looked at before.
             if self.inside.contains(&places.node.index()) && self.on_host {

@@ -209,7 +209,7 @@ fn of_second(term: &Term) -> Term {
 }
 
 /// Whether a value is another one in another floating-point type.
-fn is_widening(graph: &Graph, value: Value) -> bool {
+pub(super) fn is_widening(graph: &Graph, value: Value) -> bool {
     let node = graph.node(value.node);
     let NodeKind::Op { op, .. } = &node.kind else { return false };
     let of = node.operands.iter().flatten().next();

@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::random::{coarsest, compare};
 use super::{int, list, program, ty};
-use BuiltinScalar::{Abs, Add, Div, Exp, Log, Lt, Max, Min, Mul, Neg, Round, Rsqrt, Select, Sub, Tanh};
+use BuiltinScalar::{Abs, Add, Div, Exp, Floor, Log, Lt, Max, Min, Mul, Neg, Round, Rsqrt, Select, Sub, Tanh};
 
 /// A graph with inputs.
 pub struct RowCase {
@@ -295,7 +295,21 @@ pub fn gpu_cases(dtype: DType) -> Vec<RowCase> {
         let out = r.f(Add, &[y, shift]);
         r.case("a norm with a scale of each sample", &[out], 1)
     };
-    vec![looked_up, shared]
+    let searched = |latest: bool| {
+        let mut r = Rows::new(dtype);
+        let (x, two) = (r.x(&[9, 37]), r.n(2.0));
+        // Whole numbers, of which many are the largest; a row with NaN.
+        let steps = r.f(Floor, &[x]);
+        let (row, nan) = (r.input(DType::Bool, &[9, 37], 0.0..1.02), r.n(f64::NAN));
+        let steps = r.f(Select, &[row, nan, steps]);
+        let scaled = r.f(Mul, &[steps, two]);
+        let found = r.op(BuiltinOp::Argmax, &[scaled], vec![int(1), true.into(), latest.into()]);
+        // As numbers, which are compared without tolerance for the next one.
+        let place = r.cast(found, DType::F32);
+        let second = r.f(Neg, &[place]);
+        r.case(if latest { "the last largest element" } else { "the first largest element" }, &[place, second], 1)
+    };
+    vec![looked_up, shared, searched(false), searched(true)]
 }
 
 /// A sum, its norm, and the norm rounded to 8 bits with a scale for each group.
@@ -548,7 +562,7 @@ fn apart(dtype: DType) -> Vec<RowCase> {
     };
     let few = {
         let mut r = Rows::new(dtype);
-        let x = r.x(&[2, 20000]);
+        let x = r.x(&[2, 70000]);
         let e = r.f(Exp, &[x]);
         let s = r.reduce(BuiltinOp::Sum, e);
         r.case("few long rows", &[s], 2)

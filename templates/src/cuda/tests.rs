@@ -6,7 +6,9 @@ use hypatia_dsl::compile::{FileLoader, compile};
 use hypatia_dsl::dtype::Kind;
 use hypatia_dsl::ir::{InView, Origin, ScalarBody, ScalarDef, ScalarId};
 use hypatia_dsl::kernel::short::Shortener;
-use hypatia_dsl::kernel::{Access, Operand, Reduction, RowAccess, WindowAxis, WindowTile};
+use hypatia_dsl::kernel::{
+    Access, HorizontalKernel, HorizontalPart, Operand, Reduction, RowAccess, WindowAxis, WindowTile,
+};
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::source::SourceFile;
@@ -133,6 +135,41 @@ fn windows_of_a_plane_read_as_one_would_write_them() {
     insta::assert_snapshot!(windows(&p, &k).unwrap().text);
     k.tile.planes = 1000;
     assert!(windows(&p, &k).is_err());
+}
+
+/// A part of a launch: the sum of two operands, indexed like that.
+fn part(p: &Program, dtype: DType, access: [Access; 3], vector: usize) -> HorizontalPart {
+    let mut b = build(p);
+    let (x, y) = (b.input(0), b.input(1));
+    let sum = b.call(BuiltinScalar::Add, &[x, y]);
+    let [first, second, stored] = access;
+    let inputs = [first, second].map(|access| Operand { dtype, access });
+    let (name, doc) = (String::new(), String::new());
+    let kernel = PointwiseKernel {
+        name,
+        doc,
+        inputs: inputs.to_vec(),
+        outputs: vec![dtype],
+        rank: 2,
+        term: b.done(&[sum]),
+        acc: None,
+    };
+    HorizontalPart { kernel, stored: vec![stored], vector }
+}
+
+#[test]
+fn parts_of_a_launch_read_as_one_would_write_them() {
+    let p = builtins();
+    let whole = part(&p, DType::BF16, [Access::Full, Access::Splat, Access::Full], 8);
+    let strided = part(&p, DType::F32, [Access::Strided, Access::Full, Access::Strided], 4);
+    let k = HorizontalKernel::of("parts", [whole.clone(), strided, whole.clone()]);
+    // Parts of one code share its function.
+    assert_eq!((k.codes.len(), k.parts.as_slice()), (2, &[0, 1, 0][..]));
+    insta::assert_snapshot!(horizontal(&p, &k).unwrap().text);
+    let mut by_row = whole;
+    by_row.kernel.inputs[0].access = Access::Row;
+    assert!(horizontal(&p, &HorizontalKernel::of("parts", [by_row])).is_err());
+    assert!(horizontal(&p, &HorizontalKernel::of("parts", [])).is_err());
 }
 
 fn softmax(p: &Program) -> RowwiseKernel {

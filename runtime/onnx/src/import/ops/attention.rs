@@ -63,6 +63,8 @@ struct Masks {
     allowed: Vec<Value>,
     /// The bias added to the scores.
     bias: Option<Value>,
+    /// Each query has a key that no mask hides.
+    open: bool,
 }
 
 /// The number of keys before the first query, as i64 of shape `[]` or `[b, 1, 1, 1]`.
@@ -92,7 +94,7 @@ fn valid_keys(ctx: &mut Ctx) -> Out<Option<Value>> {
 fn masks(ctx: &mut Ctx, scores: &[Dim]) -> Out<Masks> {
     let (queries, keys) = (scores[2].clone(), scores[3].clone());
     let one = Dim::from(1);
-    let mut masks = Masks { allowed: Vec::new(), bias: None };
+    let mut masks = Masks { allowed: Vec::new(), bias: None, open: false };
     let causal = ctx.attrs.flag("is_causal", false)?;
     let window = |name| if ctx.since >= 25 { ctx.attrs.int_or(name, -1) } else { Ok(-1) };
     let (left, right) = (window("left_window_size")?, window("right_window_size")?);
@@ -131,6 +133,9 @@ fn masks(ctx: &mut Ctx, scores: &[Dim]) -> Out<Masks> {
             _ => masks.bias = Some(mask),
         }
     }
+    // A query attends to the first key, at least.
+    let valid = ctx.since >= 24 && ctx.has(6);
+    masks.open = causal && left < 0 && !valid && !ctx.has(3);
     Ok(masks)
 }
 
@@ -261,7 +266,7 @@ fn weights(ctx: &mut Ctx, x: Value, masks: &Masks, scores: &[Dim]) -> Out<Value>
     let name = ctx.name(0)?;
     let all = ctx.call(name, &[Some(x)], &[("axis", int(3))])?;
     let all = ctx.cast(all, dtype)?;
-    if masks.allowed.is_empty() && masks.bias.is_none() {
+    if masks.open || masks.allowed.is_empty() && masks.bias.is_none() {
         return Ok(all);
     }
     // The bias decides which rows are masked, not the scores: they may be infinite themselves.

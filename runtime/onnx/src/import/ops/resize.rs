@@ -1,9 +1,9 @@
 //! Resize: each axis separately, as a gather of neighbours and a weighted sum of them.
 //!
-//! In: sizes that are known at import. Out: for an axis that changes, a gather by constant indices
-//! and, unless one neighbour is enough, a product with constant weights and a sum. Weights are
-//! computed in f64. Invariant: neighbours outside the operand are clamped to its edge, and weights
-//! equal those of ONNX's own reference.
+//! In: sizes that are known at import. Out: for an axis that changes, its elements repeated, if
+//! that is all; else a gather by constant indices and, unless one neighbour is enough, a product
+//! with constant weights and a sum. Weights are computed in f64. Invariant: neighbours outside the
+//! operand are clamped to its edge, and weights equal those of ONNX's own reference.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -219,6 +219,17 @@ impl ResizeAttrs {
         self.kind == Kind::Nearest && nearest
     }
 
+    /// How often each element is repeated, if the result is each of them repeated as often.
+    fn factor(&self, a: &Axis) -> Option<i64> {
+        let factor = a.output.checked_div(a.input).filter(|f| *f > 0 && f.checked_mul(a.input) == Some(a.output))?;
+        let is_that = |i: i64| {
+            let Some((at, weights)) = self.neighbours(a, i) else { return false };
+            at.iter().zip(weights).all(|(at, w)| w == 0.0 || (w == 1.0 && *at == i / factor))
+        };
+        let few = self.kind == Kind::Nearest && usize::try_from(a.output).is_ok_and(|n| n <= LARGEST);
+        (few && (0..a.output).all(is_that)).then_some(factor)
+    }
+
     /// The position of result `i` in the operand; `None` outside a cropped region.
     fn position(&self, a: &Axis, i: i64) -> Option<f64> {
         let (x, input, output) = (i as f64, a.input as f64, a.scale * a.input as f64);
@@ -328,7 +339,10 @@ pub fn resize(ctx: &mut Ctx) -> Out {
         if a.input == 0 && a.output > 0 {
             return ctx.wrong(format!("axis {axis} has no elements to interpolate"));
         }
-        x = along(ctx, x, axis, &a, &how)?;
+        x = match how.factor(&a) {
+            Some(factor) => repeated(ctx, x, axis, factor)?,
+            None => along(ctx, x, axis, &a, &how)?,
+        };
     }
     Ok(vec![x.into()])
 }
