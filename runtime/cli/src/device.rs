@@ -23,6 +23,9 @@ use hypatia_cuda::tune::machine;
 use hypatia_cuda::tuner::{Effort, Tuner};
 use hypatia_cuda::tuning::TuningFile;
 use hypatia_dsl::dtype::DType;
+use hypatia_graph::Graph;
+use hypatia_optimize as optimize;
+use hypatia_pipeline as pipeline;
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
 
@@ -138,13 +141,41 @@ impl Precision {
         matches!(self, Precision::Bf16 | Precision::F16)
     }
 
+    /// The type to which f32 is narrowed.
+    fn narrow(self) -> Option<DType> {
+        match self {
+            Precision::F32 | Precision::Tf32 => None,
+            Precision::Bf16 => Some(DType::BF16),
+            Precision::F16 => Some(DType::F16),
+        }
+    }
+
+    /// A graph in this precision, and the options with which it is optimised, as a run has them.
+    pub fn of_graph(self, graph: Graph, options: optimize::Options) -> Result<(Graph, optimize::Options)> {
+        let options = optimize::Options { device: self.on(options.device)?, ..options };
+        let graph = match self.narrow() {
+            None => graph,
+            // Sums of a norm or a softmax that is written out would be narrowed: rules name those
+            // ops first.
+            Some(to) => pipeline::optimize(&graph, &options.naming(&graph.program))?.graph.narrowed(to)?.graph,
+        };
+        Ok((graph, options))
+    }
+
+    /// A device that computes products in this precision.
+    pub fn on(self, device: Device) -> Result<Device> {
+        let tf32 = self == Precision::Tf32;
+        if tf32 && device.is_host() {
+            return Err(Error::Input(
+                "--precision tf32 needs a GPU, as in --target h200; a CPU computes in f32".into(),
+            ));
+        }
+        Ok(device.with_tf32(tf32))
+    }
+
     /// The model in this precision, and a note about what stays f32, or that nothing changes.
     pub fn narrowed(self, model: Model) -> Result<(Model, Option<String>)> {
-        let to = match self {
-            Precision::F32 | Precision::Tf32 => return Ok((model, None)),
-            Precision::Bf16 => DType::BF16,
-            Precision::F16 => DType::F16,
-        };
+        let Some(to) = self.narrow() else { return Ok((model, None)) };
         let model = model.narrowed(to)?;
         let wide: Vec<String> = model.wide().into_iter().flatten().map(|(name, n)| format!("{name} x{n}")).collect();
         let summary = match (model.narrow(), wide.is_empty()) {

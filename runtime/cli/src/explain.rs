@@ -17,6 +17,7 @@ use hypatia_tensor::error::{Error, Result};
 use hypatia_verify::test_runner::{given, target};
 use serde_json::{Value, json};
 
+use super::device::Precision;
 use super::inputs::warn_if_wrong;
 use super::model::{ModelOptions, tell_assumed};
 use super::output::write_stdout;
@@ -76,8 +77,7 @@ impl Explain {
         if self.what.extension().is_some_and(|e| e == "hyp") {
             return self.tests();
         }
-        let graph = self.options.load(&self.what)?;
-        let mut options = self.options.options(&graph)?;
+        let (graph, mut options) = self.options.load(&self.what)?;
         let tuning = self.tuning.clone().or_else(|| TuningFile::beside(&self.what));
         let tuning = tuning.map(|path| TuningFile::read(&path)).transpose()?;
         options.measured = tuning.iter().flat_map(|file| claims::measured(file, &options.device)).collect();
@@ -129,6 +129,7 @@ impl Explain {
             ("--inputs", self.options.inputs.is_some()),
             ("--dim", !self.options.sizes.dim.is_empty()),
             ("--target", self.options.target.is_some()),
+            ("--precision", self.options.precision != Precision::F32),
             ("--costs", self.options.costs.costs.is_some()),
             ("--memory", self.options.memory.memory.is_some()),
             ("--node", self.node.is_some()),

@@ -19,7 +19,7 @@ use hypatia_plan as plan;
 use hypatia_plan::Plan;
 use hypatia_tensor::error::{Error, Result};
 
-use super::device::{CostOptions, MemoryOptions};
+use super::device::{CostOptions, MemoryOptions, Precision};
 use super::inputs::must_be_right;
 use super::model::{RuleOptions, Sizes, assumed, must_be_model, tell_assumed};
 use super::output::write_stdout;
@@ -52,6 +52,9 @@ pub struct Gen {
     /// or h200 if there is none.
     #[arg(long, value_name = "DEVICE", requires = "model")]
     target: Option<String>,
+    /// What products of f32 are computed in.
+    #[arg(long, value_enum, default_value_t = Precision::F32, requires = "model")]
+    precision: Precision,
     #[command(flatten)]
     costs: CostOptions,
     #[command(flatten)]
@@ -279,6 +282,8 @@ impl Gen {
         let graph = self.sizes.load(model, program.clone())?;
         let mut options = optimize::Options { device: device.clone(), ..optimize::Options::default() };
         self.firing.apply(program, &mut options)?;
+        let (graph, options) = self.precision.of_graph(graph, options)?;
+        let device = options.device.clone();
         let symbols = graph.symbols();
         // A run optimises the model on its sizes, and so does the plan below.
         let open = match symbols.is_empty() {

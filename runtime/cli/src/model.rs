@@ -21,7 +21,7 @@ use hypatia_tensor::Tensor;
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::npz;
 
-use super::device::{CostOptions, MemoryOptions};
+use super::device::{CostOptions, MemoryOptions, Precision};
 use super::output::warning;
 
 /// Which rules may fire.
@@ -261,6 +261,9 @@ pub struct ModelOptions {
     /// without them.
     #[arg(long, value_name = "FILE.npz")]
     pub inputs: Option<PathBuf>,
+    /// What products of f32 are computed in.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    pub precision: Precision,
     #[command(flatten)]
     pub firing: RuleOptions,
     #[command(flatten)]
@@ -271,12 +274,17 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// The model as a graph; only the given sizes are bound.
-    pub fn load(&self, model: &Path) -> Result<Graph> {
+    /// The model as a graph in the precision that is asked for, and the optimiser's options; only
+    /// the given sizes are bound.
+    pub fn load(&self, model: &Path) -> Result<(Graph, Options)> {
         must_be_model(model)?;
         let program = self.domains.program(&self.rules)?;
-        let Some(path) = &self.inputs else { return self.sizes.load(model, program) };
-        self.sizes.load_for(model, program, &npz::read(path)?)
+        let graph = match &self.inputs {
+            None => self.sizes.load(model, program)?,
+            Some(path) => self.sizes.load_for(model, program, &npz::read(path)?)?,
+        };
+        let options = self.options(&graph)?;
+        self.precision.of_graph(graph, options)
     }
 
     /// The files that the command reads.
@@ -287,7 +295,7 @@ impl ModelOptions {
     }
 
     /// The optimiser's options.
-    pub fn options(&self, graph: &Graph) -> Result<Options> {
+    fn options(&self, graph: &Graph) -> Result<Options> {
         let mut options = Options {
             device: self.costs.of(assumed(self.target.as_deref(), "cpu")?)?,
             no_rules: self.no_rules,

@@ -78,8 +78,7 @@ impl Opt {
                 "a plan is printed as text or JSON: --stage plan takes neither -o nor dot".into(),
             ));
         }
-        let graph = self.options.load(&self.model)?;
-        let options = self.options.options(&graph)?;
+        let (graph, options) = self.options.load(&self.model)?;
         let (graph, report) = match self.stage {
             Stage::Imported => (graph, None),
             Stage::Inlined => (graph.inlined()?, None),
