@@ -614,6 +614,10 @@ impl Resolved {
         let module = elsewhere.map(|m| self.names[m].as_str()).or_else(|| self.library.module_of(space, name));
         if let (Some(module), 1) = (module, path.parts.len()) {
             d = d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
+        } else if name == "in" && space == Space::Value {
+            d = d
+                .hint("`in(t)` reads a tensor in the term of an epilogue: `gemm(a, b, acc + in(t))`")
+                .hint("between tensors its name is enough: `t`");
         } else if let Some(hint) = foreign::function(name).filter(|_| space == Space::Value) {
             d = d.hint(hint);
         } else if let Some(s) = closest(name, self.visible(file, space)) {

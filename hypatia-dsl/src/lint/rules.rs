@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::builtin::BuiltinOp;
 use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{
@@ -163,6 +164,7 @@ fn unmatchable(p: &Program, r: &Rule, pat: &Pat, reachable: &HashSet<OpId>, out:
                 out.push(d);
             }
             beyond_split(p, r, n, out);
+            no_permutation(p, r, n, out);
             n.operands().for_each(|a| unmatchable(p, r, a, reachable, out));
         }
         Pat::Bind(_, inner) | Pat::Typed(inner, _) => unmatchable(p, r, inner, reachable, out),
@@ -191,6 +193,34 @@ fn beyond_split(p: &Program, r: &Rule, n: &NodePat, out: &mut Vec<Diagnostic>) {
             .note(format!("it asks for `.{}`, and the last one is `.{last}`", n.output));
         out.push(d.hint("results are counted from 0"));
     }
+}
+
+/// Warns of axes that are no order of those of the operand.
+fn no_permutation(p: &Program, r: &Rule, n: &NodePat, out: &mut Vec<Diagnostic>) {
+    let Head::Op(id) = n.head else { return };
+    let (OpBody::Builtin(BuiltinOp::Transpose), Some(span)) = (&p.op(id).body, r.origin.span) else { return };
+    let number = |v: &AttrValue| if let AttrValue::Dim(d) = v { d.as_const() } else { None };
+    let literal = |a: &AExpr| if let AExpr::Value(v) = a { number(v) } else { None };
+    let axes: Option<Vec<i64>> = match n.attrs.first() {
+        Some(AttrPat::List(l)) => l.iter().map(|a| if let AttrPat::Is(e) = a { literal(e) } else { None }).collect(),
+        Some(AttrPat::Is(AExpr::List(l))) => l.iter().map(literal).collect(),
+        Some(AttrPat::Is(AExpr::Value(AttrValue::List(l)))) => l.iter().map(number).collect(),
+        _ => None,
+    };
+    let Some(mut axes) = axes else { return };
+    let rank = n.operands().next().and_then(|x| match x {
+        Pat::Typed(_, t) if t.rest.is_none() => Some(t.prefix.len() + t.suffix.len()),
+        _ => None,
+    });
+    let count = rank.unwrap_or(axes.len());
+    let written: Vec<String> = axes.iter().map(i64::to_string).collect();
+    axes.sort_unstable();
+    if axes.iter().copied().eq(0..count as i64) {
+        return;
+    }
+    let what = format!("`{}` can never match: [{}] orders no {count} axes", r.base_name, written.join(", "));
+    let d = Diagnostic::warning(code::UNMATCHABLE, what, span);
+    out.push(d.hint(format!("name each of the axes from 0 to {} once", count.saturating_sub(1))));
 }
 
 fn root(r: &Rule) -> Option<Head> {

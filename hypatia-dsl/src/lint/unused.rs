@@ -7,7 +7,7 @@ use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{OpBody, ParamKind, Program, VarId};
 use crate::resolve::{ItemRef, Resolved, Space};
-use crate::sema::mentions::item_mentions;
+use crate::sema::mentions::{item_mentions, names};
 use crate::sema::walk::{build_vars, expr_vars, type_vars};
 use crate::source::SourceMap;
 
@@ -15,6 +15,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &
     // Most names in use are not the user's own, so they need not be resolved.
     attributes(p, resolved, out);
     families(resolved, sources, out);
+    binders(resolved, out);
     let own = resolved.files.iter().filter(|tree| !sources.file(tree.id).embedded).flat_map(|tree| &tree.items);
     let candidates: HashSet<&str> = own
         .filter_map(|item| match &item.kind {
@@ -50,6 +51,30 @@ fn families(resolved: &Resolved, sources: &SourceMap, out: &mut Vec<Diagnostic>)
             let d = Diagnostic::warning(code::SHADOWS, format!("`{name}` shadows a predefined family"), f.name.span)
                 .label(format!("rules in other files still use the predefined `{name}`"));
             out.push(d.hint("choose another name"));
+        }
+    }
+}
+
+/// Binders of rules that nothing uses: each of their members makes the same rule again.
+fn binders(resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+    for item in resolved.files.iter().flat_map(|tree| &tree.items) {
+        let ItemKind::Rule(r) = &item.kind else { continue };
+        if r.binders.is_empty() || resolved.trusts(Some(item.span)) {
+            continue;
+        }
+        let mut used: HashSet<&str> = HashSet::new();
+        let terms = [&r.lhs, &r.rhs].into_iter().chain(r.lets.iter().map(|l| &l.1));
+        let guards = r.requires.iter().chain(&r.prefer).chain(r.saves.iter().map(|s| &s.amount));
+        for e in terms.chain(guards) {
+            names(e, &mut used);
+        }
+        used.extend(r.classes.iter().flat_map(|c| &c.dtypes).map(|d| d.node.as_str()));
+        used.extend(r.types.iter().map(|(_, t)| t.dtype.node.as_str()));
+        for b in r.binders.iter().filter(|b| !used.contains(b.name.node.as_str())) {
+            let what = format!("`{}` of `{}` is bound and never used", b.name.node, r.path.text());
+            let d = Diagnostic::warning(code::UNUSED_VARIABLE, what, b.name.span)
+                .label("each member of this family makes the same rule again");
+            out.push(d.hint("remove it, or apply it: `g(x)`"));
         }
     }
 }

@@ -99,7 +99,7 @@ fn within(cx: &mut Cx<'_>, c: &ast::ClassExpr, bounds: &[Spanned<f64>]) -> Optio
     match bounds {
         [n] if n.node >= 1.0 && n.node <= MOST && n.node.fract() == 0.0 => Some(Class::Within(n.node as u32)),
         _ => {
-            let said = "`within` takes the number of steps that an integer may be off: 1 or more";
+            let said = format!("`within` takes the number of steps that an integer may be off: 1 to {MOST}");
             let at = bounds.first().map_or(c.class.span, |b| b.span);
             cx.report(Diagnostic::error(code::CLASS, said, at).hint("write `class within(1)`"))
         }

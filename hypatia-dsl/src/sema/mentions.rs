@@ -3,40 +3,60 @@
 //! In: a syntax tree. Out: the paths in it that may name a declaration. Invariant: nesting of any
 //! depth is safe, since nothing here recurses over expressions.
 
+use std::collections::HashSet;
+
 use crate::ast::{DimExpr, Expect, Expr, ExprKind, ItemKind, Path, TestStatement};
 
 /// Calls `f` for every path that may name a declaration; the flag is true if the path is applied.
-/// Uses an explicit stack instead of recursion.
 pub(crate) fn mentions(e: &Expr, f: &mut dyn FnMut(&Path, bool)) {
     let mut stack = vec![e];
     while let Some(e) = stack.pop() {
         match &e.kind {
             ExprKind::Path(p) => f(p, false),
-            ExprKind::Call { callee, args, .. } => {
-                f(callee, true);
-                stack.extend(args.iter().map(|a| &a.value));
-            }
-            ExprKind::Result(x, _) | ExprKind::Spread(Some(x)) | ExprKind::Unary(_, x) | ExprKind::Bind(_, x) => {
-                stack.push(x)
-            }
-            ExprKind::Typed(x, t) => {
-                stack.push(x);
-                stack.extend(t.dims.iter().filter_map(|d| match d {
-                    DimExpr::Dim(e) => Some(e),
-                    DimExpr::Rest(e, _) => e.as_ref(),
-                }));
-            }
-            ExprKind::Index(a, b) | ExprKind::Binary(_, a, b) | ExprKind::Else(a, b) | ExprKind::Near(a, b) => {
-                stack.extend([&**a, &**b]);
-            }
-            ExprKind::List(l) | ExprKind::Set(l) | ExprKind::Alternatives(l) | ExprKind::Tuple(l) => stack.extend(l),
-            ExprKind::Comprehension { element, over, condition, .. } => {
-                stack.extend([&**element, &**over]);
-                stack.extend(condition.as_deref());
-            }
-            ExprKind::If(a, b, c) => stack.extend([&**a, &**b, &**c]),
+            ExprKind::Call { callee, .. } => f(callee, true),
             _ => {}
         }
+        stack.extend(parts(e));
+    }
+}
+
+/// The names in an expression that may be functions or element types.
+pub(crate) fn names<'e>(e: &'e Expr, out: &mut HashSet<&'e str>) {
+    let mut stack = vec![e];
+    while let Some(e) = stack.pop() {
+        match &e.kind {
+            ExprKind::Path(p) => out.extend(p.parts.last().map(|n| n.node.as_str())),
+            ExprKind::Call { callee, types, .. } => {
+                out.extend(callee.parts.last().into_iter().chain(types).map(|n| n.node.as_str()));
+            }
+            ExprKind::Typed(_, t) => out.extend([t.dtype.node.as_str()]),
+            _ => {}
+        }
+        stack.extend(parts(e));
+    }
+}
+
+/// The expressions of which one is made directly.
+fn parts(e: &Expr) -> Vec<&Expr> {
+    match &e.kind {
+        ExprKind::Call { args, .. } => args.iter().map(|a| &a.value).collect(),
+        ExprKind::Result(x, _) | ExprKind::Spread(Some(x)) | ExprKind::Unary(_, x) | ExprKind::Bind(_, x) => vec![x],
+        ExprKind::Typed(x, t) => {
+            let dims = t.dims.iter().filter_map(|d| match d {
+                DimExpr::Dim(e) => Some(e),
+                DimExpr::Rest(e, _) => e.as_ref(),
+            });
+            std::iter::once(&**x).chain(dims).collect()
+        }
+        ExprKind::Index(a, b) | ExprKind::Binary(_, a, b) | ExprKind::Else(a, b) | ExprKind::Near(a, b) => {
+            vec![a, b]
+        }
+        ExprKind::List(l) | ExprKind::Set(l) | ExprKind::Alternatives(l) | ExprKind::Tuple(l) => l.iter().collect(),
+        ExprKind::Comprehension { element, over, condition, .. } => {
+            [&**element, &**over].into_iter().chain(condition.as_deref()).collect()
+        }
+        ExprKind::If(a, b, c) => vec![a, b, c],
+        _ => Vec::new(),
     }
 }
 
