@@ -355,7 +355,7 @@ impl Grower<'_, '_> {
         let stored = kernel.outputs.iter().all(|o| o.1 != RowAccess::Strided);
         let elements = sizes.and_then(|(rows, n)| rows.checked_mul(n));
         let few = !self.device.is_host() && elements.is_some_and(|n| n <= FEW_APART);
-        few || stored && space.tensors.iter().all(along)
+        stored && (few || space.tensors.iter().all(along))
     }
 }
 
