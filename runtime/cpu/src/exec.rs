@@ -18,6 +18,7 @@ use super::cumsum;
 use super::depthwise::DepthwiseCode;
 use super::gemm::GemmCode;
 use super::gemm::guard::{Checks, Fault, Mismatch};
+use super::horizontal::{self, HorizontalCode};
 use super::im2col::Geometry;
 use super::interp::Code;
 use super::memory::{Bytes, Outside, SplitArena, empty, split_arena};
@@ -40,6 +41,7 @@ enum PreparedStep {
     /// A depthwise convolution (one filter per channel), channels last.
     Depthwise(Box<DepthwiseCode>),
     Pointwise(Code),
+    Horizontal(Box<HorizontalCode>),
     Rowwise(Box<RowCode>),
     /// One copy per read, in the order of the writes.
     Copies(Vec<StridedCopy>),
@@ -328,7 +330,7 @@ impl Executor {
             return steps.try_for_each(|part| self.step(index, part, instance, inputs, outputs, record));
         }
         let (mut writes, mut direct) = (SmallVec::<[(usize, usize); 4]>::new(), SmallVec::<[usize; 4]>::new());
-        for v in &step.writes {
+        for v in horizontal::buffers(step) {
             match (self.outside[v.buffer.index()], self.buffer(v).storage) {
                 (Some(output), _) => direct.push(output),
                 (None, Storage::Arena(offset)) => writes.push((offset, self.buffer(v).len * v.dtype.size())),
@@ -339,7 +341,7 @@ impl Executor {
         let mut outside = Outside::split(outputs, &direct);
         let mut inside = std::mem::take(&mut arena.outs).into_iter();
         let mut outs = SmallVec::<[&mut [u8]; 4]>::new();
-        for v in &step.writes {
+        for v in horizontal::buffers(step) {
             let out = match self.outside[v.buffer.index()] {
                 Some(output) => outside.take(output),
                 None => inside.next(),
@@ -393,6 +395,7 @@ fn perform(
         (_, PreparedStep::Depthwise(c)) => c.run(workers, reads[0], &step.reads[2..], &reads[2..], outs[0])?,
         (_, PreparedStep::Direct(c)) => c.run(workers, [reads[0], reads[1]], &step.reads[2..], &reads[2..], outs[0])?,
         (Action::Pointwise(p), PreparedStep::Pointwise(code)) => pointwise(p, code, step, reads, workers, outs),
+        (Action::Horizontal(_), PreparedStep::Horizontal(code)) => code.run(step, workers, reads, outs)?,
         (Action::Rowwise(r), PreparedStep::Rowwise(code)) => {
             for (read, count) in &r.lookups {
                 copies::check(source(*read), *count)?;
@@ -480,7 +483,7 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<PreparedStep> {
             let inputs: Vec<DType> = p.kernel.inputs.iter().map(|o| o.dtype).collect();
             PreparedStep::Pointwise(Code::new(program, &p.kernel.term, p.kernel.acc, &inputs, &p.kernel.outputs)?)
         }
-        Action::Horizontal(_) => return Err(Error::Internal("horizontal fusion is a GPU's".into())),
+        Action::Horizontal(h) => PreparedStep::Horizontal(Box::new(HorizontalCode::new(program, h)?)),
         Action::Rowwise(r) => PreparedStep::Rowwise(Box::new(RowCode::new(program, r)?)),
         Action::Copy | Action::Scatter(_) => PreparedStep::Copies(vec![StridedCopy::copy(&step.reads[0])]),
         Action::Concat(axis) => PreparedStep::Copies(StridedCopy::concat(&step.reads, *axis, shape)),

@@ -19,6 +19,7 @@ mod epilogue;
 mod exec;
 mod fold;
 mod gemm;
+mod horizontal;
 mod im2col;
 mod interp;
 mod math;

@@ -3,6 +3,8 @@
 //! edges, several results, types of all sizes.
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
@@ -142,9 +144,14 @@ fn emulated_horizontal_work_agrees_with_the_reference() {
         let (plan, made) = ran.unwrap_or_else(|| panic!("{}: no kernel", case.what));
         assert!(matches!(plan.steps[..], [hypatia_plan::Step { action: Action::Horizontal(_), .. }]), "{plan}");
         let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
-        for (made, want) in made.iter().zip(&want) {
+        // A host runs such a plan, too.
+        let inputs: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();
+        let text = plan.to_string();
+        let on_host = hypatia_cpu::Executor::new(Arc::new(plan), 2).unwrap().poisoned().run(&inputs).unwrap();
+        for ((made, host), want) in made.iter().zip(&on_host).zip(&want) {
             let want = want.to_tensor().unwrap();
-            assert_eq!((made.shape(), made.bytes()), (want.shape(), want.bytes()), "{}\n{plan}", case.what);
+            assert_eq!((made.shape(), made.bytes()), (want.shape(), want.bytes()), "{}\n{text}", case.what);
+            assert_eq!(host.bytes(), want.bytes(), "{} on a host\n{text}", case.what);
         }
     }
     println!("{} emulated cases of horizontal work agree", cases.len());

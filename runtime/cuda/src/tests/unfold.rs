@@ -147,13 +147,11 @@ fn all() -> Vec<Case> {
 }
 
 fn plan(case: &Case) -> Plan {
-    pipeline::plan(&case.graph, &Options::new(Device::named("h200").unwrap())).unwrap()
+    plan_of(&case.graph)
 }
 
-/// The same for a host to run: launches of several parts are a GPU's.
-fn for_a_host(graph: &Graph) -> Plan {
-    let options = Options { cluster: false, ..Options::new(Device::named("h200").unwrap()) };
-    pipeline::plan(graph, &options).unwrap()
+fn plan_of(graph: &Graph) -> Plan {
+    pipeline::plan(graph, &Options::new(Device::named("h200").unwrap())).unwrap()
 }
 
 /// A plan for a GPU whose products read no windows from an image.
@@ -250,7 +248,7 @@ fn images_among_other_axes_agree_with_the_reference() {
     for (name, v) in [("sum", sum), ("flat", flat.unwrap()[0]), ("turned", turned)] {
         graph.output(name, v);
     }
-    let plan = for_a_host(&graph);
+    let plan = plan_of(&graph);
     assert!(plan.steps.iter().any(|s| matches!(&s.action, Action::Unfold(u) if u.channels_last)), "{plan}");
     let want = evaluate(&graph, &inputs, Mode::Rounded).unwrap();
     let tensors: Vec<Tensor> = inputs.iter().map(|(_, t)| t.clone()).collect();
@@ -265,7 +263,7 @@ fn convolutions_as_products_agree_with_the_reference_on_the_cpu() {
     // The host has no convolution of single channels that lie last in 16 bits.
     let wide = |case: &Case| case.inputs[0].1.dtype().compute() == case.inputs[0].1.dtype();
     for case in all().into_iter().chain(networks().into_iter().filter(wide)) {
-        let plan = std::sync::Arc::new(for_a_host(&case.graph));
+        let plan = std::sync::Arc::new(plan(&case));
         let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
         let tensors: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();
         let got = hypatia_cpu::Executor::new(plan, 2).unwrap().poisoned().run(&tensors).unwrap();
