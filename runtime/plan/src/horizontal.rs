@@ -6,8 +6,8 @@
 //! costs as much as moving megabytes. Invariant: what one part writes no other part reads; a value
 //! is rounded as it would be stored.
 //!
-//! [`pieces`] says which elements of a result come from where, [`through`] what a step reads whose
-//! result is read through a view.
+//! [`mod@pieces`] says which elements of a result come from where, [`through`] what a step reads
+//! whose result is read through a view.
 
 mod pieces;
 mod through;
