@@ -606,7 +606,8 @@ impl Job<'_> {
             }
             let (l, r) = (left.at(index).f(), right.at(index).f());
             // In f64 the real number is not known more precisely than the left side.
-            let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
+            let real = left.dtype.is_float() && left.dtype != DType::F64;
+            let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && real);
             let found = Difference::between(root, index, left, right, x);
             self.seen.bits.get_or_insert_with(|| found.clone());
             // An integer is right or wrong: one that is excused is none of finite values.
