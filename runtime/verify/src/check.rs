@@ -193,7 +193,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
             job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
                 .map_err(|e| Reject(e.to_string()))?;
         }
-        if !matches!(instance.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
+        if judges_rounding(instance.distribution) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
         job.narrowed(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
@@ -213,6 +213,13 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
     }
     job.orders().map_err(|e| Reject(e.to_string()))?;
     Ok(seen)
+}
+
+/// Whether values of this kind say something about precision: cancellation and overflow would hide
+/// it.
+fn judges_rounding(distribution: Distribution) -> bool {
+    use Distribution::{Extreme, Far, Infinities, Large, Levels, Overflowing};
+    !matches!(distribution, Extreme | Large | Far | Levels(_) | Overflowing(_) | Infinities(_))
 }
 
 /// Rejects an instance whose left side itself cannot be evaluated.
@@ -377,7 +384,7 @@ impl Job<'_> {
             }
         }
         match self.distribution {
-            Distribution::Infinite => self.seen.infinity = Some(found),
+            Distribution::Infinite | Distribution::Infinities(_) => self.seen.infinity = Some(found),
             _ => self.seen.structure = Some(found),
         }
         Ok(())
@@ -409,7 +416,9 @@ impl Job<'_> {
         match self.distribution {
             // Large values overflow and underflow, which does not concern the meaning.
             Distribution::Large | Distribution::Far => false,
-            Distribution::Infinite => !left.is_nan() && left != right,
+            Distribution::Infinite | Distribution::Infinities(_) => {
+                (!left.is_nan() || right.is_finite()) && left != right
+            }
             _ => !(left.is_nan() && right.is_nan() || left.is_infinite() && right.is_infinite()),
         }
     }
