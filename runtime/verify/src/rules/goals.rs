@@ -38,8 +38,8 @@ const LONG_SUM: i64 = 140_001;
 const LONG_POSITIONS: i64 = 4096;
 /// With so many, their sum does, and their squares, and products with 21475.
 const VERY_LONG_POSITIONS: [i64; 3] = [65_539, 46_351, 100_001];
-/// Instances with axes from this size on.
-const VERY_LONG: i64 = 20_000;
+/// Axes from this size on, and instances with them.
+pub(super) const VERY_LONG: i64 = 20_000;
 const MOST_VERY_LONG: usize = 3;
 /// Instances with constants at the ends of what guards allow, and attempts at them.
 const MOST_OF_BOUNDS: usize = 200;

@@ -12,7 +12,7 @@ use std::hash::{Hash, Hasher};
 use hypatia_dsl::ir::AttrValue;
 use hypatia_graph::{Graph, Node};
 
-use super::goals::clamps_differ;
+use super::goals::{VERY_LONG, clamps_differ};
 use super::*;
 use crate::generate::{Sizes, apart};
 use crate::sides::Sides;
@@ -27,6 +27,8 @@ const PAIRS: usize = 24;
 const FEWEST_OF_TYPES: usize = 3;
 /// The limit of the elements of all values of an instance.
 const WORK_OF_ONE: usize = 1 << 19;
+/// The same of both sides with the bodies of their ops, where axes are very long.
+const WORK_OF_SIDES: usize = 1 << 21;
 /// What an instance shows that others may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Aspect {
@@ -84,6 +86,10 @@ impl Aspect {
 }
 
 impl Aspect {
+    fn is_very_long(self) -> bool {
+        matches!(self, Aspect::Long(n) if n >= VERY_LONG)
+    }
+
     /// Something to add to the seed, so that goals for several types try different shapes.
     fn salt(self) -> u64 {
         let (kind, dtype) = match self {
@@ -223,6 +229,9 @@ impl Run<'_> {
             let Ok(made) = self.focused(&mut source, true, focus) else { continue };
             let work: usize = made.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum();
             let Some(shown) = goal.aspect.of(&made).filter(|_| work <= WORK_OF_ONE) else { continue };
+            if goal.aspect.is_very_long() && self.is_costly(&made) {
+                continue;
+            }
             if self.shown.get(&(goal.aspect, shown)).is_some_and(|n| *n >= goal.each) {
                 continue;
             }
@@ -247,6 +256,14 @@ impl Run<'_> {
             }
         }
         cases
+    }
+
+    /// Whether the right side, or a body, makes much more of an instance's axes.
+    fn is_costly(&self, made: &Instance) -> bool {
+        let Ok(sides) = sides(self.rule, made) else { return false };
+        let inner = sides.graph.inlined();
+        let graph = inner.as_ref().unwrap_or(&sides.graph);
+        graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum::<usize>() > WORK_OF_SIDES
     }
 
     /// Axes of operands of one rank that had one size in all instances.
