@@ -196,7 +196,11 @@ impl<'a> Writer<'a> {
             NodeKind::Const(t) => self.constant(value.node, t),
             NodeKind::Scalar(s) => {
                 let def = self.graph.program.scalar(*s);
+                // Operators that bind less than those of the context are in parentheses, and so are
+                // truth values within others.
                 let infix = match &def.body {
+                    ScalarBody::Builtin(BuiltinScalar::Or) => Some(("or", 0)),
+                    ScalarBody::Builtin(BuiltinScalar::And) => Some(("and", 0)),
                     ScalarBody::Builtin(BuiltinScalar::Add) => Some(("+", 1)),
                     ScalarBody::Builtin(BuiltinScalar::Sub) => Some(("-", 1)),
                     ScalarBody::Builtin(BuiltinScalar::Mul) => Some(("*", 2)),
@@ -206,7 +210,8 @@ impl<'a> Writer<'a> {
                 let args: Vec<Value> = node.operands.iter().flatten().copied().collect();
                 match (infix, args.as_slice()) {
                     (Some((sign, mine)), [a, b]) => {
-                        let (a, b) = (self.operand(*a, Some(*b), mine), self.operand(*b, Some(*a), mine + 1));
+                        let least = u8::max(mine, 1);
+                        let (a, b) = (self.operand(*a, Some(*b), least), self.operand(*b, Some(*a), mine + 1));
                         let text = format!("{a} {sign} {b}");
                         if level > mine { format!("({text})") } else { text }
                     }

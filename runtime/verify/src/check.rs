@@ -10,9 +10,11 @@
 //! noise of the size of one rounding error after every operation. Rounding explains a difference
 //! within the scatter of the noisy runs.
 
+mod excuses;
+
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody, ScalarId};
+use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody};
 use hypatia_dsl::typing::{TensorType, codes};
 
 use super::choice::Choice;
@@ -20,7 +22,7 @@ use super::claim::claim;
 use super::differ::{Difference, ulp};
 use super::generate::{Instance, Reject, Try, reject};
 use super::noise::{Noise, has_long_numbers, is_short, noisy_graph};
-use super::range::{leaves_range, lost_by_cast};
+use super::range::leaves_range;
 use super::range_loss;
 use super::scatter::{FACTOR, Scatter, evaluate_exactly, exactly_in, products_vanish, wide_inputs};
 use super::sides::{NotComparable, sides};
@@ -191,7 +193,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
             job.meaning(root, left[root].dtype, &exact_left[root], &exact_right[root])
                 .map_err(|e| Reject(e.to_string()))?;
         }
-        if !matches!(instance.distribution, Distribution::Extreme | Distribution::Large | Distribution::Far) {
+        if judges_rounding(instance.distribution) {
             job.rounding(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
         }
         job.narrowed(root, &exact_left[root], &left[root], &right[root]).map_err(|e| Reject(e.to_string()))?;
@@ -211,6 +213,13 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
     }
     job.orders().map_err(|e| Reject(e.to_string()))?;
     Ok(seen)
+}
+
+/// Whether values of this kind say something about precision: cancellation and overflow would hide
+/// it.
+fn judges_rounding(distribution: Distribution) -> bool {
+    use Distribution::{Extreme, Far, Infinities, Large, Levels, Overflowing};
+    !matches!(distribution, Extreme | Large | Far | Levels(_) | Overflowing(_) | Infinities(_))
 }
 
 /// Rejects an instance whose left side itself cannot be evaluated.
@@ -375,7 +384,7 @@ impl Job<'_> {
             }
         }
         match self.distribution {
-            Distribution::Infinite => self.seen.infinity = Some(found),
+            Distribution::Infinite | Distribution::Infinities(_) => self.seen.infinity = Some(found),
             _ => self.seen.structure = Some(found),
         }
         Ok(())
@@ -407,7 +416,9 @@ impl Job<'_> {
         match self.distribution {
             // Large values overflow and underflow, which does not concern the meaning.
             Distribution::Large | Distribution::Far => false,
-            Distribution::Infinite => !left.is_nan() && left != right,
+            Distribution::Infinite | Distribution::Infinities(_) => {
+                (!left.is_nan() || right.is_finite()) && left != right
+            }
             _ => !(left.is_nan() && right.is_nan() || left.is_infinite() && right.is_infinite()),
         }
     }
@@ -529,27 +540,6 @@ impl Job<'_> {
         }
     }
 
-    /// Whether the left side's values stay in the ranges of their types, and a cast of the right
-    /// side leaves its type's.
-    fn only_right_loses(&self) -> Result<bool> {
-        let mut left = self.graph.clone();
-        left.outputs.truncate(self.roots);
-        Ok(!self.tensors().any(special)
-            && lost_by_cast(self.graph, self.inputs, self.roots)?
-            && !leaves_range(&left.pruned(), self.inputs)?)
-    }
-
-    /// Whether the left side asks where values left their range: then that is no excuse.
-    fn left_asks_for_infinities(&self) -> bool {
-        let mut left = self.graph.clone();
-        left.outputs.truncate(self.roots);
-        let asks = |s: &ScalarId| {
-            let body = &self.graph.program.scalar(*s).body;
-            matches!(body, ScalarBody::Builtin(BuiltinScalar::IsInf | BuiltinScalar::IsNan))
-        };
-        left.pruned().nodes.iter().any(|n| matches!(&n.kind, NodeKind::Scalar(s) if asks(s)))
-    }
-
     /// Reports integers and truth values that differ when every step is rounded. A class promises
     /// nothing for infinite inputs, or where the left side leaves the range of a type.
     fn integer(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) -> Result<()> {
@@ -574,10 +564,11 @@ impl Job<'_> {
             }
         }
         if let Some((steps, index)) = found
-            && !self.tensors().any(infinite)
+            && !self.operands_are_infinite()
             && (self.left_asks_for_infinities()
                 || !leaves_range(self.graph, self.inputs)?
-                || self.only_right_loses()?)
+                || self.only_right_loses()?
+                || self.only_right_overflows()?)
         {
             self.seen.integer = Some(Difference::between(root, index, left, right, None));
             self.seen.steps = steps;
@@ -624,7 +615,8 @@ impl Job<'_> {
             }
             let (l, r) = (left.at(index).f(), right.at(index).f());
             // In f64 the real number is not known more precisely than the left side.
-            let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && left.dtype != DType::F64);
+            let real = left.dtype.is_float() && left.dtype != DType::F64;
+            let x = Some(exact.at(index).f()).filter(|x| x.is_finite() && real);
             let found = Difference::between(root, index, left, right, x);
             self.seen.bits.get_or_insert_with(|| found.clone());
             // An integer is right or wrong: one that is excused is none of finite values.

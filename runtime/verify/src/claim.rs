@@ -23,5 +23,7 @@ pub(super) fn approx_of(apart: f64) -> Class {
     // Two digits, rounded up.
     let step = 10f64.powf(apart.max(1e-300).log10().floor() - 1.0);
     let part = if apart > 0.0 { (apart / step).ceil() * step } else { 0.0 };
+    // The product of both has more digits.
+    let part = format!("{part:.1e}").parse().unwrap_or(part);
     Class::Approx { rel: part, abs: part }
 }

@@ -45,7 +45,9 @@ pub struct Constants {
     elements: BTreeMap<DType, Vec<f64>>,
     /// The numbers other than 0 that both sides compute with, as they are written.
     pub centres: Vec<f64>,
-    /// A guard requires tensors without elements.
+    /// The magnitudes of all numbers other than 0 in the text, sorted.
+    pub magnitudes: Vec<f64>,
+    /// A guard or a type requires tensors without elements.
     pub empty: bool,
     /// The element types that the text names.
     pub dtypes: BTreeSet<DType>,
@@ -82,7 +84,11 @@ impl Constants {
         far_sizes.iter().for_each(|n| add(*n));
         let largest = near.into_iter().filter(|n| *n <= MAX_SIZE).max().unwrap_or(0);
         let elements = DType::ALL.into_iter().map(|d| (d, around(&literals, d))).collect();
-        Constants { largest, sizes, counts, elements, centres, empty, dtypes }
+        let mut magnitudes: Vec<f64> = literals.iter().chain(&centres).map(|v| v.abs()).collect();
+        magnitudes.retain(|v| *v > 0.0);
+        magnitudes.sort_by(f64::total_cmp);
+        magnitudes.dedup();
+        Constants { largest, sizes, counts, elements, centres, magnitudes, empty, dtypes }
     }
 
     /// The literals and their neighbours, as elements of this type.
@@ -316,6 +322,8 @@ impl<'a> Reader<'a> {
         }
         for dim in ty.prefix.iter().chain(&ty.suffix) {
             if let DimPat::Expr(e) = dim {
+                let zero = |v: &AttrValue| matches!(v, AttrValue::Dim(d) if d.as_const() == Some(0));
+                self.empty |= eval(e, &Bindings::default(), &NoFacts).as_ref().is_some_and(zero);
                 self.expr(e);
             }
         }

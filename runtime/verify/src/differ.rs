@@ -50,6 +50,15 @@ impl Difference {
         }
     }
 
+    /// Both elements as this type holds them, where nothing computes in it and they differ there.
+    pub fn shown_in(&self, dtype: DType) -> (String, String) {
+        let (l, r) = (dtype.round(self.left), dtype.round(self.right));
+        match dtype.only_stored() && l != r && !(l.is_nan() && r.is_nan()) {
+            true => (show_number(l), show_number(r)),
+            false => self.shown(),
+        }
+    }
+
     /// Names the side that is further from the real number, where that is known.
     pub fn less_precise(&self) -> Option<String> {
         let x = self.exact.filter(|_| self.left != self.right && self.left.is_finite() && self.right.is_finite())?;

@@ -79,7 +79,10 @@ fn of_node(graph: &Graph, node: &Node, operands: &[&Elements], sizes: Vec<Vec<us
         (NodeKind::Op { op, attrs, .. }, [sizes]) => {
             let made = match builtin(graph, node) {
                 Some(BuiltinOp::Matmul) => multiplied(operands, sizes),
-                Some(BuiltinOp::Sum) => summed(operands.first()?, attrs, len(sizes)),
+                Some(BuiltinOp::Sum) => reduced(operands.first()?, attrs, len(sizes), &sum),
+                Some(op @ (BuiltinOp::Amax | BuiltinOp::Amin)) => {
+                    reduced(operands.first()?, attrs, len(sizes), &|terms| extreme(op, terms))
+                }
                 _ => moved(graph, node, *op, attrs, operands),
             };
             match made {
@@ -137,6 +140,16 @@ fn sum(mut terms: Vec<u64>) -> u64 {
     }
 }
 
+/// The largest or the smallest of elements; neither their order nor a second one says anything.
+fn extreme(op: BuiltinOp, mut terms: Vec<u64>) -> u64 {
+    terms.sort_unstable();
+    terms.dedup();
+    match terms.as_slice() {
+        [one] => *one,
+        _ => number(&(op, terms)),
+    }
+}
+
 /// The elements as a larger shape sees them.
 fn broadcast(from: &Elements, sizes: &[usize]) -> Option<Vec<u64>> {
     let missing = sizes.len().checked_sub(from.sizes.len())?;
@@ -175,8 +188,8 @@ fn multiplied(operands: &[&Elements], sizes: &[usize]) -> Option<Vec<u64>> {
     (sizes.iter().product::<usize>() * k <= 64 * MOST).then(|| (0..sizes.iter().product()).map(element).collect())
 }
 
-/// A sum over the axes that its first attribute lists.
-fn summed(from: &Elements, attrs: &[AttrValue], len: usize) -> Option<Vec<u64>> {
+/// A sum, or the like, over the axes that its first attribute lists.
+fn reduced(from: &Elements, attrs: &[AttrValue], len: usize, of: &dyn Fn(Vec<u64>) -> u64) -> Option<Vec<u64>> {
     let Some(AttrValue::List(axes)) = attrs.first() else { return None };
     let axis = |a: &AttrValue| match a {
         AttrValue::Dim(d) => usize::try_from(d.as_const()?.rem_euclid(from.sizes.len().max(1) as i64)).ok(),
@@ -195,7 +208,7 @@ fn summed(from: &Elements, attrs: &[AttrValue], len: usize) -> Option<Vec<u64>> 
         }
         terms.get_mut(at)?.push(*made);
     }
-    Some(terms.into_iter().map(sum).collect())
+    Some(terms.into_iter().map(of).collect())
 }
 
 /// An op that only moves elements, run over their places.

@@ -27,6 +27,7 @@ pub mod differ;
 mod elements;
 mod ensemble;
 mod epilogue;
+mod every_value;
 mod folded_call;
 mod generate;
 mod hints;

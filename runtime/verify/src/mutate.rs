@@ -10,6 +10,7 @@ use hypatia_dsl::ir::{
     AExpr, AFn, AttrPat, AttrType, AttrValue, Build, BuildArg, Head, InView, OpBody, ParamKind, Pat, Program, Rule,
     ScalarBody,
 };
+use hypatia_dsl::scalar::TermNode;
 use hypatia_dsl::shape::Dim;
 
 use super::copies;
@@ -26,6 +27,8 @@ pub struct Mutant {
     pub base: String,
     /// Where the change is.
     pub site: Site,
+    /// A bound of indices changed, which existing ones need not reach.
+    pub bounds_indices: bool,
     /// The rule.
     pub rule: Rule,
 }
@@ -52,21 +55,21 @@ pub fn mutants(program: &Program, rule: &Rule) -> Vec<Mutant> {
             let mut mutant = rule.clone();
             mutant.requires.remove(i);
             let change = format!("guard {} dropped", i + 1);
-            Mutant { base: change.clone(), change, site: Site::Guard, rule: mutant }
+            Mutant { base: change.clone(), change, site: Site::Guard, bounds_indices: false, rule: mutant }
         })
         .collect();
     // Counts the places where something can be changed, then changes one at a time.
-    let mut counter = Walker { program, target: usize::MAX, at: 0, change: None, site: Site::Left, set: false };
+    let mut counter = Walker::to(program, usize::MAX);
     counter.rule(&mut rule.clone());
     for target in 0..counter.at {
         let mut mutant = rule.clone();
-        let mut walker = Walker { program, target, at: 0, change: None, site: Site::Left, set: false };
+        let mut walker = Walker::to(program, target);
         walker.rule(&mut mutant);
         copies::follow(&rule.rhs, &mut mutant.rhs);
-        if let Some((change, site)) = walker.change
+        if let Some((change, site, bounds_indices)) = walker.change
             && mutant != *rule
         {
-            out.push(Mutant { base: change.clone(), change, site, rule: mutant });
+            out.push(Mutant { base: change.clone(), change, site, bounds_indices, rule: mutant });
         }
     }
     for i in 0..out.len() {
@@ -85,20 +88,29 @@ struct Walker<'a> {
     program: &'a Program,
     target: usize,
     at: usize,
-    change: Option<(String, Site)>,
+    /// What was changed, where, and whether it bounds indices.
+    change: Option<(String, Site, bool)>,
     /// What is being walked.
     site: Site,
     /// The attribute that is being walked is a set of axes: their order says nothing.
     set: bool,
+    /// What is walked computes indices, and is a bound of them.
+    indexes: bool,
+    bounds: bool,
 }
 
-impl Walker<'_> {
+impl<'a> Walker<'a> {
+    fn to(program: &'a Program, target: usize) -> Walker<'a> {
+        let site = Site::Left;
+        Walker { program, target, at: 0, change: None, site, set: false, indexes: false, bounds: false }
+    }
+
     /// True if this is the place to change.
     fn here(&mut self, change: impl FnOnce() -> String) -> bool {
         let here = self.at == self.target;
         self.at += 1;
         if here {
-            self.change = Some((change(), self.site));
+            self.change = Some((change(), self.site, self.bounds));
         }
         here
     }
@@ -192,12 +204,19 @@ impl Walker<'_> {
                     self.expr(e, &format!("right side: {name}"));
                     self.set = false;
                 }
-                for arg in &mut node.args {
+                let before = (self.indexes, self.bounds);
+                let (gathers, clamps) = (gathers(self.program, node.head), clamps(self.program, node.head));
+                for (i, arg) in node.args.iter_mut().enumerate() {
+                    self.indexes |= gathers && i == 1;
                     match arg {
-                        BuildArg::One(b) => self.build(b),
+                        BuildArg::One(b) => {
+                            self.bounds |= self.indexes && clamps && matches!(b, Build::Number(_));
+                            self.build(b);
+                        }
                         BuildArg::Each { element, .. } => self.build(element),
                         BuildArg::Spread(_) => {}
                     }
+                    (self.indexes, self.bounds) = before;
                 }
             }
             Build::Var(_) | Build::Absent => {}
@@ -356,6 +375,26 @@ fn self_name(program: &Program, head: Head) -> String {
         Head::In(InView::Full) => "full".into(),
         Head::TermCast => "round".into(),
         Head::Region(_) => "pointwise work".into(),
+    }
+}
+
+/// True for an op whose second operand is indices.
+fn gathers(program: &Program, head: Head) -> bool {
+    use BuiltinOp::{Gather, GatherElements, GatherNd};
+    let Head::Op(op) = head else { return false };
+    matches!(program.op(op).body, OpBody::Builtin(Gather | GatherElements | GatherNd))
+}
+
+/// True for the larger or the smaller of two, and for what consists of these.
+fn clamps(program: &Program, head: Head) -> bool {
+    let Head::Scalar(scalar) = head else { return false };
+    match &program.scalar(scalar).body {
+        ScalarBody::Builtin(b) => matches!(b, BuiltinScalar::Max | BuiltinScalar::Min),
+        ScalarBody::Term(term) => term.nodes.iter().all(|n| match n {
+            TermNode::Call { scalar, .. } => clamps(program, Head::Scalar(*scalar)),
+            TermNode::Param(_) => true,
+            _ => false,
+        }),
     }
 }
 

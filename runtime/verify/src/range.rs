@@ -12,6 +12,7 @@
 use std::cell::OnceCell;
 
 use hypatia_dsl::builtin::BuiltinOp;
+use hypatia_dsl::ir::ScalarBody;
 
 use super::differ::tolerance;
 use super::noise::Noise;
@@ -19,7 +20,7 @@ use super::scatter::{FACTOR, Scatter, evaluate_exactly};
 use hypatia_eval::{Mode, RefTensor, evaluate};
 use hypatia_graph::constant_nodes;
 use hypatia_graph::instantiate::Numbers;
-use hypatia_graph::{Graph, NodeId, builtin};
+use hypatia_graph::{Graph, NodeId, NodeKind, Value, builtin};
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
@@ -36,12 +37,7 @@ pub fn leaves_range(graph: &Graph, inputs: &[(String, Tensor)]) -> Result<bool> 
 /// values computed from them: like the constants of a right side, they are computed before a run.
 pub fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
     let graph = graph.inlined()?;
-    let mut left = vec![false; graph.nodes.len()];
-    graph.outputs.iter().take(roots).for_each(|(_, v)| left[v.node.index()] = true);
-    for (i, node) in graph.nodes.iter().enumerate().rev() {
-        let needed = left[i];
-        node.operands.iter().flatten().for_each(|v| left[v.node.index()] |= needed);
-    }
+    let left = needed_by(&graph, roots);
     let constant = constant_nodes(&graph);
     let operands: Vec<Vec<usize>> =
         graph.nodes.iter().map(|n| n.operands.iter().flatten().map(|v| v.node.index()).collect()).collect();
@@ -54,12 +50,7 @@ pub fn leaves_range_outside(graph: &Graph, inputs: &[(String, Tensor)], roots: u
 /// Whether a cast that only the outputs behind the first `roots` need makes an infinity or NaN of a
 /// number. What an op does inside, a kernel does in a wider type; a cast is one everywhere.
 pub fn lost_by_cast(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
-    let mut left = vec![false; graph.nodes.len()];
-    graph.outputs.iter().take(roots).for_each(|(_, v)| left[v.node.index()] = true);
-    for (i, node) in graph.nodes.iter().enumerate().rev() {
-        let needed = left[i];
-        node.operands.iter().flatten().for_each(|v| left[v.node.index()] |= needed);
-    }
+    let left = needed_by(graph, roots);
     let is_cast = |i: usize| builtin(graph, &graph.nodes[i]) == Some(BuiltinOp::Cast);
     let casts: Vec<usize> = (0..left.len()).filter(|i| !left[*i] && is_cast(*i)).collect();
     let mut all = graph.clone();
@@ -73,6 +64,37 @@ pub fn lost_by_cast(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) ->
         _ => false,
     };
     Ok(values.chunks(2).any(lost))
+}
+
+/// Whether a function or an op that only the outputs behind the first `roots` need gives an
+/// infinity or NaN where its result is a finite number. What a defined op or an epilogue does
+/// inside, a kernel does in a wider type.
+pub fn lost_by_step(graph: &Graph, inputs: &[(String, Tensor)], roots: usize) -> Result<bool> {
+    let left = needed_by(graph, roots);
+    let lost = lost(graph.clone(), inputs)?;
+    let is_step = |i: usize| match &graph.nodes[i].kind {
+        NodeKind::Scalar(s) => matches!(graph.program.scalar(*s).body, ScalarBody::Builtin(_)),
+        NodeKind::Op { term, .. } => term.is_none() && builtin(graph, &graph.nodes[i]).is_some(),
+        NodeKind::Input { .. } | NodeKind::Const(_) => false,
+    };
+    let operands = |i: usize| graph.nodes[i].operands.iter().flatten().map(|v| v.node.index());
+    Ok((0..lost.len()).any(|i| lost[i] && !left[i] && is_step(i) && !operands(i).any(|o| lost[o])))
+}
+
+/// For each node, whether one of the first `roots` outputs needs it.
+fn needed_by(graph: &Graph, roots: usize) -> Vec<bool> {
+    needed_for(graph, graph.outputs.iter().take(roots).map(|(_, v)| *v))
+}
+
+/// For each node, whether one of these values needs it.
+pub fn needed_for(graph: &Graph, values: impl Iterator<Item = Value>) -> Vec<bool> {
+    let mut needed = vec![false; graph.nodes.len()];
+    values.for_each(|v| needed[v.node.index()] = true);
+    for (i, node) in graph.nodes.iter().enumerate().rev() {
+        let all = needed[i];
+        node.operands.iter().flatten().for_each(|v| needed[v.node.index()] |= all);
+    }
+    needed
 }
 
 /// For each node, whether one of its results is lost.

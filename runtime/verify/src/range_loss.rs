@@ -16,7 +16,7 @@ use super::differ::Difference;
 use super::folded_call::{folded, is_product, product_loss};
 use super::generate::Instance;
 use super::noise::Noise;
-use super::range::leaves_range_outside;
+use super::range::{leaves_range_outside, needed_for};
 use super::scatter::{FACTOR, Scatter};
 use super::sides::Sides;
 use hypatia_eval::RefTensor;
@@ -94,12 +94,7 @@ pub(super) fn number_vanishes(sides: &Sides) -> bool {
     if !graph.nodes.iter().any(|n| vanishes(&n.kind)) {
         return false;
     }
-    let mut left = vec![false; graph.nodes.len()];
-    sides.left.iter().for_each(|v| left[v.node.index()] = true);
-    for (i, node) in graph.nodes.iter().enumerate().rev() {
-        let needed = left[i];
-        node.operands.iter().flatten().for_each(|v| left[v.node.index()] |= needed);
-    }
+    let left = needed_for(graph, sides.left.iter().copied());
     let among = |of_left: bool| (0..left.len()).any(|i| left[i] == of_left && vanishes(&graph.nodes[i].kind));
     among(false) && !among(true)
 }

@@ -298,8 +298,9 @@ pub fn show_class(class: Class) -> String {
     }
 }
 
+/// All digits: another bound is another claim.
 fn short(v: f64) -> String {
-    let text = format!("{v:.1e}").replace(".0e", "e");
+    let text = format!("{v:e}");
     text.strip_suffix("e0").map(str::to_string).unwrap_or(text)
 }
 

@@ -482,7 +482,7 @@ impl<'a> Run<'a> {
                 return self.refuted(source.into_choices(), failure);
             }
         }
-        unnoticed.drop_equal(self.rule, &self.kept);
+        unnoticed.drop_equal(self.rule, &self.kept, self.hints.constants.empty);
         match unnoticed.message(self.rule, &self.kept) {
             Some(reason) => Status::Vacuous { reason },
             None => Status::Verified,

@@ -53,6 +53,9 @@ impl Shrinker<'_> {
         if self.attempt(choices.clone()) {
             return true;
         }
+        if choices.values.is_empty() {
+            return false;
+        }
         (0..self.fills).any(|fill| {
             let mut other = choices.clone();
             for v in &mut other.values {

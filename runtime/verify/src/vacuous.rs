@@ -18,6 +18,7 @@ use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::{Graph, Node, NodeKind, Value, builtin, show_attr, splat};
 
 use super::elements::elements;
+use super::every_value::same_for_every_value;
 use super::generate::Instance;
 use super::hints::variables;
 use super::mutate::{Mutant, SWAPPED, Site, mutants};
@@ -78,10 +79,23 @@ impl Unnoticed {
         self.mutants.len() < before
     }
 
-    /// Drops changes after which every instance combines the same elements, though other tensors
-    /// are made on the way: more is filled of what is cut off again, axes that are merged again
-    /// change places. What never varied may be why, so then nothing is dropped.
-    pub(super) fn drop_equal(&mut self, rule: &Rule, instances: &[Instance]) {
+    /// Drops changes that are provably none: of a bound of indices that those that exist do not
+    /// reach; after which the results are the same for every value; and after which every instance
+    /// combines the same elements, though other tensors are made on the way: more is filled of what
+    /// is cut off again, axes that are merged again change places. What never varied may be why, so
+    /// then none of the last is dropped. `empty` says that there are operands without elements
+    /// only: then it is none even if nothing else is made on the way.
+    pub(super) fn drop_equal(&mut self, rule: &Rule, instances: &[Instance], empty: bool) {
+        self.mutants.retain(|m| !m.bounds_indices);
+        let everywhere = |m: &Mutant| {
+            let same = |made: &Instance| match (sides(rule, made), sides(&m.rule, made)) {
+                (Ok(own), Ok(other)) => same_for_every_value(&own, &other, made),
+                _ => false,
+            };
+            let some: Vec<&Instance> = instances.iter().filter(|i| i.constants.is_empty()).collect();
+            !some.is_empty() && some.into_iter().all(same)
+        };
+        self.mutants.retain(|m| !everywhere(m));
         if self.mutants.is_empty() || !constant(rule, instances).is_empty() {
             return;
         }
@@ -97,7 +111,7 @@ impl Unnoticed {
                 let (other, same_out) = of(&m.rule, made)?;
                 (same_out == *out).then_some(other != *inner)
             });
-            pairs.collect::<Option<Vec<bool>>>().is_some_and(|differs| differs.contains(&true))
+            pairs.collect::<Option<Vec<bool>>>().is_some_and(|differs| empty || differs.contains(&true))
         };
         self.mutants.retain(|m| !equal(m));
     }
@@ -140,7 +154,7 @@ fn tells(changed: &Mutant, made: &Instance, right: &[RefTensor]) -> bool {
     right.iter().zip(&other).any(|(a, b)| differ(a, b))
 }
 
-fn differ(a: &RefTensor, b: &RefTensor) -> bool {
+pub(super) fn differ(a: &RefTensor, b: &RefTensor) -> bool {
     let (Data::F(x), Data::F(y)) = (&a.data, &b.data) else { return a.data != b.data };
     let apart = |x: f64, y: f64| match x.is_finite() && y.is_finite() {
         true => (x - y).abs() > TIGHT * x.abs().max(y.abs()),

@@ -6,6 +6,7 @@
 //! values lie in the element type's range; indices lie in the range of the axis that they index.
 
 mod halfway;
+mod levels;
 
 use std::collections::BTreeSet;
 
@@ -20,6 +21,8 @@ use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::Graph;
 use hypatia_optimize::range_loss::smallest_normal;
 use hypatia_tensor::tensor::Tensor;
+pub use levels::{kinds_of_overflow, stands_for_another};
+use levels::{levels, of_level, overflowing};
 
 /// What kind of values an instance has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,7 +53,8 @@ pub enum Distribution {
     Halves,
     /// Numbers next to this one of [`TWINS`]: operands and elements are neighbours of each other.
     Twins(u8),
-    /// All elements are equal but for the last, which is the largest or the smallest; or all are 1.
+    /// All elements are equal but for the last, which is the largest or the smallest; or all are 1,
+    /// or integers of 8 bits the largest there are.
     Last(u8),
     /// Numbers of few bits: integers from the whole range, around its eighths, and sums of two
     /// powers of two; the smallest numbers of a float type (1: only these), and 1 with two more
@@ -60,6 +64,12 @@ pub enum Distribution {
     LastPlaces,
     /// Numbers whose quotients and roots lie next to the middle between numbers of narrower types.
     Halfway,
+    /// Whole tensors of one magnitude, which lies beyond a number of the rule or between two.
+    Levels(u8),
+    /// Numbers whose sums, squares, cubes, or products with a number of the rule leave the range.
+    Overflowing(u8),
+    /// Nothing but one infinity: -inf (0) or inf.
+    Infinities(u8),
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
 }
@@ -150,6 +160,9 @@ impl Distribution {
             Distribution::FewBits(_) => "numbers of few bits",
             Distribution::LastPlaces => "indices of the last places",
             Distribution::Halfway => "numbers next to the middle of others",
+            Distribution::Levels(_) => "numbers of one magnitude",
+            Distribution::Overflowing(_) => "numbers at the end of a range",
+            Distribution::Infinities(_) => "nothing but one infinity",
             Distribution::Ensemble(kind) => kind.name(),
         }
     }
@@ -291,6 +304,9 @@ pub struct SpecialValues {
     ends: Vec<f64>,
     /// Numbers for [`Distribution::Halfway`].
     halfway: Halfway,
+    /// The magnitudes of all numbers of the rule, and what lies beyond them and between.
+    magnitudes: Vec<f64>,
+    levels: Vec<f64>,
 }
 
 /// Halves: the boundaries of rounding to integers.
@@ -335,6 +351,8 @@ impl SpecialValues {
             SpecialValues { elements: out, own: numbers.centres.clone(), limit, ..SpecialValues::default() };
         match distribution {
             Distribution::Ends => special.ends = ends(dtype, others.collect()),
+            Distribution::Levels(_) => special.levels = levels(&numbers.magnitudes, dtype),
+            Distribution::Overflowing(_) => special.magnitudes = numbers.magnitudes.clone(),
             Distribution::Halfway if dtype.is_float() => {
                 let others: BTreeSet<DType> = others.collect();
                 let narrower = others.into_iter().filter(|d| d.is_float() && d.epsilon() > dtype.epsilon());
@@ -539,6 +557,7 @@ fn last(kind: u8, at_end: bool, dtype: DType, demand: &Demand) -> f64 {
         (1, true) if dtype != DType::Bool => -1.0,
         (1, _) if dtype == DType::Bool => f64::from(!at_end),
         (0 | 1, _) => usual,
+        (3, _) if matches!(dtype, DType::I8 | DType::U8) => range(dtype).1,
         _ => 1.0,
     }
 }
@@ -675,6 +694,12 @@ fn element(
         few_bits(source, dtype, kind)
     } else if distribution == Distribution::Halfway {
         special.halfway.number(demand.alternative, source.element(MANY, |r| r.random_range(0..MANY)))
+    } else if let Distribution::Levels(kind) = distribution {
+        of_level(source, kind, &special.levels)
+    } else if let Distribution::Overflowing(kind) = distribution {
+        overflowing(source, kind, dtype, &special.magnitudes)
+    } else if let Distribution::Infinities(kind) = distribution {
+        if kind == 0 { f64::NEG_INFINITY } else { f64::INFINITY }
     } else if let Distribution::Ensemble(kind) = distribution {
         kind.element(source, demand.alternative, dtype, special)
     } else {

@@ -121,7 +121,11 @@ impl Generator<'_, '_> {
                     let known = self.env.attrs.clone();
                     let mut tries = 0;
                     loop {
-                        let base = self.random_attr(builtin, i, *ty, types, &out, node.output as usize, length)?;
+                        let factors = self.factors_of(builtin, items, types);
+                        let base = match factors {
+                            Some(list) => AttrValue::List(list),
+                            None => self.random_attr(builtin, i, *ty, types, &out, node.output as usize, length)?,
+                        };
                         let AttrValue::List(base) = base else { return reject("a list is wanted for a single value") };
                         let values = self.list(items, base, permutation, *ty, rank)?;
                         tries += 1;
@@ -135,6 +139,20 @@ impl Generator<'_, '_> {
             out.push(value);
         }
         Ok(out)
+    }
+
+    /// The sizes of a reshape as factors of what is there, where such are wanted.
+    fn factors_of(
+        &mut self,
+        builtin: Option<BuiltinOp>,
+        items: &[AttrPat],
+        types: &[Option<TensorType>],
+    ) -> Option<Vec<AttrValue>> {
+        if !self.factored || builtin != Some(BuiltinOp::Reshape) {
+            return None;
+        }
+        let shape = sizes(types.first()?.as_ref()?).ok()?;
+        self.factors(items, shape.iter().product())
     }
 
     /// Gives values to what a guard computes a variable from, if nothing has them yet: in
@@ -197,7 +215,7 @@ impl Generator<'_, '_> {
     }
 
     /// The value of an expression, including that of a `let` if the expression needs one.
-    fn eval(&self, e: &hypatia_dsl::ir::AExpr) -> Option<AttrValue> {
+    pub(super) fn eval(&self, e: &hypatia_dsl::ir::AExpr) -> Option<AttrValue> {
         let facts = GraphFacts { graph: &self.graph, env: &self.env };
         let found = eval(e, &self.env.attrs, &facts);
         if found.is_some() || self.rule.lets.is_empty() {

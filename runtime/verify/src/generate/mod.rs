@@ -12,6 +12,7 @@
 //! changes choices until they hold; `unmet` says how far they are from it.
 
 mod attributes;
+mod factors;
 mod open_types;
 mod patterns;
 mod search;
@@ -132,6 +133,8 @@ struct Generator<'a, 's> {
     /// See [`Sizes::Around`] and [`Focus::ends`].
     around: bool,
     ends: bool,
+    /// See [`Sizes::Factors`].
+    factored: bool,
     /// The size that all axes have but those of size 1.
     only: Option<i64>,
     made: Vec<(Value, String, Option<VarId>)>,
@@ -185,6 +188,8 @@ pub enum Sizes {
     Long(i64),
     /// This one alone.
     All(i64),
+    /// This one and small ones; a reshape to a list of sizes has factors above 1.
+    Factors(i64),
     /// Four axes of different sizes where nothing else is known, of which views exchange two around
     /// a third, and others that broadcast have one or two.
     Around,
@@ -243,6 +248,7 @@ fn left_side<'a, 's>(
         },
         around: focus.sizes == Sizes::Around,
         ends: focus.ends,
+        factored: matches!(focus.sizes, Sizes::Factors(_)),
         only: match focus.sizes {
             Sizes::Long(n) | Sizes::All(n) => Some(n),
             _ => None,
@@ -285,6 +291,7 @@ fn pool(constants: &Constants, source: &mut Source, focus: Focus) -> Vec<i64> {
         Sizes::AlsoOne => pool.push(1),
         Sizes::Long(n) => pool = vec![1, n, 1],
         Sizes::All(n) => pool = vec![n],
+        Sizes::Factors(n) => pool = vec![n, 2, 1],
         Sizes::Around => pool = vec![2, 3, 5, 4],
     }
     pool

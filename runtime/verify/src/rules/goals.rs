@@ -5,14 +5,16 @@
 //! attributes), never about one rule.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
-use hypatia_dsl::ir::{OpBody, ScalarBody, ScalarId, Sort};
+use hypatia_dsl::ir::{AttrPat, Head, OpBody, ScalarBody, ScalarId, Sort};
 use hypatia_dsl::scalar::TermNode;
 use hypatia_graph::{Graph, Node};
 
 use super::sought::{Aspect, Goal, MOST, goal};
 use super::*;
 use crate::generate::Sizes;
-use crate::values::{Ensemble, TWINS};
+use crate::range::needed_for;
+use crate::sides::Sides;
+use crate::values::{Ensemble, TWINS, kinds_of_overflow, stands_for_another};
 
 /// Attempts for each size.
 const TRIES_OF_A_SIZE: u64 = 240;
@@ -27,14 +29,33 @@ const NAMED: usize = 4;
 /// Powers of two around which neighbours lie: the digits of bf16, f16, f32 and f64, and the ends of
 /// integer types.
 const POWERS: [u8; 5] = [8, 11, 24, 53, 63];
-/// With integers of 8 bits, such a sum of products leaves the integers that f32 holds.
+/// With integers of 8 bits, such a sum of products leaves the integers that f32 holds, and such a
+/// sum.
 const LONG_PRODUCT: i64 = 2100;
+const LONG_SUM: i64 = 140_001;
 
 /// With so many positions, a product of one with 2^20 leaves 32 bits.
 const LONG_POSITIONS: i64 = 4096;
+/// With so many, their sum does, and their squares, and products with 21475.
+const VERY_LONG_POSITIONS: [i64; 3] = [65_539, 46_351, 100_001];
+/// Axes from this size on, and instances with them.
+pub(super) const VERY_LONG: i64 = 20_000;
+const MOST_VERY_LONG: usize = 3;
 /// Instances with constants at the ends of what guards allow, and attempts at them.
 const MOST_OF_BOUNDS: usize = 200;
 const TRIES_OF_BOUNDS: u64 = 600;
+/// Instances with neighbours of each other for each type, where only one side clamps.
+const MOST_OF_CLAMPS: usize = TWINS.len();
+/// Instances of each kind of numbers that overflow, and such kinds.
+const FEWEST_OF_A_KIND: usize = 4;
+const MOST_KINDS: usize = 7;
+/// Instances with numbers beyond the rule's, and of nothing but one infinity.
+const MOST_OF_LEVELS: usize = 16;
+const MOST_OF_INFINITIES: usize = 4;
+/// Sizes that reshapes split: 2 * 2 * 2, 2 * 2 * 3, 2 * 3 * 3, 2 * 3 * 5 and the like.
+const PRODUCTS: [i64; 8] = [8, 12, 18, 30, 16, 4, 24, 36];
+const MOST_OF_FACTORS: usize = 4 * PRODUCTS.len();
+const TRIES_OF_FACTORS: u64 = 320;
 /// Instances with indices of the last places, of each type and size.
 const MOST_OF_PLACES: usize = 16;
 
@@ -110,6 +131,38 @@ impl Run<'_> {
         goals
     }
 
+    /// Magnitudes that may make a difference in these graphs. `clamped` if a side lacks a clamp or
+    /// a branch of the other.
+    pub(super) fn goals_of_magnitudes(&self, graphs: &[Graph], clamped: bool) -> Vec<Goal> {
+        let mut goals = Vec::new();
+        let numbers = &self.hints.constants.magnitudes;
+        let float = |d: &DType| d.is_float() && !d.only_stored();
+        let read = || graphs.iter().flat_map(|g| g.nodes.iter().flat_map(|n| &n.results)).map(|t| t.dtype);
+        let floats: BTreeSet<DType> = read().filter(float).collect();
+        if clamped {
+            goals.extend(floats.iter().map(|d| goal(Aspect::Clamps(*d), MOST_OF_CLAMPS, MOST_OF_CLAMPS, focus_of)));
+        }
+        if graphs.iter().any(decides) {
+            let most = FEWEST_OF_A_KIND * kinds_of_overflow(numbers).min(MOST_KINDS);
+            goals.extend(floats.iter().map(|d| goal(Aspect::Overflows(*d), most, most, focus_of)));
+        }
+        if stands_for_another(numbers) && !floats.is_empty() {
+            goals.push(goal(Aspect::Levels, MOST_OF_LEVELS, MOST_OF_LEVELS, focus_of));
+        }
+        let strict = |d: &&DType| float(d) && claim(self.rule, **d) == Class::Exact;
+        for dtype in self.seen.keys().filter(strict) {
+            goals.push(goal(Aspect::Infinities(*dtype), MOST_OF_INFINITIES, MOST_OF_INFINITIES, focus_of));
+        }
+        goals
+    }
+
+    /// Sizes that are products of what a reshape of the left side leaves open.
+    pub(super) fn goal_of_factors(&self) -> Option<Goal> {
+        let goal = goal(Aspect::Factors, MOST_OF_FACTORS, MOST_OF_FACTORS, focus_of);
+        let tries = TRIES_OF_FACTORS;
+        self.rule.lhs.iter().any(|p| splits(self.program, p)).then_some(Goal { tries, ..goal })
+    }
+
     /// Whether the left side has a view that may exchange axes.
     pub(super) fn reshapes(&self) -> bool {
         let reshapes = |i: &Instance| i.graph.nodes.iter().any(|n| builtin(&i.graph, n) == Some(BuiltinOp::Reshape));
@@ -149,6 +202,11 @@ impl Run<'_> {
         }
         let named = &self.hints.constants.sizes;
         for size in graphs.iter().flat_map(|g| beyond(g, named)).collect::<BTreeSet<i64>>() {
+            if size >= VERY_LONG {
+                let goal = goal(Aspect::Long(size), MOST_VERY_LONG, MOST_VERY_LONG, focus_of);
+                goals.push(Goal { tries: TRIES_OF_A_SIZE, ..goal });
+                continue;
+            }
             let focus = |aspect, attempt: u64| {
                 let Aspect::Long(size) = aspect else { return Focus::default() };
                 // Ties, sums without cancellation, distinct numbers, and the last place or all.
@@ -185,6 +243,17 @@ fn focus_of(aspect: Aspect, attempt: u64) -> Focus {
         Aspect::Halfway(dtype) => typed(dtype, Distribution::Halfway),
         Aspect::LastPlaces(dtype, size) => Focus { sizes: Sizes::All(size), ..typed(dtype, Distribution::LastPlaces) },
         Aspect::Bounds(dtype) => Focus { ends: true, ..typed(dtype, Distribution::FewBits(0)) },
+        Aspect::Clamps(dtype) => typed(dtype, Distribution::Twins((attempt % TWINS.len() as u64) as u8)),
+        Aspect::Overflows(dtype) => typed(dtype, Distribution::Overflowing((attempt % 256) as u8)),
+        Aspect::Infinities(dtype) => typed(dtype, Distribution::Infinities((attempt % 2) as u8)),
+        Aspect::Levels => Focus { distribution: Some(Distribution::Levels((attempt % 256) as u8)), ..Focus::default() },
+        Aspect::Long(size) => {
+            let dtype = [None, Some(DType::I8), None, Some(DType::U8)][at % 4];
+            let distribution =
+                Some([Distribution::Last(3), Distribution::Last(3), Distribution::Neighbours(63)][at % 3]);
+            Focus { sizes: Sizes::Long(size), distribution, dtype, ..Focus::default() }
+        }
+        Aspect::Factors => Focus { sizes: Sizes::Factors(PRODUCTS[at % PRODUCTS.len()]), ..Focus::default() },
         Aspect::Attributes(dtype) => {
             // Rows of zeros beside others: what guards against a division by zero decides there.
             let kinds = [Distribution::Ordinary, Distribution::Last(0), Distribution::Nice, Distribution::Last(0)];
@@ -227,14 +296,58 @@ fn has_steps(graph: &Graph) -> bool {
     })
 }
 
+/// Whether a float decides about an integer or a truth value.
+fn decides(graph: &Graph) -> bool {
+    let float = |v: &Value| graph.ty(*v).dtype.is_float();
+    let other = |n: &Node| n.results.iter().any(|t| !t.dtype.is_float());
+    graph.nodes.iter().any(|n| other(n) && n.operands.iter().flatten().any(float))
+}
+
 /// Whether a function rounds to an integer, or calls one that does.
 fn rounds(program: &Program, scalar: ScalarId) -> bool {
     use BuiltinScalar::{Ceil, Floor, Round, Trunc};
+    calls(program, scalar, |b| matches!(b, Ceil | Floor | Round | Trunc))
+}
+
+/// Whether a function is such a one, or calls one.
+fn calls(program: &Program, scalar: ScalarId, is: fn(BuiltinScalar) -> bool) -> bool {
     match &program.scalar(scalar).body {
-        ScalarBody::Builtin(b) => matches!(b, Ceil | Floor | Round | Trunc),
+        ScalarBody::Builtin(b) => is(*b),
         ScalarBody::Term(term) => {
-            term.nodes.iter().any(|n| matches!(n, TermNode::Call { scalar, .. } if rounds(program, *scalar)))
+            term.nodes.iter().any(|n| matches!(n, TermNode::Call { scalar, .. } if calls(program, *scalar, is)))
         }
+    }
+}
+
+/// Whether one side subtracts and clamps or branches, and the other does so less often.
+pub(super) fn clamps_differ(sides: &Sides) -> bool {
+    use BuiltinScalar::{Abs, Max, Min, Neg, Select, Sub};
+    let graph = &sides.graph;
+    let count = |roots: &[Value], is: fn(BuiltinScalar) -> bool| {
+        let needed = needed_for(graph, roots.iter().copied());
+        let such = |n: &Node| matches!(n.kind, NodeKind::Scalar(s) if calls(&graph.program, s, is));
+        graph.nodes.iter().zip(needed).filter(|(n, needed)| *needed && such(n)).count()
+    };
+    let clamp = |b| matches!(b, Abs | Max | Min | Select);
+    let subtracts = count(&sides.left, |b| matches!(b, Sub | Neg)) > 0;
+    subtracts && count(&sides.left, clamp) != count(&sides.right, clamp)
+}
+
+/// Whether a pattern reshapes to a list with several sizes of which nothing else is known.
+fn splits(program: &Program, pat: &Pat) -> bool {
+    match pat {
+        Pat::Bind(_, p) | Pat::Typed(p, _) => splits(program, p),
+        Pat::OneOf(pats) => pats.iter().any(|p| splits(program, p)),
+        Pat::Node(node) => {
+            let reshapes = matches!(node.head, Head::Op(op)
+                if program.op(op).body == OpBody::Builtin(BuiltinOp::Reshape));
+            let lists = node.attrs.iter().filter_map(|a| if let AttrPat::List(l) = a { Some(l) } else { None });
+            let named = |l: &Vec<AttrPat>| l.iter().filter(|a| matches!(a, AttrPat::Var(_))).count() > 1;
+            let open = |l: &Vec<AttrPat>| l.iter().any(|a| matches!(a, AttrPat::Rest(_)));
+            let found = reshapes && lists.into_iter().any(|l| named(l) && !open(l));
+            found || node.operands().any(|p| splits(program, p))
+        }
+        _ => false,
     }
 }
 
@@ -242,6 +355,11 @@ fn rounds(program: &Program, scalar: ScalarId) -> bool {
 /// they pass: usual ones, and those that the rule names.
 fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
     let mut counts = vec![false; graph.nodes.len()];
+    let mut positions = vec![false; graph.nodes.len()];
+    let bytes = graph.nodes.iter().any(|n| {
+        let leaf = matches!(n.kind, NodeKind::Input { .. } | NodeKind::Const(_));
+        leaf && n.results.iter().any(|t| matches!(t.dtype, DType::I8 | DType::U8))
+    });
     let mut sizes = BTreeSet::new();
     for (i, node) in graph.nodes.iter().enumerate() {
         let Some(dtype) = node.results.first().map(|t| t.dtype) else { continue };
@@ -250,6 +368,7 @@ fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
         let operands = node.operands.iter().flatten();
         let through = operands.clone().any(|v| counts[v.node.index()]);
         counts[i] = made || through || !dtype.is_float();
+        positions[i] = op == Some(BuiltinOp::Iota) || operands.clone().any(|v| positions[v.node.index()]);
         let sums =
             op.is_some_and(|b| b.multiplies() || matches!(b, BuiltinOp::Sum | BuiltinOp::Mean | BuiltinOp::Cumsum));
         let index = indices(graph, node).map(|v| graph.ty(v).dtype);
@@ -275,10 +394,17 @@ fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
         }
         if sums && through && dtype == DType::F32 {
             sizes.insert(LONG_PRODUCT);
+            sizes.extend(named.iter().filter(|n| (256..LONG_PRODUCT).contains(*n)).take(NAMED));
+            let adds = !op.is_some_and(BuiltinOp::multiplies);
+            sizes.extend((bytes && adds).then_some(LONG_SUM));
+        }
+        if sums && positions[i] && dtype == DType::I32 {
+            sizes.insert(VERY_LONG_POSITIONS[0]);
         }
         // Positions that are multiplied in a narrow type leave its range.
         if through && made_narrow(graph, node, dtype) {
             sizes.insert(LONG_POSITIONS);
+            sizes.extend(VERY_LONG_POSITIONS[1..].iter().filter(|_| positions[i]));
         }
     }
     sizes

@@ -8,6 +8,9 @@ use hypatia_dsl::ir::Class;
 use crate::check::Observation;
 use crate::claim::approx_of;
 
+/// Rounding decides about few steps; integers that are farther apart are others.
+const MOST_STEPS: u32 = 16;
+
 /// What was observed for one element type.
 #[derive(Default)]
 pub(super) struct Seen {
@@ -54,10 +57,10 @@ impl Seen {
             match u32::try_from(self.steps) {
                 _ if !self.integer && self.tied => Some(Class::Ties),
                 _ if !self.integer => Some(Class::Rounds),
-                Ok(steps) => Some(Class::Within(steps)),
-                Err(_) => None,
+                Ok(steps) if steps <= MOST_STEPS => Some(Class::Within(steps)),
+                _ => None,
             }
-        } else if !self.structure {
+        } else if !self.structure && self.apart > 0.0 {
             Some(approx_of(self.apart))
         } else {
             None

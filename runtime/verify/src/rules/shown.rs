@@ -69,7 +69,8 @@ impl Run<'_> {
         let dtype = seen.dtype.unwrap_or(DType::F32);
         let claimed = show_class(claim(self.rule, dtype));
         let values = difference.as_ref().map_or(String::new(), |d| {
-            let (left, right) = d.shown();
+            let root = instance.left.get(d.root).map(|v| instance.graph.ty(*v).dtype);
+            let (left, right) = d.shown_in(root.unwrap_or(DType::F32));
             let dims = instance.left.get(d.root).map(|v| instance.graph.ty(*v).shape.iter());
             let shape: Vec<usize> =
                 dims.into_iter().flatten().filter_map(|d| usize::try_from(d.as_const()?).ok()).collect();

@@ -12,8 +12,10 @@ use std::hash::{Hash, Hasher};
 use hypatia_dsl::ir::AttrValue;
 use hypatia_graph::{Graph, Node};
 
+use super::goals::{VERY_LONG, clamps_differ};
 use super::*;
 use crate::generate::{Sizes, apart};
+use crate::sides::Sides;
 
 /// Attempts for each kind.
 const TRIES: u64 = 150;
@@ -25,6 +27,8 @@ const PAIRS: usize = 24;
 const FEWEST_OF_TYPES: usize = 3;
 /// The limit of the elements of all values of an instance.
 const WORK_OF_ONE: usize = 1 << 19;
+/// The same of both sides with the bodies of their ops, where axes are very long.
+const WORK_OF_SIDES: usize = 1 << 21;
 /// What an instance shows that others may not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Aspect {
@@ -62,6 +66,16 @@ pub(super) enum Aspect {
     Attributes(DType),
     /// Views that exchange axes around another one.
     Around,
+    /// Numbers of that type that a clamp or a branch of one side treats apart.
+    Clamps(DType),
+    /// Numbers of that type whose sums and products leave its range.
+    Overflows(DType),
+    /// Numbers beyond those of the rule and between them.
+    Levels,
+    /// Nothing but one infinity, in that type.
+    Infinities(DType),
+    /// Reshapes to factors of this size.
+    Factors,
 }
 
 impl Aspect {
@@ -72,6 +86,10 @@ impl Aspect {
 }
 
 impl Aspect {
+    fn is_very_long(self) -> bool {
+        matches!(self, Aspect::Long(n) if n >= VERY_LONG)
+    }
+
     /// Something to add to the seed, so that goals for several types try different shapes.
     fn salt(self) -> u64 {
         let (kind, dtype) = match self {
@@ -80,6 +98,9 @@ impl Aspect {
             Aspect::LastPlaces(dtype, size) => (size as u64, dtype),
             Aspect::Bounds(dtype) => (3, dtype),
             Aspect::Attributes(dtype) => (4, dtype),
+            Aspect::Clamps(dtype) => (5, dtype),
+            Aspect::Overflows(dtype) => (6, dtype),
+            Aspect::Infinities(dtype) => (7, dtype),
             _ => return 0,
         };
         (kind << 8 | dtype as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -127,6 +148,8 @@ impl Aspect {
             Aspect::Numbers | Aspect::Constants | Aspect::Ends | Aspect::Steps | Aspect::Twins => Some(0),
             Aspect::FewBits(_) | Aspect::Neighbours(_) | Aspect::Halfway(_) | Aspect::LastPlaces(..) => Some(0),
             Aspect::Bounds(_) | Aspect::Attributes(_) | Aspect::Around => Some(0),
+            Aspect::Clamps(_) | Aspect::Overflows(_) | Aspect::Levels => Some(0),
+            Aspect::Infinities(_) | Aspect::Factors => Some(0),
             Aspect::Unequal(pair) => apart(&made.graph, &made.env, pair).then_some(0),
             Aspect::Long(n) => {
                 let long = marked(&leaves, n);
@@ -163,7 +186,9 @@ impl Run<'_> {
         if !self.any_shape.is_empty() {
             return if self.reshapes() { self.seek(&around, options) } else { 0 };
         }
-        let graphs: Vec<Graph> = self.kept.iter().filter_map(|i| sides(self.rule, i).ok()).map(|s| s.graph).collect();
+        let both: Vec<Sides> = self.kept.iter().filter_map(|i| sides(self.rule, i).ok()).collect();
+        let clamped = both.iter().any(clamps_differ);
+        let graphs: Vec<Graph> = both.into_iter().map(|s| s.graph).collect();
         let mut goals = vec![
             goal(Aspect::Empty, 1, MOST, |_, _| Focus {
                 sizes: Sizes::AlsoEmpty,
@@ -174,8 +199,10 @@ impl Run<'_> {
             goal(Aspect::Types, FEWEST_OF_TYPES, 2 * MOST, |_, _| Focus::default()),
         ];
         goals.extend(self.goals_of_values(&graphs));
+        goals.extend(self.goals_of_magnitudes(&graphs, clamped));
         goals.extend(self.goals_of_sizes(&graphs[..graphs.len().min(MOST)]));
         goals.extend(self.goals_of_choices());
+        goals.extend(self.goal_of_factors());
         goals.extend(self.reshapes().then_some(around));
         let mut cases = 0;
         for goal in goals {
@@ -202,6 +229,9 @@ impl Run<'_> {
             let Ok(made) = self.focused(&mut source, true, focus) else { continue };
             let work: usize = made.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum();
             let Some(shown) = goal.aspect.of(&made).filter(|_| work <= WORK_OF_ONE) else { continue };
+            if goal.aspect.is_very_long() && self.is_costly(&made) {
+                continue;
+            }
             if self.shown.get(&(goal.aspect, shown)).is_some_and(|n| *n >= goal.each) {
                 continue;
             }
@@ -226,6 +256,14 @@ impl Run<'_> {
             }
         }
         cases
+    }
+
+    /// Whether the right side, or a body, makes much more of an instance's axes.
+    fn is_costly(&self, made: &Instance) -> bool {
+        let Ok(sides) = sides(self.rule, made) else { return false };
+        let inner = sides.graph.inlined();
+        let graph = inner.as_ref().unwrap_or(&sides.graph);
+        graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum::<usize>() > WORK_OF_SIDES
     }
 
     /// Axes of operands of one rank that had one size in all instances.
