@@ -1,7 +1,7 @@
 //! Two right sides that are equal for every value that their operands can have.
 //!
-//! In: an instance, and the right sides of a rule and of its mutant on it. Out: whether both give the
-//! same results for all values of all operands. Invariant: operands have 8 bits or less and no
+//! In: an instance, and the right sides of a rule and of its mutant on it. Out: whether both give
+//! the same results for all values of all operands. Invariant: operands have 8 bits or less and no
 //! others count, and each element of a result is a function of the elements at its place; so the
 //! values that are tried are all.
 

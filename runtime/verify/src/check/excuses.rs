@@ -1,8 +1,8 @@
 //! Which side leaves the range of its types.
 //!
-//! In: both sides on one instance. Out: whether the left side keeps its range and the right side does
-//! not, and whether operands are infinite already. Invariant: what the right side alone makes is no
-//! excuse.
+//! In: both sides on one instance. Out: whether the left side keeps its range and the right side
+//! does not, and whether operands are infinite already. Invariant: what the right side alone makes
+//! is no excuse.
 
 use std::sync::Arc;
 
