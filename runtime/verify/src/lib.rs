@@ -27,7 +27,6 @@ pub mod differ;
 mod elements;
 mod ensemble;
 mod epilogue;
-mod every_value;
 mod folded_call;
 mod generate;
 mod hints;

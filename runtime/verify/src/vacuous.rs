@@ -6,6 +6,8 @@
 //! positive factor of what is only ordered, or what the result does not depend on) is not reported;
 //! whether a change is one is decided on the graphs of both right sides, without values.
 
+mod every_value;
+
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,8 +19,8 @@ use hypatia_dsl::typing::same_value;
 use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::{Graph, Node, NodeKind, Value, builtin, show_attr, splat};
 
+use self::every_value::same_for_every_value;
 use super::elements::elements;
-use super::every_value::same_for_every_value;
 use super::generate::Instance;
 use super::hints::variables;
 use super::mutate::{Mutant, SWAPPED, Site, mutants};

@@ -11,10 +11,10 @@ use hypatia_eval::{Data, RefTensor};
 use hypatia_graph::{Graph, NodeKind, builtin};
 use hypatia_tensor::tensor::Tensor;
 
-use super::generate::Instance;
-use super::scatter::evaluate_exactly;
-use super::sides::Sides;
-use super::vacuous::differ;
+use super::super::generate::Instance;
+use super::super::scatter::evaluate_exactly;
+use super::super::sides::Sides;
+use super::differ;
 
 /// Runs of each graph at most.
 const MOST_RUNS: usize = 1 << 12;
