@@ -60,7 +60,7 @@ pub(super) fn of_level(source: &mut Source, kind: u8, levels: &[f64]) -> f64 {
 /// large, or a simple one.
 pub(super) fn overflowing(source: &mut Source, kind: u8, dtype: DType, numbers: &[f64]) -> f64 {
     let code = source.element(CODES, |r| r.random_range(0..CODES));
-    let (sign, rest) = (if code % 2 == 0 { 1.0 } else { -1.0 }, code / 2);
+    let (sign, rest) = (if code.is_multiple_of(2) { 1.0 } else { -1.0 }, code / 2);
     if rest % SIMPLE == 0 {
         return sign * [1.0, 2.0, 0.0, 0.5][(rest / SIMPLE % 4) as usize];
     }
