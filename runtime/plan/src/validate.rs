@@ -20,6 +20,10 @@ use hypatia_dsl::kernel::{Access, Operand, Reduced};
 use hypatia_graph::prim::Window;
 use hypatia_tensor::error::{Error, Result};
 
+/// Elements of a buffer that are marked one by one, at most, where parts of it are written: that
+/// takes as long as running the step.
+const MOST_MARKED: usize = 1 << 18;
+
 /// The error, without the step's name.
 type Checked = std::result::Result<(), String>;
 
@@ -121,6 +125,11 @@ impl Plan {
         parts.iter().try_for_each(|v| self.check_view(v))?;
         let buffer = &self.buffers[parts[0].buffer.index()];
         ensure(matches!(buffer.storage, Storage::Arena(_)), || "an input or a constant is written".into())?;
+        let all = parts.iter().map(|v| v.len()).sum::<usize>() == buffer.len;
+        ensure(all, || format!("parts of buffer {} have more or fewer elements than it", parts[0].buffer.0))?;
+        if buffer.len > MOST_MARKED {
+            return Ok(());
+        }
         let mut seen = vec![false; buffer.len];
         let mut once = true;
         for part in parts {
