@@ -22,7 +22,7 @@ use hypatia_dsl::kernel::{
     SumSplit,
 };
 use hypatia_dsl::shape::Dim;
-use hypatia_target::device::Device;
+use hypatia_target::device::{Device, HOPPER};
 use hypatia_tensor::error::Result;
 
 use super::kinds::{builtin, is_view, literal};
@@ -42,8 +42,6 @@ const ROUNDS: usize = 3;
 const ROW_BYTES: usize = 32;
 /// Elements of a row up to which a host keeps values in registers from pass to pass, and a GPU.
 const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
-/// The first compute capability whose blocks share rows in clusters.
-const HOPPER: u32 = 90;
 /// The fewest rows for which a thread each occupies a GPU, and the longest of them: a thread reads
 /// its row again in each pass.
 const FEWEST_COLUMNS: i64 = 1 << 12;

@@ -90,7 +90,7 @@ impl Prepared {
 fn regions(graph: &Graph, kernels: &Kernels, options: &Options) -> Result<Vec<Region>> {
     let pointwise: Vec<bool> = graph.nodes.iter().map(|n| is_pointwise(graph, n)).collect();
     let rowwise = |i: usize| {
-        // A host searches faster on its own.
+        // A host's own search reads each row once.
         let searches = |op: BuiltinOp| op == BuiltinOp::Argmax && !options.device.is_host();
         let picks = |op: BuiltinOp| op == BuiltinOp::GatherElements || searches(op);
         let reduces = builtin(graph, &graph.nodes[i]).is_some_and(|op| reduction(op).is_some() || picks(op));
