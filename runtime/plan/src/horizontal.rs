@@ -10,6 +10,7 @@
 //! whose result is read through a view.
 
 mod pieces;
+mod share;
 mod through;
 
 use std::collections::HashMap;
@@ -20,7 +21,9 @@ use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 
 use self::pieces::{Piece, cut, pieces};
+use self::share::share;
 use self::through::Through;
+use super::prologue::{Readers, readers};
 use super::view::{View, collapse, row_major};
 use super::whole::{joined_name, substituted};
 use super::{Action, BufferId, HorizontalPart, HorizontalStep, Plan, PointwiseStep, Step, Storage};
@@ -29,32 +32,33 @@ use super::{Action, BufferId, HorizontalPart, HorizontalStep, Plan, PointwiseSte
 const MOST_PARTS: usize = 16;
 /// Maximum number of 64-bit words of a launch's arguments: CUDA passes 4 KiB.
 const MOST_WORDS: usize = 480;
-/// Bytes that a step reads and writes, up to which it shares a launch with an independent one: a
-/// GPU moves as many in the time of a few launches.
-const SMALL: f64 = (4 << 20) as f64;
 /// Maximum number of operands and of nodes of a part's term.
 const MOST_READS: usize = 24;
 const MOST_NODES: usize = 400;
 /// Maximum number of functions that are computed again where several parts read a value.
 const MOST_AGAIN: usize = 1 << 22;
-/// How many steps lie between two that share a launch, at most: what is computed earlier takes
-/// memory for longer.
-const APART: usize = 16;
-
 /// Joins the steps of a plan. Which ones it joins depends on their sizes.
 pub(super) fn cluster(plan: &mut Plan) {
     if plan.allowed.batch_invariant {
         return;
     }
+    join(plan);
+    share(plan);
+    // What several steps read that share a launch now, one step reads.
+    join(plan);
+}
+
+/// Joins pointwise work with its only reader, and with what only moves elements.
+fn join(plan: &mut Plan) {
     loop {
-        let makers = Makers::new(plan);
-        let found = (0..plan.steps.len()).find_map(|at| joined(plan, &makers, at));
+        let readers = readers(plan);
+        let makers = Makers::new(plan, &readers);
+        let found = (0..plan.steps.len()).find_map(|at| joined(plan, (&readers, &makers), at));
         let Some(Joined { step, at, gone }) = found else { break };
         plan.steps[at] = step;
         let mut place = 0..;
         plan.steps.retain(|_| place.next().is_none_or(|i| !gone.contains(&i)));
     }
-    share(plan);
 }
 
 /// One part: what it computes of each element, with views of one shape.
@@ -188,9 +192,9 @@ fn step_of(name: String, parts: Vec<Part>) -> Option<Step> {
 
 /// The step at that place with the pointwise work on what it reads, and on its result if it only
 /// moves elements.
-fn joined(plan: &Plan, makers: &Makers, at: usize) -> Option<Joined> {
+fn joined(plan: &Plan, (readers, makers): (&Readers, &Makers), at: usize) -> Option<Joined> {
     let moves = matches!(plan.steps[at].action, Action::Concat(_) | Action::Pad(_) | Action::Copy);
-    let (place, mut parts) = match moves.then(|| worked_on(plan, at)).flatten() {
+    let (place, mut parts) = match moves.then(|| worked_on(plan, readers, at)).flatten() {
         Some(found) => found,
         None => (at, parts_of(&plan.steps[at]).filter(|_| plan.steps[at].kernel.is_none())?),
     };
@@ -219,35 +223,24 @@ fn joined(plan: &Plan, makers: &Makers, at: usize) -> Option<Joined> {
 
 /// The parts of what only moves elements, with the pointwise work of its only reader, and the
 /// reader's place.
-fn worked_on(plan: &Plan, at: usize) -> Option<(usize, Vec<Part>)> {
+fn worked_on(plan: &Plan, readers: &Readers, at: usize) -> Option<(usize, Vec<Part>)> {
     let (whole, pieces) = pieces(&plan.steps[at])?;
-    let place = reader(plan, at, &whole)?;
+    let place = reader(plan, readers, &whole)?;
     let work = Work::of(&plan.steps[place], &whole)?;
     Some((place, pieces.iter().map(|p| work.on(p)).collect()))
 }
 
 /// The only step that reads a result, if nothing else does and it is pointwise.
-fn reader(plan: &Plan, at: usize, whole: &View) -> Option<usize> {
-    let reads = |step: &Step| step.reads.iter().any(|v| v.buffer == whole.buffer);
-    let mut readers = (at + 1..plan.steps.len()).filter(|i| reads(&plan.steps[*i]));
-    let first = readers.next().filter(|i| matches!(plan.steps[*i].action, Action::Pointwise(_)))?;
-    let kept = plan.outputs.iter().any(|(_, v)| v.buffer == whole.buffer);
-    (readers.next().is_none() && !kept).then_some(first)
+fn reader(plan: &Plan, readers: &Readers, whole: &View) -> Option<usize> {
+    let [only] = readers.get(&whole.buffer)?.as_slice() else { return None };
+    plan.steps.get(*only).is_some_and(|s| matches!(s.action, Action::Pointwise(_))).then_some(*only)
 }
 
 /// The pointwise steps whose results one step alone reads, by result: not those of constants alone.
 struct Makers(HashMap<BufferId, usize>);
 
 impl Makers {
-    fn new(plan: &Plan) -> Makers {
-        let mut readers: HashMap<BufferId, Vec<usize>> = HashMap::new();
-        for (i, step) in plan.steps.iter().enumerate() {
-            let mut own: Vec<BufferId> = step.reads.iter().map(|v| v.buffer).collect();
-            own.sort_unstable_by_key(|b| b.0);
-            own.dedup();
-            own.into_iter().for_each(|b| readers.entry(b).or_default().push(i));
-        }
-        plan.outputs.iter().for_each(|(_, v)| readers.entry(v.buffer).or_default().push(plan.steps.len()));
+    fn new(plan: &Plan, readers: &Readers) -> Makers {
         let alone = |step: &Step| {
             let of = |w: &View| readers.get(&w.buffer).map_or(&[] as &[usize], Vec::as_slice);
             of(&step.writes[0]).len() == 1 && step.writes.iter().all(|w| of(w) == of(&step.writes[0]))
@@ -319,8 +312,12 @@ impl Part {
             let own: Vec<View> = made.reads.iter().map(|v| through.seen(v)).collect::<Option<_>>()?;
             let own: Vec<TermId> = own.into_iter().map(|v| read(&mut terms, &mut reads, v)).collect();
             let value = substituted(&mut terms, &made.term, &own)[place];
-            let is_read = own.contains(&value) || out.dtype == DType::Bool;
-            values.push(if is_read { value } else { terms.add(TermNode::Cast { to: out.dtype, arg: value }) });
+            // What has the type of the result in memory is not rounded, nor is a truth value.
+            let exact = match terms.node(value) {
+                TermNode::In { input, .. } => reads[*input as usize].dtype == out.dtype,
+                _ => out.dtype == DType::Bool,
+            };
+            values.push(if exact { value } else { terms.add(TermNode::Cast { to: out.dtype, arg: value }) });
         }
         let roots = substituted(&mut terms, &self.term, &values);
         let term = terms.finish(roots);
@@ -377,67 +374,10 @@ fn read(terms: &mut TermBuilder, reads: &mut Vec<View>, view: View) -> TermId {
     terms.add(TermNode::In { input: input as u32, view: InView::Broadcast })
 }
 
-/// Gives small independent steps one launch.
-fn share(plan: &mut Plan) {
-    let mut at = 1;
-    while at < plan.steps.len() {
-        let earlier = (at.saturating_sub(APART)..at).rev().find_map(|i| Some((i, shared(plan, i, at)?)));
-        match earlier {
-            // The later step is computed earlier, or the earlier one later.
-            Some((i, Shared::Earlier(step))) => {
-                plan.steps[i] = step;
-                plan.steps.remove(at);
-            }
-            Some((i, Shared::Later(step))) => {
-                plan.steps[at] = step;
-                plan.steps.remove(i);
-            }
-            None => at += 1,
-        }
-    }
-}
-
-/// The launch that two steps share, and when it runs.
-enum Shared {
-    Earlier(Step),
-    Later(Step),
-}
-
-/// The launch of two steps, the first one before the other.
-fn shared(plan: &Plan, first: usize, second: usize) -> Option<Shared> {
-    let steps = [&plan.steps[first], &plan.steps[second]];
-    if !steps.iter().all(|s| is_small(plan, s)) {
-        return None;
-    }
-    let reads = |step: &Step, of: &Step| step.reads.iter().any(|v| writes(of, v.buffer));
-    let earlier = !plan.steps[first..second].iter().any(|s| reads(steps[1], s));
-    let later = || !plan.steps[first + 1..=second].iter().any(|s| reads(s, steps[0]));
-    if !earlier && !later() {
-        return None;
-    }
-    let [one, other] = steps.map(parts_of);
-    let step = step_of(joined_name(&steps.map(Step::clone)), [one?, other?].concat())?;
-    Some(if earlier { Shared::Earlier(step) } else { Shared::Later(step) })
-}
-
-fn writes(step: &Step, buffer: BufferId) -> bool {
-    step.writes.iter().any(|w| w.buffer == buffer)
-}
-
 /// True for work on constants alone, which is planned in another way.
 fn of_constants(plan: &Plan, step: &Step) -> bool {
     let constant = |v: &View| matches!(plan.buffers[v.buffer.index()].storage, Storage::Constant(_));
     step.reads.iter().all(constant)
-}
-
-/// True for a step that takes hardly longer than a launch, and that may share one.
-fn is_small(plan: &Plan, step: &Step) -> bool {
-    let moves = match &step.action {
-        Action::Pointwise(_) => !of_constants(plan, step),
-        Action::Copy | Action::Concat(_) | Action::Pad(_) | Action::Horizontal(_) => true,
-        _ => false,
-    };
-    moves && step.kernel.is_none() && step.work().bytes <= SMALL
 }
 
 impl HorizontalStep {
@@ -456,5 +396,34 @@ impl HorizontalPart {
     /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_is_not_stored_any_more_is_rounded_as_it_was() {
+        let of = |id: u32, dtype: DType| View::whole(BufferId(id), dtype, &[6]);
+        let reader = Part { term: identity(), reads: vec![of(1, DType::BF16)], writes: vec![of(2, DType::BF16)] };
+        // An accumulator that a pass stores as it is, and a copy.
+        for (from, casts) in [(DType::F32, 1), (DType::BF16, 0)] {
+            let made = Part { term: identity(), reads: vec![of(0, from)], writes: vec![of(1, DType::BF16)] };
+            let joined = reader.with(&made).unwrap();
+            let cast = |n: &&TermNode| matches!(n, TermNode::Cast { to: DType::BF16, .. });
+            assert_eq!(joined.term.nodes.iter().filter(cast).count(), casts, "{from}");
+            assert_eq!(joined.reads, [of(0, from)]);
+        }
+    }
+
+    #[test]
+    fn axes_are_divided_as_both_shapes_are() {
+        assert_eq!(refined(&[12, 100], &[2, 6, 100]), Some(vec![2, 6, 100]));
+        assert_eq!(refined(&[12, 100], &[1200]), Some(vec![12, 100]));
+        assert_eq!(refined(&[4, 6], &[6, 4]), None);
+        assert_eq!(refined(&[4, 6], &[4, 5]), None);
+        assert_eq!(refined(&[1], &[1, 1]), Some(vec![]));
     }
 }

@@ -36,23 +36,32 @@ pub(super) fn cluster(plan: &mut Plan) {
     join(plan, |plan, kernel, at, _| joined(plan, &makers, kernel, at));
 }
 
-/// The step that makes each buffer which one step alone reads, if that is pointwise or copies
-/// windows.
-pub(super) fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
-    let mut readers: HashMap<BufferId, usize> = HashMap::new();
-    for step in &plan.steps {
+/// The places of the steps that read each buffer; behind the last step for an output.
+pub(super) type Readers = HashMap<BufferId, Vec<usize>>;
+
+/// What reads each buffer.
+pub(super) fn readers(plan: &Plan) -> Readers {
+    let mut readers = Readers::new();
+    for (i, step) in plan.steps.iter().enumerate() {
         let mut own: Vec<BufferId> = step.reads.iter().map(|v| v.buffer).collect();
         own.sort_unstable_by_key(|b| b.0);
         own.dedup();
-        own.into_iter().for_each(|b| *readers.entry(b).or_default() += 1);
+        own.into_iter().for_each(|b| readers.entry(b).or_default().push(i));
     }
-    plan.outputs.iter().for_each(|(_, v)| *readers.entry(v.buffer).or_default() += 1);
+    plan.outputs.iter().for_each(|(_, v)| readers.entry(v.buffer).or_default().push(plan.steps.len()));
+    readers
+}
+
+/// The step that makes each buffer which one step alone reads, if that is pointwise or copies
+/// windows.
+pub(super) fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
+    let readers = readers(plan);
     let made = plan.steps.iter().enumerate().filter_map(|(i, step)| match (&step.action, step.writes.as_slice()) {
         (Action::Pointwise(p), [out]) if p.kernel.acc.is_none() => Some((out.buffer, i)),
         (Action::Unfold(u), [out]) if u.channels_last => Some((out.buffer, i)),
         _ => None,
     });
-    made.filter(|(buffer, _)| readers.get(buffer) == Some(&1)).collect()
+    made.filter(|(buffer, _)| readers.get(buffer).is_some_and(|r| r.len() == 1)).collect()
 }
 
 /// A factor that another step makes: that step's place, what is read instead, and the reads.

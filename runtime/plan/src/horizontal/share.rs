@@ -1,0 +1,73 @@
+//! Independent steps in one launch.
+//!
+//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which small steps
+//! that do not depend on each other are parts of one. Invariant: a step still runs after all that it
+//! reads, and before all that read it.
+
+use super::{of_constants, parts_of, step_of};
+use crate::whole::joined_name;
+use crate::{Action, BufferId, Plan, Step};
+
+/// Bytes that a step reads and writes, up to which it shares a launch with an independent one: a
+/// GPU moves as many in the time of a few launches.
+const SMALL: f64 = (4 << 20) as f64;
+/// How many steps lie between two that share a launch, at most: what is computed earlier takes
+/// memory for longer.
+const APART: usize = 16;
+
+/// Gives small independent steps one launch.
+pub(super) fn share(plan: &mut Plan) {
+    let mut at = 1;
+    while at < plan.steps.len() {
+        let earlier = (at.saturating_sub(APART)..at).rev().find_map(|i| Some((i, shared(plan, i, at)?)));
+        match earlier {
+            // The later step is computed earlier, or the earlier one later.
+            Some((i, Shared::Earlier(step))) => {
+                plan.steps[i] = step;
+                plan.steps.remove(at);
+            }
+            Some((i, Shared::Later(step))) => {
+                plan.steps[at] = step;
+                plan.steps.remove(i);
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// The launch that two steps share, and when it runs.
+enum Shared {
+    Earlier(Step),
+    Later(Step),
+}
+
+/// The launch of two steps, the first one before the other.
+fn shared(plan: &Plan, first: usize, second: usize) -> Option<Shared> {
+    let steps = [&plan.steps[first], &plan.steps[second]];
+    if !steps.iter().all(|s| is_small(plan, s)) {
+        return None;
+    }
+    let reads = |step: &Step, of: &Step| step.reads.iter().any(|v| writes(of, v.buffer));
+    let earlier = !plan.steps[first..second].iter().any(|s| reads(steps[1], s));
+    let later = || !plan.steps[first + 1..=second].iter().any(|s| reads(s, steps[0]));
+    if !earlier && !later() {
+        return None;
+    }
+    let [one, other] = steps.map(parts_of);
+    let step = step_of(joined_name(&steps.map(Step::clone)), [one?, other?].concat())?;
+    Some(if earlier { Shared::Earlier(step) } else { Shared::Later(step) })
+}
+
+fn writes(step: &Step, buffer: BufferId) -> bool {
+    step.writes.iter().any(|w| w.buffer == buffer)
+}
+
+/// True for a step that takes hardly longer than a launch, and that may share one.
+fn is_small(plan: &Plan, step: &Step) -> bool {
+    let moves = match &step.action {
+        Action::Pointwise(_) => !of_constants(plan, step),
+        Action::Copy | Action::Concat(_) | Action::Pad(_) | Action::Horizontal(_) => true,
+        _ => false,
+    };
+    moves && step.kernel.is_none() && step.work().bytes <= SMALL
+}
