@@ -1,8 +1,8 @@
 //! Independent steps in one launch.
 //!
 //! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which small steps
-//! that do not depend on each other are parts of one. Invariant: a step still runs after all that it
-//! reads, and before all that read it.
+//! that do not depend on each other are parts of one. Invariant: a step still runs after all that
+//! it reads, and before all that read it.
 
 use super::{of_constants, parts_of, step_of};
 use crate::whole::joined_name;
