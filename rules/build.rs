@@ -8,7 +8,7 @@ use hypatia_dsl::render::{Format, render};
 use hypatia_dsl::source::{SourceFile, SourceMap};
 
 /// The files, in the order in which they build on each other.
-const MODULES: [&str; 16] = [
+const MODULES: [&str; 18] = [
     "core",
     "nn",
     "onnx",
@@ -19,11 +19,13 @@ const MODULES: [&str; 16] = [
     "merge",
     "rotary",
     "attention",
+    "masked",
     "grouped",
     "attention_grad",
     "sink",
     "conv",
     "train",
+    "quant",
     "short",
 ];
 

@@ -323,9 +323,9 @@ fn lines(dtype: DType) -> Vec<Instance> {
     let (name, doc) = (|what: &str| format!("{what}_{dtype}"), String::new);
     let mut bodies = Vec::new();
     if dtype.is_int() {
-        bodies.extend(
-            [1, 3].map(|batch| Body::Product(ProductKernel { name: name("product"), doc: doc(), dtype, batch })),
-        );
+        bodies.extend([1, 3].map(|batch| {
+            Body::Product(ProductKernel { name: name("product"), doc: doc(), factors: [dtype; 2], dtype, batch })
+        }));
     }
     for (i, role) in [Running::Whole, Running::Sums, Running::Chunks].into_iter().enumerate() {
         for columns in [false, true] {

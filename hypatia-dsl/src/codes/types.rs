@@ -93,6 +93,18 @@ replace the symbolic sizes with numbers.",
          test \"of x\" { input x: f32[4, 2]; given joined(x, x); expect launches == 1; }",
     ),
     Row::new(
+        309,
+        "the epilogue of a product of bytes gives another type",
+        "Products of i8 and u8 are summed in i32, so `acc` is an i32 in their epilogues. What is stored as an
+integer is one of that type: write `cast(.., to = i8)`, which wraps an i32 and saturates a float. Operands
+that meet `acc` are i32, or `acc` is cast first: `cast(acc, to = f32) * row(scale)`. A rule whose right side
+would be such a product is not applied.",
+        "use core::*;\ntest \"narrow\" {\n  input x: i8[4, 8]; input w: i8[8, 4];\n  given gemm(x, w, acc, \
+         to = i8);\n  expect launches == 1;\n}",
+        "use core::*;\ntest \"narrow\" {\n  input x: i8[4, 8]; input w: i8[8, 4];\n  given gemm(x, w, \
+         cast(acc, to = i8), to = i8);\n  expect launches == 1;\n}",
+    ),
+    Row::new(
         320,
         "wrong number of arguments",
         "An op, scalar, pattern or attribute function is given more or fewer arguments than it declares, or a

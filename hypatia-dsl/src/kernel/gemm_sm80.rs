@@ -116,7 +116,8 @@ impl WarpTiling {
 /// A factor of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factor {
-    /// Element type in memory: that of the multiplication, or i8, which is widened on the way.
+    /// Element type in memory: that of the multiplication, or i8, which is widened on the way to
+    /// 16 bits.
     pub dtype: DType,
     /// True if k is its dense axis: `[m, k]` or `[n, k]` in memory.
     pub dense_k: bool,
@@ -125,14 +126,14 @@ pub struct Factor {
 }
 
 /// A matrix product with an epilogue on its accumulators, computed by warps. The accumulators are
-/// f32.
+/// f32, or i32 of bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarpGemm {
     /// An identifier.
     pub name: String,
     /// A description.
     pub doc: String,
-    /// What is multiplied: f16, bf16, or f32 in TF32.
+    /// What is multiplied: f16, bf16, f32 in TF32, or i8 and u8, of which each factor is one.
     pub multiplied: DType,
     /// Both factors. Those that are computed where they are read lie as what has their size does.
     pub factors: [Factor; 2],
@@ -163,6 +164,17 @@ impl WarpGemm {
         types.into_iter().find(|d| is_half(*d))
     }
 
+    /// Element type of the accumulators.
+    pub fn acc(&self) -> DType {
+        self.multiplied.accumulator()
+    }
+
+    /// In which type the epilogue returns its values: i32 where sums of bytes stay integers.
+    pub fn value(&self) -> DType {
+        let whole = self.multiplied.is_byte() && self.outputs.iter().any(|o| o.is_int());
+        if whole { DType::I32 } else { DType::F32 }
+    }
+
     /// Columns of a warp's part of a tile: a sum covers them.
     pub fn warp_columns(&self) -> usize {
         self.tiling.columns / self.tiling.layout().map_or(1, |[_, n]| n)
@@ -170,16 +182,23 @@ impl WarpGemm {
 
     /// Why no tiling computes this product, if none does.
     pub fn refusal(&self) -> Option<&'static str> {
+        use DType::{Bool, F32, I8, U8};
         let half = self.half();
         let other_half = |d: DType| is_half(d) && Some(d) != half;
         let [a, b] = self.factors;
-        let bytes = |f: Factor| f.dtype == DType::I8;
+        let integers = self.multiplied.is_byte();
+        let bytes = |f: Factor| f.dtype == DType::I8 && !integers;
+        let multiplied = |f: Factor| f.dtype == self.multiplied || integers && f.dtype.is_byte();
         let computed = self.prologues.iter().any(Option::is_some);
         match () {
-            () if !is_half(self.multiplied) && self.multiplied != DType::F32 => {
-                Some("its factors are not f16, bf16 or f32")
+            () if !is_half(self.multiplied) && self.multiplied != DType::F32 && !integers => {
+                Some("its factors are not f16, bf16, f32, i8 or u8")
             }
-            () if a.dtype != self.multiplied || b.dtype != self.multiplied && !bytes(b) => {
+            () if integers && self.factors.iter().any(|f| !f.dense_k || f.unit < 4) => {
+                Some("bytes are multiplied only where k is the dense axis of both factors, in whole words")
+            }
+            () if integers && self.row_sums != RowSums::Off => Some("products of bytes are not checked"),
+            () if !multiplied(a) || !multiplied(b) && !bytes(b) => {
                 Some("its factors have types that it does not multiply")
             }
             () if bytes(b) && (self.multiplied == DType::F32 || !a.dense_k || !b.dense_k) => {
@@ -194,8 +213,14 @@ impl WarpGemm {
             () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")
             }
-            () if self.outputs.iter().any(|o| !matches!(o, DType::F32 | DType::Bool) && !is_half(*o)) => {
-                Some("a result is not f16, bf16, f32 or bool")
+            () if integers && self.outputs.iter().any(|o| matches!(o, DType::F64 | DType::I64)) => {
+                Some("a result has 64 bits")
+            }
+            () if integers && self.outputs.iter().any(|o| o.is_int() != self.outputs[0].is_int()) => {
+                Some("its results are not all integers, or none is one")
+            }
+            () if !integers && !self.outputs.iter().all(|o| is_half(*o) || matches!(o, F32 | Bool | I8 | U8)) => {
+                Some("a result is not f16, bf16, f32, i8, u8 or bool")
             }
             () if self.inputs.iter().map(|o| &o.dtype).chain(&self.outputs).any(|d| other_half(*d)) => {
                 Some("it reads or stores both f16 and bf16")
@@ -242,7 +267,9 @@ impl WarpGemm {
         let t = &self.tiling;
         let row = |f: Factor, size: usize| (if f.dense_k { t.depth } else { size }) * f.dtype.size() / f.unit.max(4);
         let [a, b] = self.factors;
-        self.shared() <= SHARED && [row(a, t.rows), row(b, t.columns)].iter().all(|units| *units <= t.threads())
+        // Each group has an even number of steps, of which each takes 32 bytes of k.
+        let even = (t.depth * self.multiplied.size()).is_multiple_of(64 * t.split);
+        even && self.shared() <= SHARED && [row(a, t.rows), row(b, t.columns)].iter().all(|units| *units <= t.threads())
     }
 
     /// The most neighbours that one access can take, if rows of the result begin at multiples of so

@@ -19,7 +19,9 @@ pub struct ProductKernel {
     pub name: String,
     /// A description.
     pub doc: String,
-    /// Element type of operands and result.
+    /// Element types of both factors. Sums are of their accumulator's type, and wrap.
+    pub factors: [DType; 2],
+    /// Element type of the result.
     pub dtype: DType,
     /// How many axes number the products (batch axes).
     pub batch: usize,

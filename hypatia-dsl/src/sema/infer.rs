@@ -3,11 +3,14 @@
 //! In: a [`Build`], types of its variables, values of its attributes. Out: the type of its result,
 //! or why there is none. Invariant: `Ok(None)` means that the type depends on something unknown.
 
-use crate::dtype::DType;
-use crate::ir::{AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, InView, OpId, ParamKind, Program, VarId};
+use crate::dtype::{DType, Kind};
+use crate::ir::{
+    AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, InView, OpBody, OpId, ParamKind, Program, VarId,
+};
+use crate::scalar::typed::lane;
 use crate::shape::{Dim, Shape, broadcast};
 use crate::typing::{
-    Bindings, Facts, TensorType, TypeError, apply_op, apply_scalar, eval, eval_guard, normalise_attrs, type_fact,
+    Bindings, Facts, TensorType, TypeError, apply_op, apply_scalar, codes, eval, eval_guard, normalise_attrs, type_fact,
 };
 
 /// Types of right sides over variables of known types.
@@ -94,11 +97,8 @@ impl<'p> Infer<'p> {
         // A number is a splat of rank 0 with the dtype of the first sibling operand that is a
         // number.
         let kinds = &self.program.scalar(id).params;
-        let first = types
-            .iter()
-            .zip(kinds)
-            .filter(|(_, k)| k.1 == crate::dtype::Kind::Number)
-            .find_map(|(t, _)| t.as_ref().map(|t| t.dtype));
+        let first =
+            types.iter().zip(kinds).filter(|(_, k)| k.1 == Kind::Number).find_map(|(t, _)| t.as_ref().map(|t| t.dtype));
         if numbers > 0 {
             let Some(dtype) = first else { return Ok(None) };
             n.args
@@ -192,10 +192,64 @@ impl<'p> Infer<'p> {
                 format!("`{}` has {} results here, not {}", def.name, results.len(), n.output + 1),
             ));
         };
+        let bytes = types.first().is_some_and(|t| t.as_ref().is_some_and(|t| t.dtype.is_byte()));
         for t in terms.into_iter().filter(|_| def.terms_read_results()) {
             self.term(t, &out)?;
+            if bytes && matches!(def.body, OpBody::Builtin(_)) {
+                self.stored(t, out.dtype)
+                    .map_err(|(why, hint)| TypeError::new(codes::BYTES, format!("`{}`: {why}", def.name)).hint(hint))?;
+            }
         }
         Ok(Some(out))
+    }
+
+    /// Checks that an epilogue over products of bytes gives what is stored, as far as that is
+    /// known; else says why, and what to do.
+    fn stored(&self, b: &Build, to: DType) -> Result<(), (String, String)> {
+        const SUMS: &str = "products of i8 and u8 are summed in i32";
+        const CAST: &str = "write `cast(acc, to = f32) * row(scale)`, or give operands of i32";
+        let unfit = |e| (format!("{SUMS}, and the term does not fit: {e}"), CAST.to_string());
+        match self.term_type(b).map_err(unfit)? {
+            Some(given) if given != to && (given.is_int() || to.is_int()) => {
+                let why = format!("{SUMS}, and the term gives {given}, but {to} is stored");
+                Err((why, format!("write `cast(.., to = {to})` around the term")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The element type that a term over sums in i32 computes with; none for a number, or if it is
+    /// unknown.
+    fn term_type(&self, b: &Build) -> Result<Option<DType>, String> {
+        let Build::Node(n) = b else { return Ok(None) };
+        let mut args = n.args.iter().filter_map(|a| if let BuildArg::One(b) = a { Some(b) } else { None });
+        match n.head {
+            Head::Acc | Head::Second => Ok(Some(DType::I32)),
+            Head::In(_) => {
+                let read = args.next().and_then(|a| self.build(a).ok().flatten());
+                Ok(read.map(|t| lane(t.dtype)))
+            }
+            Head::TermCast => match n.attrs.first().and_then(|a| self.value(a)) {
+                Some(AttrValue::DType(to)) => Ok(Some(lane(to))),
+                _ => Ok(None),
+            },
+            Head::Scalar(s) => {
+                let mut found = None;
+                for arg in args {
+                    let arg = self.term_type(arg)?.filter(|d| *d != DType::Bool);
+                    if let (Some(x), Some(y)) = (found, arg)
+                        && x != y
+                    {
+                        let name = &self.program.scalar(s).name;
+                        return Err(format!("{name} of {x} and {y}"));
+                    }
+                    found = found.or(arg);
+                }
+                let decides = self.program.scalar(s).result == Kind::Bool;
+                Ok(if decides { Some(DType::Bool) } else { found })
+            }
+            Head::Op(_) | Head::Region(_) => Ok(None),
+        }
     }
 
     /// Checks that the tensors read by an epilogue broadcast to the output.

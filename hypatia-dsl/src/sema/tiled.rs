@@ -27,6 +27,9 @@ const AMPERE_SM: i64 = 80;
 /// and attention whose tuning parameters name no tiling for warps.
 const HOPPER_SM: i64 = 90;
 
+/// Bytes of the words in which the template of warps reads factors.
+const WORD: i64 = 4;
+
 /// What a tiled kernel computes.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
@@ -185,10 +188,21 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &
         }
     };
     let fact = AExpr::Fact;
-    let mut guards = vec![if pair { hopper() } else { at_least(AMPERE_SM) }, multiplied(fact(Fact::DType, a))];
-    let others = &factors[1..];
-    guards.extend(others.iter().map(|b| op(BinaryOp::Eq, fact(Fact::DType, *b), fact(Fact::DType, a))));
-    guards.push(op(BinaryOp::Eq, to, fact(Fact::DType, a)));
+    let of_floats = [
+        vec![multiplied(fact(Fact::DType, a))],
+        factors[1..].iter().map(|b| op(BinaryOp::Eq, fact(Fact::DType, *b), fact(Fact::DType, a))).collect(),
+        // What is quantised is stored so.
+        vec![match pair {
+            true => op(BinaryOp::Eq, to.clone(), fact(Fact::DType, a)),
+            false => op(BinaryOp::In, to.clone(), AExpr::List(stored_of(fact(Fact::DType, a)))),
+        }],
+    ];
+    let types = match factors.as_slice() {
+        [a, b] => vec![op(BinaryOp::Or, all(of_floats.concat()), all(of_bytes(*a, *b, to)))],
+        _ => of_floats.concat(),
+    };
+    let mut guards = vec![if pair { hopper() } else { at_least(AMPERE_SM) }];
+    guards.extend(types);
     guards.extend(factors.iter().map(|f| op(BinaryOp::Gt, fact(Fact::Numel, *f), number(0))));
     guards
 }
@@ -211,6 +225,29 @@ fn multiplied(dtype: AExpr) -> AExpr {
     let single = op(BinaryOp::Eq, dtype.clone(), AExpr::Value(AttrValue::DType(DType::F32)));
     let rounded = op(BinaryOp::And, AExpr::Device(DeviceFact::Tf32), single);
     op(BinaryOp::Or, op(BinaryOp::In, dtype, half()), rounded)
+}
+
+/// The types that a product of floats stores: that of its factors, and bytes.
+fn stored_of(factors: AExpr) -> Vec<AExpr> {
+    let bytes = [DType::I8, DType::U8].map(|d| AExpr::Value(AttrValue::DType(d)));
+    [factors].into_iter().chain(bytes).collect()
+}
+
+/// That both factors are integers of 8 bits whose sums are whole words, and the result is of a type
+/// that the template stores.
+fn of_bytes(a: VarId, b: VarId, to: AExpr) -> Vec<AExpr> {
+    let types = |list: &[DType]| AExpr::List(list.iter().map(|d| AExpr::Value(AttrValue::DType(*d))).collect());
+    let stored = [DType::F32, DType::F16, DType::BF16, DType::I32, DType::I8, DType::U8];
+    let bytes = |v| op(BinaryOp::In, AExpr::Fact(Fact::DType, v), types(&[DType::I8, DType::U8]));
+    let depth = AExpr::Index(Box::new(AExpr::Fact(Fact::Shape, a)), Box::new(number(-1)));
+    let whole = op(BinaryOp::Eq, op(BinaryOp::Rem, depth, number(WORD)), number(0));
+    vec![bytes(a), bytes(b), op(BinaryOp::In, to, types(&stored)), whole]
+}
+
+/// All of these; there is at least one.
+fn all(conditions: Vec<AExpr>) -> AExpr {
+    let both = |x, y| op(BinaryOp::And, x, y);
+    conditions.into_iter().reduce(both).unwrap_or(AExpr::Value(AttrValue::Bool(true)))
 }
 
 /// That the device has that compute capability.

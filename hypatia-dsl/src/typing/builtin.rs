@@ -55,7 +55,10 @@ fn matmul(call: &Call, right: usize, to: Option<DType>) -> Types {
     let b = call.at_least(right, 2).map_err(|e| e.hint(VECTOR))?;
     call.needs_factors(0, to)?;
     call.needs_factors(right, to)?;
-    call.same_dtype(right)?;
+    let bytes = a.dtype.is_byte() && b.dtype.is_byte();
+    if !(bytes && to.is_some()) {
+        call.same_dtype(right)?;
+    }
     let (ra, rb) = (a.shape.len(), b.shape.len());
     let (k, k2) = (&a.shape[ra - 1], &b.shape[rb - 2]);
     let known = k.known_eq(k2);

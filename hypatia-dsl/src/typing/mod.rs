@@ -50,6 +50,8 @@ pub mod codes {
     pub const OPERANDS: Code = Code(307);
     /// The type of a result cannot be inferred.
     pub const RESULT: Code = Code(308);
+    /// The epilogue of a product of bytes does not give what is stored.
+    pub const BYTES: Code = Code(309);
 }
 
 /// Element type and shape.

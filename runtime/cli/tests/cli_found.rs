@@ -72,8 +72,10 @@ fn missing_ops_are_named() {
     for (model, said) in [
         ("lstm", ["`/l/LSTM`: LSTM (opset 17) is not supported", "export the model without it"]),
         ("gru", ["`node_gru__1`: GRU (opset 20) is not supported", "export the model without it"]),
-        ("unet_qoperator", ["QLinearConv (opset 17) is not supported", "the QDQ format"]),
-        ("clip_vision_dynq", ["ConvInteger (opset 17) is not supported", "the QDQ format"]),
+        (
+            "unet_qoperator",
+            ["com.microsoft.QLinearConcat (opset 1) is not supported", "--domain com.microsoft=FILE.hyp"],
+        ),
         ("detect_nms", ["NonMaxSuppression (opset 20) is not supported", "docs/onnx-ops.md lists"]),
         ("dyn_control", ["`node_cond__0`: If (opset 20) is not supported", "control flow is not imported"]),
         ("loop", ["`/e.0/Loop`: Loop (opset 17) is not supported", "control flow is not imported"]),

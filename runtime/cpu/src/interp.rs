@@ -693,6 +693,9 @@ pub fn read(bytes: &[u8], dtype: DType, at: isize, stride: isize, dst: Dst<'_>) 
         (DType::BF16, Dst::F32(d)) => fill::<bf16, _>(bytes, at, stride, d, bf16::to_f32),
         (DType::F8E4M3, Dst::F32(d)) => fill::<F8E4M3, _>(bytes, at, stride, d, F8E4M3::to_f32),
         (DType::F8E5M2, Dst::F32(d)) => fill::<F8E5M2, _>(bytes, at, stride, d, F8E5M2::to_f32),
+        // Factors of a product of bytes.
+        (DType::I8, Dst::F32(d)) => fill::<i8, _>(bytes, at, stride, d, f32::from),
+        (DType::U8, Dst::F32(d)) => fill::<u8, _>(bytes, at, stride, d, f32::from),
         (DType::F64, Dst::F64(d)) => fill::<f64, _>(bytes, at, stride, d, |v| v),
         (DType::I64, Dst::Int(d)) => fill::<i64, _>(bytes, at, stride, d, |v| v),
         (DType::I32, Dst::Int(d)) => fill::<i32, _>(bytes, at, stride, d, |v| v as i64),

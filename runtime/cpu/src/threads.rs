@@ -210,6 +210,8 @@ pub struct Local {
     pub b: Bytes,
     /// Accumulators, unless the result itself holds them.
     pub c: Bytes,
+    /// Sums of a block of a product of bytes.
+    pub of_block: Bytes,
     /// Results of row reductions.
     pub rows: Vec<f64>,
 }

@@ -202,24 +202,24 @@ impl Evaluator<'_> {
         let one = match prim {
             Prim::Matmul => {
                 let acc = matmul::matmul(arg(0)?, arg(1)?, *dtype, shape, mode)?;
-                let mut out = rounded(rounded(acc, accumulator_dtype(*dtype), mode)?, *dtype, mode)?;
+                let mut out = rounded(rounded(acc, dtype.accumulator(), mode)?, *dtype, mode)?;
                 out.dtype = *dtype;
                 out
             }
             Prim::Gemm => {
-                let acc = accumulator_dtype(arg(0)?.dtype);
+                let acc = arg(0)?.dtype.accumulator();
                 let acc = matmul::matmul(arg(0)?, arg(1)?, acc, shape, mode)?;
                 self.epilogue(acc, term, &args[2..], *dtype)?
             }
             Prim::Gemm2 => self.pair([arg(0)?, arg(1)?, arg(2)?], term, &args[3..], (*dtype, shape))?,
             Prim::Conv { axes, groups } if term.is_some() => {
-                let acc = accumulator_dtype(arg(0)?.dtype);
+                let acc = arg(0)?.dtype.accumulator();
                 let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, acc, shape, mode)?;
                 self.epilogue(acc, term, &args[2..], *dtype)?
             }
             Prim::Conv { axes, groups } => {
                 let acc = window::conv(arg(0)?, arg(1)?, axes, *groups, *dtype, shape, mode)?;
-                rounded(rounded(acc, accumulator_dtype(*dtype), mode)?, *dtype, mode)?
+                rounded(rounded(acc, dtype.accumulator(), mode)?, *dtype, mode)?
             }
             Prim::Windows(axes) => window::windows(arg(0)?, axes, shape)?,
             Prim::Cast(to) => ops::cast(arg(0)?, *to, mode)?,
@@ -261,7 +261,7 @@ impl Evaluator<'_> {
         reads: &[Option<&RefTensor<R>>],
         (dtype, shape): (DType, &[usize]),
     ) -> Result<RefTensor<R>> {
-        let dtype_of_sums = accumulator_dtype(a.dtype);
+        let dtype_of_sums = a.dtype.accumulator();
         let acc = matmul::matmul(a, b, dtype_of_sums, shape, self.mode)?;
         let second = matmul::matmul(a, c, dtype_of_sums, shape, self.mode)?;
         let second = rounded(second, dtype_of_sums, self.mode)?;
@@ -283,11 +283,6 @@ impl Evaluator<'_> {
         let term = term.unwrap_or(&plain);
         ops::pointwise(&self.graph.program, term, Some(&acc), &present(reads)?, dtype, &shape, self.mode)
     }
-}
-
-/// The type that products of elements of this type are summed in.
-fn accumulator_dtype(dtype: DType) -> DType {
-    if dtype.is_float() { dtype.compute() } else { dtype }
 }
 
 /// Every element rounded once to the type, in Rounded mode.

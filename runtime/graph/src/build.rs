@@ -13,7 +13,7 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_dsl::shape::{Dim, Shape};
 use hypatia_dsl::typing::{TensorType, apply_op, apply_scalar, normalise_attrs};
 
-use super::{Graph, Kernels, Node, NodeId, NodeKind, Value, check_term};
+use super::{Graph, Kernels, Node, NodeId, NodeKind, Value, check_stored, check_term};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -128,6 +128,11 @@ impl Graph {
                 let shape = def.terms_read_results().then(|| results[0].shape.as_slice());
                 let pair = !matches!(def.body, OpBody::Builtin(b) if !b.is_pair());
                 check_term(program, term, pair, shape, &reads).map_err(|e| Error::Type(e.at(&def.name)))?;
+                if matches!(def.body, OpBody::Builtin(_)) && types[0].as_ref().is_some_and(|t| t.dtype.is_byte()) {
+                    let reads: Vec<DType> = reads.iter().map(|t| t.dtype).collect();
+                    let stored = check_stored(program, term, &reads, results[0].dtype);
+                    stored.map_err(|e| Error::Type(e.at(&def.name)))?;
+                }
             }
             (true, None) => return Err(Error::Type(format!("`{}` needs an epilogue term", def.name).into())),
             (false, Some(_)) => return Err(Error::Type(format!("`{}` takes no epilogue term", def.name).into())),

@@ -63,5 +63,5 @@ pub use rows::{Region, RowsOperand, RowwiseRegion, cluster_rows};
 pub use specialize::Symbols;
 pub use sums::with_reductions_in_turn;
 pub use term::check_view;
-pub use term::{check_term, show_number, show_term};
+pub use term::{check_stored, check_term, show_number, show_term};
 pub use wide::with_own_wide_values;

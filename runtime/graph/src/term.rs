@@ -5,8 +5,9 @@
 //! come before users, kinds agree, and each operand is read as its view allows.
 
 use hypatia_dsl::builtin::{BuiltinScalar, SECOND};
-use hypatia_dsl::dtype::Kind;
+use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{InView, Program, ScalarBody, ScalarId};
+use hypatia_dsl::scalar::typed::inlined;
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::shape::{Dim, broadcast, show_shape};
 use hypatia_dsl::typing::{TensorType, TypeError, codes};
@@ -17,6 +18,8 @@ use hypatia_tensor::error::TypeFault;
 pub enum TermFault {
     /// An operand cannot be read for a result of that shape.
     View(String),
+    /// The term of a product of bytes does not give what is stored.
+    Stored(String),
     /// The term itself is none.
     Malformed(String),
 }
@@ -26,6 +29,7 @@ impl TermFault {
     pub fn at(&self, op: &str) -> TypeFault {
         match self {
             TermFault::View(m) => TypeError::new(codes::SIZE, format!("`{op}`: {m}")).into(),
+            TermFault::Stored(m) => TypeError::new(codes::BYTES, format!("`{op}`: {m}")).into(),
             TermFault::Malformed(m) => format!("`{op}`: {m}").into(),
         }
     }
@@ -95,6 +99,25 @@ pub fn check_term(
         [root] if (root.0 as usize) < kinds.len() => Ok(()),
         [_] => Err("the term's result is not one of its nodes".into()),
         roots => Err(format!("an epilogue has one result, not {}", roots.len()).into()),
+    }
+}
+
+/// Checks that a term over products of bytes gives what is stored: their sums are i32, and nothing
+/// is converted without a cast. `reads` are the element types of its operands, `to` is the
+/// result's.
+pub fn check_stored(program: &Program, term: &Term, reads: &[DType], to: DType) -> Result<(), TermFault> {
+    const SUMS: &str = "products of i8 and u8 are summed in i32";
+    let acc = DType::I32;
+    let term = term.reading_second(reads.len() as u32);
+    let reads = [reads, &[acc]].concat();
+    let typed = inlined(program, &term, Some(acc), &reads);
+    let typed = typed.map_err(|e| TermFault::Stored(format!("{SUMS}, and the term does not fit: {e}")))?;
+    let root = typed.roots.first().and_then(|r| typed.nodes.get(*r as usize)).map(|node| node.ty);
+    match root {
+        Some(given) if given != to && (given.is_int() || to.is_int()) => Err(TermFault::Stored(format!(
+            "{SUMS}, and the term gives {given}, but {to} is stored: write `cast(.., to = {to})`"
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -12,6 +12,7 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpDef, OpId, Param, ParamKind, Program, ScalarBody, ScalarId};
 use hypatia_dsl::scalar;
+use hypatia_dsl::scalar::typed::lane;
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
@@ -276,6 +277,10 @@ pub fn node_types(egraph: &EGraph, node: &Node) -> Result<Vec<TensorType>, Strin
             let types =
                 typing::apply_op(program, op, egraph.analysis.attrs(attrs), &operands).map_err(|e| e.to_string())?;
             check_term_kind(egraph, def, node, &types)?;
+            let bytes = operands.first().is_some_and(|t| t.as_ref().is_some_and(|t| t.dtype.is_byte()));
+            if bytes && matches!(def.body, OpBody::Builtin(_)) {
+                check_stored(egraph, def, node, &types)?;
+            }
             Ok(types)
         }
         Payload::Scalar(s) => {
@@ -313,6 +318,57 @@ fn check_term_kind(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType
         }
     }
     Ok(())
+}
+
+/// The term of a product of bytes, which are summed in i32, gives what is stored.
+fn check_stored(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType]) -> Result<(), String> {
+    let mut terms = op.operands().zip(&node.children).filter(|((_, p), _)| p.kind == ParamKind::Term);
+    let (Some((_, term)), Some(to)) = (terms.next(), types.first().map(|t| t.dtype)) else { return Ok(()) };
+    match term_type(egraph, *term, &mut Vec::new())? {
+        Some(given) if given != to && (given.is_int() || to.is_int()) => {
+            Err(format!("the term of `{}` gives {given}, but {to} is stored", op.name))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The element type that a term over sums in i32 gives; none for a number, or if a class is inside
+/// itself.
+fn term_type(egraph: &EGraph, id: Id, inside: &mut Vec<Id>) -> Result<Option<DType>, String> {
+    let id = egraph.find(id);
+    if inside.contains(&id) {
+        return Ok(None);
+    }
+    inside.push(id);
+    // Equal terms have the same type: the first node that says one does.
+    let mut found = None;
+    for node in &egraph[id].nodes {
+        found = match node.payload {
+            Payload::Acc => Some(DType::I32),
+            Payload::Second => term_type(egraph, node.children[0], inside)?,
+            Payload::In(_) => class_type(egraph, node.children[0]).map(|t| lane(t.dtype)),
+            Payload::TermCast(to) => Some(lane(to)),
+            Payload::Call(s) => {
+                let mut args = None;
+                for child in &node.children {
+                    let arg = term_type(egraph, *child, inside)?.filter(|d| *d != DType::Bool);
+                    if let (Some(x), Some(y)) = (args, arg)
+                        && x != y
+                    {
+                        return Err(format!("a term computes with {x} and {y}"));
+                    }
+                    args = args.or(arg);
+                }
+                if egraph.analysis.program.scalar(s).result == Kind::Bool { Some(DType::Bool) } else { args }
+            }
+            _ => None,
+        };
+        if found.is_some() {
+            break;
+        }
+    }
+    inside.pop();
+    Ok(found)
 }
 
 /// The kind of value of a term node, or why it is invalid.

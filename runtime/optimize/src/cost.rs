@@ -355,7 +355,7 @@ impl CostModel {
                 Some(Stored::Timed) => cost / TIMED_SHARE + picoseconds(self.device.launch / 2.0),
                 // The product stores its accumulator, and a second kernel reads it back.
                 None => {
-                    let accumulator = elements(out) * dtype.compute().size() as f64;
+                    let accumulator = elements(out) * dtype.accumulator().size() as f64;
                     self.time(Work { flops: 0.0, read: accumulator, write: accumulator }, rate)
                 }
             });

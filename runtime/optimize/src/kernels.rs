@@ -89,18 +89,22 @@ fn stores_epilogues(kernel: &Kernel) -> bool {
     matches!(kernel.backend, Backend::Cublaslt(_) | Backend::Tiled | Backend::Template(_)) && kernel.can_be_planned()
 }
 
-/// True unless a kernel is refuted: by a guard, or because it claims only an approximation for the
-/// type of its operands.
+/// True unless a kernel is refuted: by a guard, because it claims only an approximation for the
+/// type of its operands, or because the library has none for it.
 pub(super) fn permits(kernel: &Kernel, dtype: Option<DType>, bindings: &Bindings, facts: &dyn Facts) -> bool {
     let refuted = |g: &AExpr| eval_guard(g, bindings, facts) == Some(false);
-    is_precise(kernel, dtype) && !kernel.requires.iter().any(refuted)
+    unfit(kernel, dtype).is_none() && !kernel.requires.iter().any(refuted)
 }
 
-/// Whether a kernel claims more than an approximation for that type.
-fn is_precise(kernel: &Kernel, dtype: Option<DType>) -> bool {
+/// Why no operands of that type are for a kernel, if none are.
+pub(super) fn unfit(kernel: &Kernel, dtype: Option<DType>) -> Option<&'static str> {
     let speaks_of = |dtypes: &[DType]| dtypes.is_empty() || dtype.is_some_and(|d| dtypes.contains(&d));
     let claim = kernel.claims.iter().find(|c| speaks_of(&c.dtypes));
-    !matches!(claim.map(|c| c.class), Some(Class::Approx { .. }))
+    match (&kernel.backend, claim.map(|c| c.class)) {
+        (Backend::Cublaslt(_), _) if dtype.is_some_and(DType::is_int) => Some("multiplies no integers"),
+        (_, Some(Class::Approx { .. })) => Some("claims only an approximation for this type"),
+        _ => None,
+    }
 }
 
 /// The graph to plan: each node that has a choice gets a list of kernels, and ops that only their
@@ -413,13 +417,14 @@ impl Products<'_> {
     fn list(&self) -> Vec<Candidate> {
         let (program, term) = (&self.of.graph.program, self.product.term);
         let last = Candidate { strategy: self.product.without_kernel(program), matched: None };
-        let mut list = Vec::new();
-        if self.product.is_direct() {
-            list.extend(self.kernels(term, self.product.to).into_iter().map(|m| self.of.candidate(Strategy::Whole, m)));
-            if matches!(last.strategy, Strategy::Whole) {
-                list.push(last);
-                return list;
-            }
+        // A generated kernel says which types it stores.
+        let stores =
+            |m: &Matched| self.product.is_direct() || program.kernels[m.kernel.index()].backend == Backend::Tiled;
+        let whole = self.kernels(term, self.product.to).into_iter().filter(stores);
+        let mut list: Vec<Candidate> = whole.map(|m| self.of.candidate(Strategy::Whole, m)).collect();
+        if matches!(last.strategy, Strategy::Whole) {
+            list.push(last);
+            return list;
         }
         let between = self.product.between();
         // The largest part of the epilogue that some kernel computes; at least the accumulator
@@ -570,7 +575,7 @@ impl<'a> Application<'a> {
 
     fn matched_where(&self, id: KernelId, dtype: Option<DType>, preferred: bool) -> Option<Matched> {
         let kernel = &self.of.graph.program.kernels[id.index()];
-        let pattern = self.of.patterns.get(id.index()).filter(|_| is_precise(kernel, dtype))?;
+        let pattern = self.of.patterns.get(id.index()).filter(|_| unfit(kernel, dtype).is_none())?;
         let matches = self.results.iter().flat_map(|r| match_at(&self.host, &pattern.search(), *r, MATCH_STEPS));
         matches.into_iter().find_map(|m| self.admitted(id, kernel, m, preferred))
     }
@@ -581,8 +586,8 @@ impl<'a> Application<'a> {
         let pattern = self.of.patterns.get(id.index())?;
         let found = |r: &Id| match_at(&self.host, &pattern.search(), *r, MATCH_STEPS).into_iter().next();
         let m = self.results.iter().find_map(found)?;
-        if !is_precise(kernel, dtype) {
-            return Some(format!("kernel {} claims only an approximation for this type", kernel.name));
+        if let Some(why) = unfit(kernel, dtype) {
+            return Some(format!("kernel {} {why}", kernel.name));
         }
         let at = |v: VarId| self.operands.iter().position(|o| Some(*o) == m.class(v));
         let operands: Vec<(VarId, usize)> =

@@ -20,6 +20,7 @@ pub mod chain;
 mod checked;
 mod concat;
 mod copies;
+mod dense_weights;
 mod horizontal;
 mod laid_out;
 mod long_rows;

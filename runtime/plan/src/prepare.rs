@@ -16,6 +16,7 @@ use hypatia_dsl::ir::OpBody;
 use hypatia_dsl::kernel::reduction;
 use hypatia_dsl::shape::Dim;
 
+use super::dense_weights::with_dense_weights;
 use super::rows::Rows;
 use super::{Options, narrow_weights};
 use hypatia_graph::{
@@ -149,7 +150,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants, w
     };
     let kept = |node: usize| kept.get(node).copied().unwrap_or_default();
     let graph = known.fold_except(parts, together, &kept)?.pruned();
-    let mut graph = inlined(&graph, device)?;
+    let mut graph = with_dense_weights(inlined(&graph, device)?, device)?;
     if together && !device.is_host() {
         graph = with_own_wide_values(&with_reductions_in_turn(&graph)?)?;
     }

@@ -135,6 +135,21 @@ impl DType {
         matches!(self, DType::I64 | DType::I32 | DType::I8 | DType::U8)
     }
 
+    /// True for i8 and u8.
+    pub fn is_byte(self) -> bool {
+        matches!(self, DType::I8 | DType::U8)
+    }
+
+    /// The type in which the products of a sum are added up: f64 for f64, f32 for the other floats,
+    /// i32 for integers of 8 bits, else the type itself.
+    pub fn accumulator(self) -> DType {
+        match self {
+            d if d.is_float() => d.compute(),
+            d if d.is_byte() => DType::I32,
+            d => d,
+        }
+    }
+
     /// The kind of a scalar of this type.
     pub fn kind(self) -> Kind {
         if self == DType::Bool { Kind::Bool } else { Kind::Number }

@@ -260,16 +260,19 @@ impl Random {
         let turned = self.rng.random_bool(0.5);
         a.extend(if turned { [k, m] } else { [m, k] });
         b.extend([k, n]);
-        let (mut x, y) = (self.input(dtype, &a, false), self.input(dtype, &b, false));
+        // Bytes may be signed on one side and unsigned on the other.
+        let plain = self.rng.random_bool(0.4);
+        let right = if dtype.is_byte() && !plain && self.rng.random() { DType::U8 } else { dtype };
+        let (mut x, y) = (self.input(dtype, &a, false), self.input(right, &b, false));
         if turned {
             let mut perm: Vec<usize> = (0..a.len()).collect();
             perm.swap(a.len() - 2, a.len() - 1);
             x = self.graph.builtin(BuiltinOp::Transpose, &[x], vec![list(&perm)]).unwrap()[0];
         }
-        if self.rng.random_bool(0.4) {
+        if plain {
             return self.builtin(BuiltinOp::Matmul, &[x, y], vec![]);
         }
-        let row = self.input(dtype, &[n], false);
+        let row = self.input(if dtype.is_byte() { DType::I32 } else { dtype }, &[n], false);
         let p = self.graph.program.clone();
         let mut t = Term::empty();
         let acc = t.add(TermNode::Acc);
@@ -278,8 +281,13 @@ impl Random {
             t.add(TermNode::Call { scalar: p.builtin_scalar(BuiltinScalar::Add).unwrap(), args: vec![acc, read] });
         let name = if dtype.is_float() { p.find_scalar("gelu").unwrap() } else { p.find_scalar("abs").unwrap() };
         let out = t.add(TermNode::Call { scalar: name, args: vec![sum] });
-        t.roots.push(out);
-        let to = if dtype.is_float() { *FLOATS.choose(&mut self.rng).unwrap() } else { dtype };
+        let to = match dtype {
+            d if d.is_float() => *FLOATS.choose(&mut self.rng).unwrap(),
+            d if d.is_byte() => *[DType::I32, DType::I8, DType::U8].choose(&mut self.rng).unwrap(),
+            d => d,
+        };
+        let stored = if dtype.is_byte() { t.add(TermNode::Cast { to, arg: out }) } else { out };
+        t.roots.push(stored);
         let id = p.builtin_op(BuiltinOp::Gemm).unwrap();
         let v = self.graph.op(id, &[Some(x), Some(y), Some(row)], vec![AttrValue::DType(to)], Some(t)).unwrap();
         self.values.extend(v);

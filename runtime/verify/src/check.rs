@@ -17,6 +17,8 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Class, OpBody, Rule, ScalarBody};
 use hypatia_dsl::typing::{TensorType, codes};
 
+pub(super) use excuses::infinities_compared;
+
 use super::choice::Choice;
 use super::claim::claim;
 use super::differ::{Difference, ulp};
@@ -153,6 +155,7 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
             match why {
                 NotComparable::NoMeaning(why) => seen.no_meaning = Some(why),
                 NotComparable::Broken(why) => seen.broken = Some(why),
+                NotComparable::NotApplied(why) => return reject(why),
             }
             return Ok(seen);
         }
@@ -218,8 +221,8 @@ pub fn observe(rule: &Rule, instance: &Instance) -> Try<Observation> {
 /// Whether values of this kind say something about precision: cancellation and overflow would hide
 /// it.
 fn judges_rounding(distribution: Distribution) -> bool {
-    use Distribution::{Extreme, Far, Infinities, Large, Levels, Overflowing};
-    !matches!(distribution, Extreme | Large | Far | Levels(_) | Overflowing(_) | Infinities(_))
+    use Distribution::{Extreme, Far, Hidden, Infinities, Large, Levels, Overflowing};
+    !matches!(distribution, Extreme | Large | Far | Levels(_) | Overflowing(_) | Infinities(_) | Hidden)
 }
 
 /// Rejects an instance whose left side itself cannot be evaluated.
@@ -384,7 +387,9 @@ impl Job<'_> {
             }
         }
         match self.distribution {
-            Distribution::Infinite | Distribution::Infinities(_) => self.seen.infinity = Some(found),
+            Distribution::Infinite | Distribution::Infinities(_) | Distribution::Hidden => {
+                self.seen.infinity = Some(found)
+            }
             _ => self.seen.structure = Some(found),
         }
         Ok(())
@@ -416,7 +421,7 @@ impl Job<'_> {
         match self.distribution {
             // Large values overflow and underflow, which does not concern the meaning.
             Distribution::Large | Distribution::Far => false,
-            Distribution::Infinite | Distribution::Infinities(_) => {
+            Distribution::Infinite | Distribution::Infinities(_) | Distribution::Hidden => {
                 (!left.is_nan() || right.is_finite()) && left != right
             }
             _ => !(left.is_nan() && right.is_nan() || left.is_infinite() && right.is_infinite()),
@@ -602,7 +607,11 @@ impl Job<'_> {
     }
 
     fn bits(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) {
-        let special_input = self.tensors().any(special);
+        let named = self.named_infinities();
+        let excuses = |x: &f64| !x.is_finite() && !named.contains(x);
+        let special_input = self.tensors().any(|t| special(t) && t.to_f64().iter().any(excuses));
+        // Where the left side says what becomes of an infinity, the right side says the same.
+        let answered = !named.is_empty() && !special_input;
         for index in 0..left.len().min(right.len()) {
             let same = match (&left.data, &right.data) {
                 (Data::F(a), Data::F(b)) => {
@@ -621,7 +630,7 @@ impl Job<'_> {
             self.seen.bits.get_or_insert_with(|| found.clone());
             // An integer is right or wrong: one that is excused is none of finite values.
             let excused = !left.dtype.is_float() && self.seen.integer.is_none() && !self.seen.tied;
-            let finite = l.is_finite() && r.is_finite() && !special_input && !excused;
+            let finite = l.is_finite() && (r.is_finite() || answered) && !special_input && !excused;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert(found);
             }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AttrValue, OpBody, ScalarBody, ScalarId};
-use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -216,6 +216,11 @@ impl NoisyGraph<'_> {
     ) -> Result<Value> {
         let split = self.from.tensor_operands(node);
         let mut product: Vec<Value> = operands[..split].iter().flatten().copied().collect();
+        // Integers of 8 bits are summed in i32.
+        for factor in &mut product {
+            let dtype = self.out.ty(*factor).dtype;
+            *factor = self.cast(*factor, wide(dtype.accumulator()))?;
+        }
         let mut reads: Vec<Value> = operands[split..].iter().flatten().copied().collect();
         let mut term = Cow::Borrowed(term);
         if self.from.is_pair(node)
@@ -272,10 +277,9 @@ impl NoisyGraph<'_> {
 
     fn term(&mut self, term: &Term, params: &[Value], acc: Option<Value>, reads: &[Value]) -> Result<Value> {
         let broken = || Error::Internal("a term is not in order".into());
-        let numbers = || params.iter().chain(&acc).chain(reads).map(|v| self.out.ty(*v).dtype);
-        let default = numbers().find(|d| d.kind() == Kind::Number).unwrap_or(DType::F64);
+        let of = self.types_in(term, params, acc, reads);
         let mut values: Vec<Value> = Vec::with_capacity(term.nodes.len());
-        let mut numbers: HashMap<u64, Value> = HashMap::new();
+        let mut numbers: HashMap<(u64, DType), Value> = HashMap::new();
         let compared = self.compared_in(term);
         for (i, node) in term.nodes.iter().enumerate() {
             let at = |id: &hypatia_dsl::scalar::TermId| values.get(id.0 as usize).copied().ok_or_else(broken);
@@ -283,20 +287,17 @@ impl NoisyGraph<'_> {
                 TermNode::Param(i) => *params.get(*i as usize).ok_or_else(broken)?,
                 TermNode::Acc => acc.ok_or_else(broken)?,
                 TermNode::Second => return Err(broken()),
-                TermNode::In { input, .. } => {
-                    let v = *reads.get(*input as usize).ok_or_else(broken)?;
-                    if self.out.ty(v).dtype == DType::Bool { v } else { self.cast(v, default)? }
-                }
-                TermNode::Lit(l) if compared[i] && self.in_f64 => self.out.number(default, l.0)?,
-                TermNode::Lit(l) => match numbers.get(&l.0.to_bits()) {
+                TermNode::In { input, .. } => *reads.get(*input as usize).ok_or_else(broken)?,
+                TermNode::Lit(l) if compared[i] && self.in_f64 => self.out.number(of[i], l.0)?,
+                TermNode::Lit(l) => match numbers.get(&(l.0.to_bits(), of[i])) {
                     Some(v) => *v,
                     None => {
-                        let v = self.out.number(default, l.0)?;
+                        let v = self.out.number(of[i], l.0)?;
                         if l.0.fract() == 0.0 {
                             self.whole.insert(v);
                         }
                         let v = if is_short(l.0) { v } else { self.noisy(v)? };
-                        numbers.insert(l.0.to_bits(), v);
+                        numbers.insert((l.0.to_bits(), of[i]), v);
                         v
                     }
                 },
@@ -313,6 +314,38 @@ impl NoisyGraph<'_> {
             values.push(value);
         }
         term.roots.first().and_then(|r| values.get(r.0 as usize)).copied().ok_or_else(broken)
+    }
+
+    /// The element type of each node of a term. A number has that of what it is combined with.
+    fn types_in(&self, term: &Term, params: &[Value], acc: Option<Value>, reads: &[Value]) -> Vec<DType> {
+        let of = |v: Option<&Value>| v.map(|v| self.out.ty(*v).dtype);
+        let is_number = |d: &DType| d.kind() == Kind::Number;
+        let mut types: Vec<Option<DType>> = Vec::with_capacity(term.nodes.len());
+        for node in &term.nodes {
+            let arg = |id: &TermId| types.get(id.0 as usize).copied().flatten();
+            types.push(match node {
+                TermNode::Param(i) => of(params.get(*i as usize)),
+                TermNode::Acc => of(acc.as_ref()),
+                TermNode::In { input, .. } => of(reads.get(*input as usize)),
+                TermNode::Call { scalar, .. } if self.from.program.scalar(*scalar).result == Kind::Bool => {
+                    Some(DType::Bool)
+                }
+                TermNode::Call { args, .. } => args.iter().filter_map(arg).find(is_number),
+                TermNode::Cast { to, .. } => Some(wide(*to)),
+                TermNode::Lit(_) | TermNode::Second => None,
+            });
+        }
+        // From each function to its arguments, the last one first.
+        for node in term.nodes.iter().enumerate().rev() {
+            let (i, TermNode::Call { args, .. }) = node else { continue };
+            let own = args.iter().filter_map(|a| types[a.0 as usize]).find(is_number);
+            let Some(own) = own.or(types[i].filter(is_number)) else { continue };
+            args.iter().for_each(|a| {
+                types[a.0 as usize].get_or_insert(own);
+            });
+        }
+        let default = params.iter().chain(&acc).chain(reads).map(|v| self.out.ty(*v).dtype).find(is_number);
+        types.into_iter().map(|t| t.or(default).unwrap_or(DType::F64)).collect()
     }
 
     /// For each node of a term, whether only comparisons use it.

@@ -30,12 +30,19 @@ pub enum NotComparable {
     NoMeaning(String),
     /// The right side has no value for another reason, or its type differs from the left side's.
     Broken(String),
+    /// The rule is not applied to this instance.
+    NotApplied(String),
 }
 
 impl From<Error> for NotComparable {
     fn from(e: Error) -> NotComparable {
         let message = format!("the right side has no value here: {e}");
-        if e.code() == Some(codes::DTYPE) { NotComparable::NoMeaning(message) } else { NotComparable::Broken(message) }
+        match e.code() {
+            Some(codes::DTYPE) => NotComparable::NoMeaning(message),
+            // The right side would be a product of bytes that is stored without a cast.
+            Some(codes::BYTES) => NotComparable::NotApplied(message),
+            _ => NotComparable::Broken(message),
+        }
     }
 }
 
@@ -43,7 +50,7 @@ impl NotComparable {
     /// The reason.
     pub fn message(self) -> String {
         match self {
-            NotComparable::NoMeaning(m) | NotComparable::Broken(m) => m,
+            NotComparable::NoMeaning(m) | NotComparable::Broken(m) | NotComparable::NotApplied(m) => m,
         }
     }
 }

@@ -150,7 +150,7 @@ fn tells(changed: &Mutant, made: &Instance, right: &[RefTensor]) -> bool {
         Err(NotComparable::NoMeaning(_)) if changed.base.ends_with(SWAPPED) => return true,
         // 1.25 is no integer: that says nothing about 1.
         Err(NotComparable::NoMeaning(_)) => return false,
-        Err(NotComparable::Broken(_)) => return true,
+        Err(NotComparable::Broken(_) | NotComparable::NotApplied(_)) => return true,
     };
     let Some(other) = right_of(&other, made) else { return true };
     right.iter().zip(&other).any(|(a, b)| differ(a, b))

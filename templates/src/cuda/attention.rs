@@ -9,7 +9,7 @@
 use minijinja::{Value, context};
 
 use super::term::{Functions, compute_name};
-use super::tiles::{OnTiles, Tiles, loaded};
+use super::tiles::{FLOATS, OnTiles, Tiles, loaded};
 use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
@@ -49,7 +49,7 @@ impl<'p> Scores<'p> {
         }
         let (factor, term) = factored(program, &of.term);
         let mut functions = Functions::bare(program);
-        let score = OnTiles { term: &term, pair: false, inputs: &of.inputs, factors: FACTORS };
+        let score = OnTiles { term: &term, pair: false, inputs: &of.inputs, factors: FACTORS, types: FLOATS };
         let body = score.function(&mut functions, SCORE, &[DType::F32], copies as u64)?;
         if of.inputs.iter().any(|o| o.access != Access::Splat) {
             functions.need("axes");

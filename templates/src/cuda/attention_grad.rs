@@ -7,7 +7,7 @@ use minijinja::{Value, context};
 
 use super::attention::{AXES, masked, read, sizes};
 use super::term::{Functions, compute_name};
-use super::tiles::{OnTiles, Tiles, loaded};
+use super::tiles::{FLOATS, OnTiles, Tiles, loaded};
 use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -31,7 +31,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionGradKernel) -> Result<Cu
     }
     let mut functions = Functions::bare(program);
     let with_weight = [of.inputs.as_slice(), &[Operand { dtype: DType::F32, access: Access::Splat }]].concat();
-    let weight = OnTiles { term: &of.weight, pair: false, inputs: &of.inputs, factors: FACTORS };
+    let weight = OnTiles { term: &of.weight, pair: false, inputs: &of.inputs, factors: FACTORS, types: FLOATS };
     let slope = OnTiles { term: &of.slope, pair: true, inputs: &with_weight, ..weight };
     let copies = (kernel.row_tiles() * t.columns / 2) as u64;
     let about_weight = match of.exponential {

@@ -7,7 +7,7 @@
 use minijinja::{Value, context};
 
 use super::term::{Functions, compute_name};
-use super::tiles::{OnTiles, Tiles, loaded};
+use super::tiles::{FLOATS, OnTiles, Tiles, loaded};
 use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::chain::{ChainKernel, ChainLayer, ChainTiling, GROUP_ROWS, MAX_WIDTH, padded};
@@ -41,7 +41,7 @@ pub(super) fn emit(program: &Program, kernel: &ChainKernel) -> Result<CudaSource
     };
     for (l, layer) in kernel.layers.iter().enumerate() {
         let (weight, last) = (printed.weights[l], kernel.layers.len() - 1);
-        let on = OnTiles { term: &layer.term, pair: false, inputs: &layer.inputs, factors: weight + 1 };
+        let on = OnTiles { term: &layer.term, pair: false, inputs: &layer.inputs, factors: weight + 1, types: FLOATS };
         let comment = format!("What becomes of an element of product {}.", l + 1);
         bodies.push(on.function(
             &mut functions,

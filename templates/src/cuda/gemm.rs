@@ -10,7 +10,7 @@ use super::expr::identity_literal;
 use super::prologue;
 use super::rowwise::{combine, start};
 use super::term::{Functions, compute_name};
-use super::tiles::{OnTiles, Tiles, about, loaded};
+use super::tiles::{FLOATS, OnTiles, Tiles, about, loaded};
 use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::dtype::DType;
@@ -32,7 +32,13 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     let t = &kernel.tiling;
     let reduced: Vec<Value> =
         (0..kernel.reduced.len()).map(|i| reduction(kernel, i, &mut functions)).collect::<Result<_, _>>()?;
-    let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: kernel.reads() };
+    let term = OnTiles {
+        term: &kernel.term,
+        pair: kernel.pair,
+        inputs: &kernel.inputs,
+        factors: kernel.reads(),
+        types: FLOATS,
+    };
     let per_thread = t.rows * kernel.kept() / 128;
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
     let walks = prologue::units(&kernel.prologues, kernel.dense_k, kernel.factor);

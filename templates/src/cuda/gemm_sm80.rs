@@ -10,7 +10,7 @@ use super::gemm::EPILOGUE;
 use super::prologue;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
-use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName};
+use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName, storage};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Factor, Operand, Prologue, WarpGemm};
@@ -28,7 +28,8 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
     }
     let mut functions = Functions::bare(program);
     let reads = kernel.reads();
-    let term = OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: reads };
+    let types = [kernel.acc(), kernel.value()];
+    let term = OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: reads, types };
     let per_thread = t.rows * t.columns / t.threads();
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
     let [a, b] = kernel.factors;
@@ -61,7 +62,13 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
     let [left, right] = walks;
     let own = context! {
         half => kernel.half().map(DType::name),
-        unit => if kernel.multiplied == DType::F32 { "tf32" } else { kernel.multiplied.name() },
+        unit => match kernel.multiplied {
+            DType::F32 => Some("tf32"),
+            d => (!d.is_byte()).then(|| d.name()),
+        },
+        bytes => kernel.multiplied.is_byte().then(|| kernel.factors.map(sign).to_vec()),
+        sum => storage(kernel.acc()),
+        value => storage(kernel.value()),
         size => kernel.multiplied.size(),
         a_size => a.dtype.size(),
         b_size => b.dtype.size(),
@@ -86,6 +93,11 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + reads, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
+}
+
+/// The instruction's name of an integer type of 8 bits.
+fn sign(factor: Factor) -> &'static str {
+    if factor.dtype == DType::I8 { "s8" } else { "u8" }
 }
 
 /// An operand of the epilogue as the template sees it: where it lies, what it reads ahead, and its

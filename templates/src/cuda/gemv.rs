@@ -10,7 +10,7 @@ use super::gemm::EPILOGUE;
 use super::gemm_sm80::{STRIDES, of_factors, other_arguments};
 use super::prologue::{self, Walk};
 use super::term::{Functions, compute_name};
-use super::tiles::{OnTiles, Tiles, loaded, plain_storage};
+use super::tiles::{FLOATS, OnTiles, Tiles, loaded, plain_storage};
 use super::{Arg, CudaSource, EmitError, Geometry};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::ir::Program;
@@ -28,7 +28,7 @@ pub(super) fn emit(program: &Program, kernel: &GemvKernel) -> Result<CudaSource,
     let rows = kernel.padded_rows();
     let mut functions = Functions::bare(program);
     let first = kernel.reads();
-    let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: first };
+    let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: first, types: FLOATS };
     let parts = (rows * t.columns).div_ceil(t.threads());
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, &[kernel.output], parts as u64)?];
     let walks = walks(kernel);

@@ -83,8 +83,8 @@ fn malformed(name: &str, what: &str) -> EmitError {
 }
 
 pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaSource, EmitError> {
-    let (dtype, axes) = (kernel.dtype, kernel.batch + 2);
-    if !dtype.is_int() || axes > MAX_RANK {
+    let (dtype, [a, b], axes) = (kernel.dtype, kernel.factors, kernel.batch + 2);
+    if !(dtype.is_int() && a.is_int() && b.is_int()) || axes > MAX_RANK {
         return Err(malformed(&kernel.name, "a product of no integers, or of more than 16 axes"));
     }
     let strides = |i: usize, about: &str| Arg::strides(ArgRole::Read(i), axes, about);
@@ -94,8 +94,8 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
         kind: "a product of integer matrices",
         formula: format!("out0 = in0 in1, modulo 2^{}", 8 * dtype.size()),
         args: vec![
-            Arg::read(0, dtype, "m x k, read with its strides"),
-            Arg::read(1, dtype, "k x n, read with its strides"),
+            Arg::read(0, a, "m x k, read with its strides"),
+            Arg::read(1, b, "k x n, read with its strides"),
             Arg::written(0, dtype, "m x n, row-major; one after the other"),
             Arg::axes(axes, "sizes of the axes that number the products, then m and n"),
             Arg::size(SizeName::K, "terms of a sum"),
@@ -109,10 +109,11 @@ pub(super) fn product(program: &Program, kernel: &ProductKernel) -> Result<CudaS
     functions.need("quotient");
     let ctx = context! {
         type => storage(dtype),
+        factors => [storage(a), storage(b)],
         wide => if dtype == DType::I64 { "unsigned long long" } else { "unsigned" },
         tile => PRODUCT_TILE,
         batch => kernel.batch,
-        ..about.base(&functions, &[dtype])?
+        ..about.base(&functions, &[a, b, dtype])?
     };
     about.source("product.cu.j2", ctx)
 }

@@ -104,7 +104,12 @@ pub(super) struct OnTiles<'a> {
     pub pair: bool,
     pub inputs: &'a [Operand],
     pub factors: usize,
+    /// Element types of the accumulators and of what the function returns: f32 or i32.
+    pub types: [DType; 2],
 }
+
+/// The types of a product of floats.
+pub(super) const FLOATS: [DType; 2] = [DType::F32; 2];
 
 impl OnTiles<'_> {
     /// The term as text.
@@ -141,14 +146,15 @@ impl OnTiles<'_> {
         outputs: &[DType],
         copies: u64,
     ) -> Result<String, EmitError> {
+        let [acc, value] = self.types;
         let number =
             default_type(self.inputs.iter().map(|o| o.dtype).chain(outputs.iter().copied()).chain([DType::F32]));
         // For the function, the second accumulator is one more operand.
         let second = self.inputs.len() as u32;
         let term = if self.pair { Cow::Owned(self.term.reading_second(second)) } else { Cow::Borrowed(self.term) };
         let leaf = |node: &TermNode| match node {
-            TermNode::Acc => Some(("acc".to_string(), DType::F32)),
-            TermNode::In { input, .. } if self.pair && *input == second => Some((SECOND.to_string(), DType::F32)),
+            TermNode::Acc => Some(("acc".to_string(), acc.compute())),
+            TermNode::In { input, .. } if self.pair && *input == second => Some((SECOND.to_string(), acc.compute())),
             TermNode::In { input, .. } => {
                 let o = self.inputs.get(*input as usize)?;
                 Some((format!("in{}", *input as usize + self.factors), o.dtype.compute()))
@@ -156,21 +162,26 @@ impl OnTiles<'_> {
             _ => None,
         };
         let lowered = functions.lower(&term, number, &leaf)?;
-        let mut params = vec!["const float acc".to_string()];
-        params.extend(self.pair.then(|| format!("const float {SECOND}")));
+        let of_acc = compute_name(acc);
+        let mut params = vec![format!("const {of_acc} acc")];
+        params.extend(self.pair.then(|| format!("const {of_acc} {SECOND}")));
         let operand = |(i, o): (usize, &Operand)| format!("const {} in{}", compute_name(o.dtype), i + self.factors);
         params.extend(self.inputs.iter().enumerate().map(operand));
         let inline = inlining(lowered.size, copies);
         let params = params.join(", ");
-        let values: Vec<String> = lowered.roots.iter().map(|root| functions.store(root, DType::F32)).collect();
+        // Integers saturate at their own type.
+        let whole = |i: usize| outputs.get(i).copied().filter(|o| o.is_int());
+        let stored = |(i, root)| functions.store(root, whole(i).unwrap_or(value));
+        let values: Vec<String> = lowered.roots.iter().enumerate().map(stored).collect();
+        let of_value = storage(value);
         let (result, values) = match values.as_slice() {
             [] => return Err(EmitError::Malformed(format!("{name}: a term without a value"))),
-            [value] => ("float", value.clone()),
+            [value] => (of_value, value.clone()),
             all => (RESULTS, format!("{{{{{}}}}}", all.join(", "))),
         };
         let mut text = String::new();
         if let count @ 2.. = lowered.roots.len() {
-            text.push_str(&format!("struct {RESULTS} {{\n  float v[{count}];\n}};\n"));
+            text.push_str(&format!("struct {RESULTS} {{\n  {of_value} v[{count}];\n}};\n"));
         }
         text.push_str(&format!("// {comment}\nstatic __device__ {inline} {result} {name}({params}) {{\n"));
         for s in &lowered.statements {

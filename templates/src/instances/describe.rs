@@ -165,7 +165,7 @@ impl Declared<'_> {
                 outputs: vec![dtype],
                 rank: 2,
                 term: term.clone(),
-                acc: Some(if dtype.is_float() { dtype.compute() } else { dtype }),
+                acc: Some(dtype.accumulator()),
             };
             out.0.push(self.instance(self.name.into(), dtype, "epilogue", Body::Pointwise(description)));
         }

@@ -142,7 +142,7 @@ pub(super) fn sample(
         e => epilogue::epilogue_term(e)?.unwrap_or_else(|| (plain(), Vec::new())),
     };
     let operands: Vec<Operand> = inputs.into_iter().map(|access| Operand { dtype, access }).collect();
-    let acc = if dtype.is_float() { dtype.compute() } else { dtype };
+    let acc = dtype.accumulator();
     let name = format!("{name}_{dtype}");
     of_gemm(kernel, name, &term, &operands, [dtype, dtype, acc, dtype], tune).map_err(|e| e.to_string())
 }

@@ -52,6 +52,22 @@ pub fn multiply<T: Integer>(
     Ok(())
 }
 
+/// Integers as a matrix of rows of that length.
+pub fn by_rows(values: &[i32], length: usize) -> Matrix<'_> {
+    Matrix { bytes: bytemuck::cast_slice(values), dtype: DType::I32, offset: 0, row: length as isize, column: 1 }
+}
+
+/// A matrix of that many rows and columns in i32, row by row.
+pub fn widened(from: Matrix<'_>, (rows, columns): (usize, usize)) -> Result<Vec<i32>> {
+    if !from.fits(rows, columns) {
+        return Err(Error::Internal(format!("a matrix of {rows}x{columns} reaches beyond its buffer")));
+    }
+    let at = |i: usize| from.offset + (i / columns) as isize * from.row + (i % columns) as isize * from.column;
+    let byte = |i: usize| from.bytes[at(i) as usize];
+    let signed = from.dtype == DType::I8;
+    Ok((0..rows * columns).map(|i| if signed { i32::from(byte(i) as i8) } else { i32::from(byte(i)) }).collect())
+}
+
 /// The sum of row `first` of `a b`, from the sums of the rows of `b`.
 pub fn row_sum<T: Integer>(
     dtype: DType,

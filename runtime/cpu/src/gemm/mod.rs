@@ -6,6 +6,7 @@
 //! checks one by the sums of [`checksum`]. Invariant: one thread writes a tile; its bits do not
 //! depend on the tiling.
 
+mod bytes;
 mod checksum;
 pub mod guard;
 #[cfg(test)]

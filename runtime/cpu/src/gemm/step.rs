@@ -105,10 +105,13 @@ impl GemmCode {
         let epilogue = Epilogue::of_product(program, step, inputs, out)?;
         let (n, k) = (step.n, step.k);
         let kernels = Kernels::best();
+        let bytes = a.dtype.is_byte() && b.dtype.is_byte();
         let packed = match constant {
             Some(t) if one_right && m * n * k > 0 => {
                 let view = (sides[1].offset, sides[1].row, sides[1].column);
                 match step.acc {
+                    // Bytes are multiplied in f32.
+                    DType::I32 if bytes => Some(packed::<f32>(t, view, (k, n), f32::of(&kernels).panel)?),
                     DType::F32 => Some(packed::<f32>(t, view, (k, n), f32::of(&kernels).panel)?),
                     DType::F64 => Some(packed::<f64>(t, view, (k, n), f64::of(&kernels).panel)?),
                     _ => None,
@@ -356,7 +359,7 @@ impl Run<'_> {
         let g = self.code;
         let first = batch * g.m + rows.start;
         let height = rows.len();
-        let Local { registers, a, b, c, .. } = local;
+        let Local { registers, a, b, c, of_block, .. } = local;
         let target = if g.epilogue.acc == g.epilogue.out {
             Target { base: self.at(first, columns.start), row: g.n }
         } else {
@@ -368,7 +371,7 @@ impl Run<'_> {
         let guard = self.guard.map(|guard| (guard, place));
         // SAFETY: the caller's promise where the target is the result; else it is memory of this
         // thread, large enough for the tile.
-        unsafe { self.product(operands, (rows, columns.clone()), target, [a, b], guard)? };
+        unsafe { self.product(operands, (rows, columns.clone()), target, ([a, b], of_block), guard)? };
         let Some(code) = &g.epilogue.code else { return Ok(()) };
         code.start(registers);
         let together = (BLOCK / columns.len().max(1)).max(1);
@@ -419,13 +422,16 @@ impl Run<'_> {
         [a, b]: [Matrix<'_>; 2],
         (rows, columns): (Range<usize>, Range<usize>),
         to: Target,
-        memory: [&mut super::Bytes; 2],
+        (memory, of_block): ([&mut super::Bytes; 2], &mut super::Bytes),
         guard: Option<(Guard<'_>, Place)>,
     ) -> Result<()> {
         let g = self.code;
         // SAFETY: the caller's promise.
         unsafe {
             match g.epilogue.acc {
+                DType::I32 if a.dtype.is_byte() && b.dtype.is_byte() => {
+                    byte_product(g, [a, b], (rows, columns), to, (memory, of_block), guard)
+                }
                 DType::F64 => float_product::<f64>(g, [a, b], (rows, columns), to, memory, guard),
                 d if d.is_float() => float_product::<f32>(g, [a, b], (rows, columns), to, memory, guard),
                 DType::I64 => integer_product::<i64>(g, [a, b], (rows, columns), to, guard),
@@ -466,6 +472,31 @@ unsafe fn float_product<T: Summed>(
             Some(guard) => guard::multiply(&tile, to, memory, guard),
             None => tile.multiply(to, memory, None),
         }
+    }
+}
+
+/// Multiplies a tile of bytes. Where it is checked, they are widened, and integers are multiplied.
+///
+/// # Safety
+/// As [`Run::product`].
+unsafe fn byte_product(
+    g: &GemmCode,
+    [a, b]: [Matrix<'_>; 2],
+    (rows, columns): (Range<usize>, Range<usize>),
+    to: Target,
+    (memory, of_block): ([&mut super::Bytes; 2], &mut super::Bytes),
+    guard: Option<(Guard<'_>, Place)>,
+) -> Result<()> {
+    if guard.is_none() {
+        let b = g.packed.as_ref().map_or(Right::Plain(b), |packed| Right::Packed(packed.values::<f32>()));
+        let tile = Tile { kernel: f32::of(&g.kernels), a: Left::Plain(a), b, rows, columns, k: g.k };
+        // SAFETY: the caller's promise.
+        return unsafe { tile.multiply_bytes(to, memory, of_block) };
+    }
+    let [wide_a, wide_b] = [int::widened(a, (g.m, g.k))?, int::widened(b, (g.k, g.n))?];
+    // SAFETY: the caller's promise.
+    unsafe {
+        integer_product::<i32>(g, [int::by_rows(&wide_a, g.k), int::by_rows(&wide_b, g.n)], (rows, columns), to, guard)
     }
 }
 

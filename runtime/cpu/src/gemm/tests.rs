@@ -157,3 +157,39 @@ fn a_product_beyond_its_operands_is_refused() {
     let result = unsafe { tile.multiply(Target { base, row: 3 }, [&mut x, &mut y], None) };
     assert!(result.unwrap_err().to_string().contains("reaches beyond"));
 }
+
+#[test]
+fn products_of_bytes_are_exact() {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    for (m, k, n, turned) in [(1, 1, 1, false), (7, 129, 33, true), (40, 300, 70, false), (3, 0, 5, false)] {
+        for [of_a, of_b] in [[DType::I8, DType::I8], [DType::U8, DType::I8], [DType::U8, DType::U8]] {
+            // The ends of both types, so that sums are as large as they can be.
+            let mut bytes = |count: usize| -> Vec<u8> {
+                (0..count).map(|_| *[0x80, 0x7f, 0xff, 1, 0].choose(&mut rng).unwrap()).collect()
+            };
+            let (a, b) = (bytes(m * k), bytes(k * n));
+            let of_right = if turned { [1, k as isize] } else { [n as isize, 1] };
+            let left = Matrix { bytes: &a, dtype: of_a, offset: 0, row: k as isize, column: 1 };
+            let right = Matrix { bytes: &b, dtype: of_b, offset: 0, row: of_right[0], column: of_right[1] };
+            let value = |v: u8, d: DType| if d == DType::I8 { i32::from(v as i8) } else { i32::from(v) };
+            let sum = |i: usize, j: usize| -> i32 {
+                let at = |l: usize| (l as isize * of_right[0] + j as isize * of_right[1]) as usize;
+                (0..k).map(|l| value(a[i * k + l], of_a) * value(b[at(l)], of_b)).sum()
+            };
+            let panel = f32::kernel().panel;
+            let mut panels = vec![0f32; packed_len(k, n, panel)];
+            pack(right, 0..k, 0..n, panel, &mut panels);
+            for packs in [false, true] {
+                let b = if packs { Right::Packed(panels.as_slice()) } else { Right::Plain(right) };
+                let tile = Tile { kernel: f32::kernel(), a: super::Left::Plain(left), b, rows: 0..m, columns: 0..n, k };
+                let mut out = vec![i32::MIN; m * n];
+                let to = Target { base: Address(out.as_mut_ptr().cast()), row: n };
+                let (mut x, mut y, mut z) = (Bytes::default(), Bytes::default(), Bytes::default());
+                // SAFETY: the tile is all of `out`, which nothing else uses.
+                unsafe { tile.multiply_bytes(to, [&mut x, &mut y], &mut z) }.unwrap();
+                let want: Vec<i32> = (0..m * n).map(|at| sum(at / n, at % n)).collect();
+                assert_eq!(out, want, "{m} {k} {n} {of_a} {of_b}, packed: {packs}");
+            }
+        }
+    }
+}

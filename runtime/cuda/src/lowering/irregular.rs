@@ -24,8 +24,8 @@ pub(super) fn product(step: &Step, g: &GemmStep) -> Kernels {
     let lead = g.batch.len();
     let (axes, strides) =
         collapse(&g.batch, &[a.strides[..lead].to_vec(), b.strides[..lead].to_vec(), row_major(&g.batch)]);
-    let dtype = a.dtype;
-    let kernel = ProductKernel { name: "product".into(), doc: String::new(), dtype, batch: axes.len() };
+    let (factors, dtype) = ([a.dtype, b.dtype], step.writes.first()?.dtype);
+    let kernel = ProductKernel { name: "product".into(), doc: String::new(), factors, dtype, batch: axes.len() };
     let tiles = axes.iter().product::<usize>() * g.m.div_ceil(PRODUCT_TILE) * g.n.div_ceil(PRODUCT_TILE);
     let work = Work::new(tiles, g.k)
         .sizes(SizeName::Axes, &[axes.as_slice(), &[g.m, g.n]].concat())

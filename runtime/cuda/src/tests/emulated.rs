@@ -40,7 +40,7 @@ pub struct Case {
 pub type Ran = (Plan, Vec<Tensor>);
 
 /// What stands on a host for instructions of warps, by the beginning of the instruction.
-const OF_WARPS: [(&str, &str); 20] = [
+const OF_WARPS: [(&str, &str); 24] = [
     ("ld.global.L1::no_allocate", "std::memcpy(r, p, sizeof r);"),
     ("prefetch.global.L2", "emu_fetch(p);"),
     ("cp.async.cg.", "emu_copy(to, from, BYTES, exist);"),
@@ -56,6 +56,10 @@ const OF_WARPS: [(&str, &str); 20] = [
     ("ldmatrix.sync.aligned.m8n8.x4.trans", "emu_matrices(r, address, true);"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.bf16", "emu_multiply(d, a, b0, b1, true);"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16", "emu_multiply(d, a, b0, b1, false);"),
+    ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8", "emu_multiply_bytes(d, a, b0, b1, true, true);"),
+    ("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8", "emu_multiply_bytes(d, a, b0, b1, true, false);"),
+    ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8", "emu_multiply_bytes(d, a, b0, b1, false, true);"),
+    ("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8", "emu_multiply_bytes(d, a, b0, b1, false, false);"),
     ("cvt.rn.bf16x2", "r = emu_pair(a, b, true);"),
     ("cvt.rn.f16x2", "r = emu_pair(a, b, false);"),
     ("fma.rn.bf16x2", "r = emu_sums(a, b, true);"),

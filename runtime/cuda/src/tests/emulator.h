@@ -183,6 +183,7 @@ static float2 make_float2(const float x, const float y) { return {x, y}; }
 struct int2 {
   int x, y;
 };
+[[maybe_unused]] static int2 make_int2(const int x, const int y) { return {x, y}; }
 struct int4 {
   int x, y, z, w;
 };
@@ -348,6 +349,29 @@ static void emu_multiply(float* d, const uint32_t* a, const uint32_t b0, const u
       const uint32_t y = fibers[first + column * 4 + k % 8 / 2].words[4 + k / 8];
       d[i] += emu_half(x, k % 2, bf16) * emu_half(y, k % 2, bf16);
     }
+  }
+  __syncwarp();
+}
+// The same for bytes, 32 of them along k; sums wrap.
+static void emu_multiply_bytes(
+    int* d, const uint32_t* a, const uint32_t b0, const uint32_t b1, const bool a_signed, const bool b_signed) {
+  const int first = current / 32 * 32, lane = current % 32;
+  uint32_t* own = fibers[current].words;
+  own[0] = a[0], own[1] = a[1], own[2] = a[2], own[3] = a[3], own[4] = b0, own[5] = b1;
+  __syncwarp();
+  const auto byte = [](const uint32_t word, const int at, const bool is_signed) {
+    const uint8_t bits = word >> at * 8;
+    return is_signed ? (int)(int8_t)bits : (int)bits;
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    uint32_t sum = d[i];
+    for (int k = 0; k < 32; ++k) {
+      const uint32_t x = fibers[first + row % 8 * 4 + k % 16 / 4].words[row / 8 + k / 16 * 2];
+      const uint32_t y = fibers[first + column * 4 + k % 16 / 4].words[4 + k / 16];
+      sum += (uint32_t)(byte(x, k % 4, a_signed) * byte(y, k % 4, b_signed));
+    }
+    d[i] = (int)sum;
   }
   __syncwarp();
 }

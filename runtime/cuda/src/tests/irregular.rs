@@ -81,9 +81,13 @@ impl Build {
     }
 }
 
-/// `abs(acc * acc + row)`, whose intermediate values wrap around.
-fn square(g: &mut Graph, [x, y, row]: [Value; 3], to: DType) -> Value {
+/// `abs(acc * acc + row)`, whose intermediate values wrap around; of bytes, in i32.
+fn square(g: &mut Graph, [x, y, mut row]: [Value; 3], to: DType) -> Value {
     let p = g.program.clone();
+    let bytes = g.ty(x).dtype.is_byte();
+    if bytes {
+        row = g.builtin(BuiltinOp::Cast, &[row], vec![AttrValue::DType(DType::I32)]).unwrap()[0];
+    }
     let mut t = Term::empty();
     let acc = t.add(TermNode::Acc);
     let read = t.add(TermNode::In { input: 0, view: InView::Broadcast });
@@ -92,6 +96,7 @@ fn square(g: &mut Graph, [x, y, row]: [Value; 3], to: DType) -> Value {
     let squared = call(BuiltinScalar::Mul, vec![acc, acc]);
     let sum = call(BuiltinScalar::Add, vec![squared, read]);
     let root = call(BuiltinScalar::Abs, vec![sum]);
+    let root = if bytes { t.add(TermNode::Cast { to, arg: root }) } else { root };
     t.roots.push(root);
     let gemm = p.builtin_op(BuiltinOp::Gemm).unwrap();
     g.op(gemm, &[Some(x), Some(y), Some(row)], vec![AttrValue::DType(to)], Some(t)).unwrap()[0]

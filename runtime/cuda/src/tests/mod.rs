@@ -8,6 +8,7 @@
 mod attention;
 mod attention_grad;
 mod attention_sm80;
+mod bytes;
 mod chain;
 mod checksums;
 mod deep_terms;

@@ -283,9 +283,9 @@ impl Product<'_> {
         t
     }
 
-    /// Element type of the accumulator: f32 (f64 for f64); integers accumulate in their own type.
+    /// Element type of the accumulator.
     pub fn acc(&self) -> DType {
-        if self.from.is_float() { self.from.compute() } else { self.from }
+        self.from.accumulator()
     }
 
     /// True if a library can store the result directly: it writes the operand type or the

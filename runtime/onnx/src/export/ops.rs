@@ -136,9 +136,9 @@ impl Body {
     /// A matrix product or a convolution, and its epilogue.
     fn product(&mut self, call: &Call, op: BuiltinOp, a: &Attrs, term: Option<&Term>) -> Result<String> {
         let (x, dtype) = call.read(0)?;
-        let (w, _) = call.read(1)?;
+        let (w, of_w) = call.read(1)?;
         let compute = computed_in(dtype);
-        let (x, w) = (self.cast(&x, dtype, compute), self.cast(&w, dtype, compute));
+        let (x, w) = (self.cast(&x, dtype, compute), self.cast(&w, of_w, compute));
         let acc = if op.accumulator().unwrap_or(op) == BuiltinOp::Matmul {
             self.op("MatMul", &[&x, &w], &[])
         } else {
@@ -158,8 +158,8 @@ impl Body {
         let mut reads = (factors..call.operands.len()).map(|i| call.read(i)).collect::<Result<Vec<_>>>()?;
         let mut term = std::borrow::Cow::Borrowed(term);
         if op.is_pair() {
-            let (w, _) = call.read(2)?;
-            let w = self.cast(&w, dtype, compute);
+            let (w, of_w) = call.read(2)?;
+            let w = self.cast(&w, of_w, compute);
             term = std::borrow::Cow::Owned(term.reading_second(reads.len() as u32));
             reads.push((self.op("MatMul", &[&x, &w], &[]), compute));
         }

@@ -10,7 +10,8 @@
 
 use super::context::{Ctx, Out};
 use super::ops::{
-    attention, einsum, index, linear, make, norm, order, pointwise, quantize, reduce, resize, sample, views, window,
+    attention, einsum, index, linear, make, norm, order, pointwise, quantize, quantized, reduce, resize, sample, views,
+    window,
 };
 
 /// An ONNX op.
@@ -103,6 +104,7 @@ pub(super) static ROWS: &[Row] = &[
     run("Constant", &[13, 19, 21, 23, 24, 25], make::constant, &[]),
     run("ConstantOfShape", &[9, 20, 21, 23, 24, 25], make::constant_of_shape, &[]),
     run("Conv", &[11, 22], window::conv, &[]),
+    run("ConvInteger", &[10], quantized::conv_integer, &[]),
     run("ConvTranspose", &[11, 22], window::conv_transpose, &[]),
     scalar("Cos", &[7, 22], &["cos"]),
     scalar("Cosh", &[9, 22], &["cosh"]),
@@ -151,7 +153,7 @@ pub(super) static ROWS: &[Row] = &[
     run("LpNormalization", &[1, 22], norm::lp_norm, &[]),
     run("LpPool", &[11, 18, 22], window::lp, &[]),
     run("MatMul", &[13], linear::matmul, &[]),
-    run("MatMulInteger", &[10], quantize::matmul, &[]),
+    run("MatMulInteger", &[10], quantized::matmul_integer, &[]),
     fold("Max", &[13], &["max"]),
     run("MaxPool", &[12, 22], window::max, &[]),
     run("Mean", &[13], pointwise::mean, &["add"]),
@@ -168,6 +170,8 @@ pub(super) static ROWS: &[Row] = &[
     run("PRelu", &[9, 16], pointwise::prelu, &["leaky_relu"]),
     run("Pad", &[13, 18, 19, 21, 23, 24, 25], views::pad, &[]),
     run("Pow", &[13, 15], pointwise::pow, &[]),
+    run("QLinearConv", &[10], quantized::conv_linear, &[]),
+    run("QLinearMatMul", &[10, 21], quantized::matmul_linear, &[]),
     run("QuantizeLinear", &[13, 19, 21, 23, 24, 25, 28], quantize::quantize, &[]),
     run("RMSNormalization", &[23], norm::rms, &["rms_norm"]),
     run("Range", &[11, 27], make::range, &[]),
@@ -235,9 +239,6 @@ pub(super) fn find(domain: &str, op: &str, opset: i64) -> Result<(&'static Row, 
         return Err(match op {
             "If" | "Loop" | "Scan" => "control flow is not imported; export the model with fixed control flow".into(),
             "" => "the node names no op".into(),
-            op if op.starts_with("QLinear") || op == "ConvInteger" => {
-                "quantise the model with QuantizeLinear and DequantizeLinear (the QDQ format) instead".into()
-            }
             _ => "export the model without it; docs/onnx-ops.md lists the supported ops".into(),
         });
     };

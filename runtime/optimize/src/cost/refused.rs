@@ -4,13 +4,13 @@
 //! Invariant: the reasons are those for which the cost model counts the node as impossible.
 
 use egg::{Id, Language};
-use hypatia_dsl::ir::{Backend, Kernel, KernelId, OpBody, OpId};
+use hypatia_dsl::ir::{Backend, Kernel, OpBody, OpId};
 use hypatia_dsl::typing::{eval_guard, show_expr};
 
 use super::super::analysis::{EGraph, class_type};
 use super::super::apply::implements;
 use super::super::candidate::Candidate;
-use super::super::kernels::KernelPattern;
+use super::super::kernels::{KernelPattern, unfit};
 use super::super::language::{Node, Payload};
 use super::super::matcher::{MatchFacts, match_application};
 use super::{CostModel, IMPOSSIBLE, KERNEL_STEPS};
@@ -41,9 +41,9 @@ impl CostModel {
     /// What keeps each kernel of an op from an application of it.
     fn no_kernel(&self, egraph: &EGraph, application: (Id, &Node), op: OpId) -> String {
         let name = &self.program.op(op).name;
-        let own = self.program.kernels.iter().enumerate().filter(|(_, k)| implements(&k.pattern, op));
-        let refused = own.filter_map(|(i, k)| {
-            let why = self.refusal(egraph, application, KernelId(i as u32), k)?;
+        let own = self.program.kernels.iter().filter(|k| implements(&k.pattern, op));
+        let refused = own.filter_map(|k| {
+            let why = self.refusal(egraph, application, k)?;
             Some(format!("kernel {} {why}", k.name))
         });
         let refused: Vec<String> = refused.collect();
@@ -54,7 +54,7 @@ impl CostModel {
     }
 
     /// What keeps a kernel from an application; `None` if nothing that is known does.
-    fn refusal(&self, egraph: &EGraph, application: (Id, &Node), id: KernelId, kernel: &Kernel) -> Option<String> {
+    fn refusal(&self, egraph: &EGraph, application: (Id, &Node), kernel: &Kernel) -> Option<String> {
         if let Some(why) = &kernel.not_generated {
             return Some(format!("cannot be generated: {why}"));
         }
@@ -75,7 +75,6 @@ impl CostModel {
             return Some(format!("requires {}", show_expr(&kernel.vars, guard)));
         }
         let dtype = class_type(egraph, application.0).map(|t| t.dtype);
-        let precise = self.may_compute(egraph, &(pattern, id), application, dtype);
-        (!precise).then(|| "claims only an approximation for this type".to_string())
+        unfit(kernel, dtype).map(str::to_string)
     }
 }

@@ -46,13 +46,15 @@ fn what_sizes_decide_is_listed_and_told() {
     let text = out.graph.to_text();
     let lines: Vec<&str> = text.lines().filter(|l| l.trim_start().starts_with("kernels: ")).collect();
     let wanted = [
-        "    kernels: tiled product tiles if numel(%w) > 0 and (shape(%x)[-1] % 8 != 0 or shape(%w)[-1] % 8 != 0 \
+        "    kernels: tiled product tiles if numel(%w) > 0 and (dtype(%x) in [i8, u8] or shape(%x)[-1] % 8 != 0 \
+         or shape(%w)[-1] % 8 != 0 \
          or numel(%x) <= 16 * shape(%x)[-1] or numel(%x) * shape(%w)[-1] <= 8589934592) \
          and shape(%x)[-1] * shape(%w)[-1] >= 65536; \
          cublaslt GELU_BIAS if shape(%w)[-1] % 8 == 0; \
          tiled product tiles if numel(%w) > 0; cublaslt BIAS + pointwise; cublaslt DEFAULT + pointwise; \
          product + pointwise",
-        "    kernels: tiled product tiles if numel(%v) > 0 and (shape(%u)[-1] % 8 != 0 or shape(%v)[-1] % 8 != 0 \
+        "    kernels: tiled product tiles if numel(%v) > 0 and (dtype(%u) in [i8, u8] or shape(%u)[-1] % 8 != 0 \
+         or shape(%v)[-1] % 8 != 0 \
          or numel(%u) <= 16 * shape(%u)[-1] or numel(%u) * shape(%v)[-1] <= 8589934592) \
          and shape(%u)[-1] * shape(%v)[-1] >= 65536; \
          cublaslt DGELU if shape(%v)[-1] % 8 == 0; \

@@ -473,7 +473,7 @@ impl Lower<'_> {
                 *view = self.contiguous(view, name)?;
             }
         }
-        let acc = if a.dtype.is_float() { a.dtype.compute() } else { a.dtype };
+        let acc = a.dtype.accumulator();
         Ok((GemmStep { batch: batch.to_vec(), m: *m, n: *n, k, acc, term: plain(), reduced: Vec::new() }, views))
     }
 
@@ -528,7 +528,11 @@ impl Lower<'_> {
                 let launches = DeclaredLaunch::all(kernel, matched, &|i| known.get(i).cloned(), &device);
                 Called::Template(TemplateStep { product: Some(step.clone()), attrs: Vec::new(), launches })
             }
-            Backend::Tiled => Called::Product(step.clone()),
+            Backend::Tiled => {
+                let inputs: Vec<DType> = views[2..].iter().map(|v| v.dtype).collect();
+                let term = wrap_integers(&program, &step.term, step.acc, &inputs)?;
+                Called::Product(GemmStep { term, ..step.clone() })
+            }
             // A library call has its epilogue from the kernel's name.
             _ => Called::Product(GemmStep { term: plain(), ..step.clone() }),
         };

@@ -412,6 +412,9 @@ impl Generator<'_, '_> {
 
     /// What a product of elements of type `own` stores: mostly the same type.
     fn stored_type(&mut self, own: DType) -> DType {
+        if own.is_byte() {
+            return [DType::I32, DType::F32, own][self.source.weighted(&[3, 1, 1])];
+        }
         // No device narrows an f64 product at the store.
         let narrow = own.is_float() && own != DType::F64 && self.source.weighted(&[4, 1]) == 1;
         if narrow { [DType::F32, DType::BF16][self.source.pick(2)] } else { own }

@@ -33,7 +33,9 @@ pub use self::search::{Effort, is_rare, solved};
 use crate::constants::Constants;
 use crate::hints::Hints;
 use crate::source::Source;
-use crate::values::{ALTERNATIVES, Demand, Distribution, Ensemble, KINDS_OF_HALFWAY, Magnitude, SpecialValues, tensor};
+use crate::values::{
+    ALTERNATIVES, Demand, Distribution, Ensemble, KINDS_OF_HALFWAY, KINDS_OF_HIDDEN, Magnitude, SpecialValues, tensor,
+};
 use hypatia_graph::instantiate::Numbers;
 use hypatia_graph::{Env, Graph, GraphFacts, NodeId, NodeKind, Value};
 use hypatia_optimize::numbers::{any_enlarges, has_numbers_of_a_body};
@@ -139,6 +141,8 @@ struct Generator<'a, 's> {
     only: Option<i64>,
     made: Vec<(Value, String, Option<VarId>)>,
     branches: Vec<(usize, usize)>,
+    /// What the product of bytes stores whose term is being made.
+    stored: Option<DType>,
     numbers: Numbers,
     /// See [`Focus::unequal`].
     unequal: Option<(VarId, VarId, usize)>,
@@ -255,6 +259,7 @@ fn left_side<'a, 's>(
         },
         made: Vec::new(),
         branches: way.map(|i| (WAYS, i)).into_iter().collect(),
+        stored: None,
         numbers: Numbers::new(),
         unequal: focus.unequal,
         solving: false,
@@ -343,6 +348,9 @@ impl Generator<'_, '_> {
         }
         if self.distribution == Distribution::Halfway {
             demand.alternative = self.source.pick(KINDS_OF_HALFWAY);
+        }
+        if self.distribution == Distribution::Hidden {
+            demand.alternative = self.source.pick(KINDS_OF_HIDDEN);
         }
         demand.last = self.distribution == Distribution::LastPlaces;
         if let Some((constants, operand)) = far {

@@ -451,7 +451,12 @@ impl Generator<'_, '_> {
                 let results = apply_op(&program, op, &attrs, &types).map_err(|e| Reject(e.to_string()))?;
                 let Some(result) = results.first() else { return reject("an op without a result") };
                 let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
-                let root = self.term(pat, result, &mut bound)?;
+                // Terms over products of bytes compute with sums in i32, and are cast to what is
+                // stored.
+                let bytes = types.first().is_some_and(|t| t.as_ref().is_some_and(|t| t.dtype.is_byte()));
+                self.stored = bytes.then_some(result.dtype);
+                let dtype = if bytes { DType::I32 } else { result.dtype };
+                let root = self.term(pat, &TensorType { dtype, shape: result.shape.clone() }, &mut bound)?;
                 bound.term.roots = vec![root];
                 operands.extend(bound.reads.into_iter().map(Some));
                 Some(bound.term)

@@ -18,13 +18,13 @@ impl Generator<'_, '_> {
     /// An epilogue that matches the pattern, for a result of this type.
     pub(super) fn term(&mut self, pat: &Pat, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
         match pat {
-            Pat::Any => self.random_term(result, into, 0),
+            Pat::Any => self.free_term(result, into),
             Pat::Var(v) => {
                 if let Some(bound) = self.env.terms.get(v).cloned() {
                     return splice(&bound, into).map_err(|e| Reject(e.to_string()));
                 }
                 let mut bound = BoundTerm { term: Term::empty(), reads: Vec::new() };
-                let root = self.random_term(result, &mut bound, 0)?;
+                let root = self.free_term(result, &mut bound)?;
                 bound.term.roots = vec![root];
                 self.env.terms.insert(*v, bound.clone());
                 splice(&bound, into).map_err(|e| Reject(e.to_string()))
@@ -90,8 +90,17 @@ impl Generator<'_, '_> {
         }
     }
 
+    /// A random epilogue that gives what is stored.
+    fn free_term(&mut self, result: &TensorType, into: &mut BoundTerm) -> Try<TermId> {
+        let root = self.random_term(result, into, 0)?;
+        match self.stored.filter(|to| *to != result.dtype) {
+            Some(to) => Ok(into.term.add(TermNode::Cast { to, arg: root })),
+            None => Ok(root),
+        }
+    }
+
     /// A random epilogue: `acc` in the simplest case.
-    pub(super) fn random_term(&mut self, result: &TensorType, into: &mut BoundTerm, depth: usize) -> Try<TermId> {
+    fn random_term(&mut self, result: &TensorType, into: &mut BoundTerm, depth: usize) -> Try<TermId> {
         let acc = into.term.add(TermNode::Acc);
         if depth > 2 {
             return Ok(acc);

@@ -11,6 +11,7 @@ pub(super) mod norm;
 pub(super) mod order;
 pub(super) mod pointwise;
 pub(super) mod quantize;
+pub(super) mod quantized;
 pub(super) mod reduce;
 pub(super) mod resize;
 pub(super) mod sample;

@@ -1,4 +1,4 @@
-//! Linear quantisation to and from integers and 8-bit floats, and products of quantised operands.
+//! Linear quantisation to and from integers and 8-bit floats.
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::DType;
@@ -138,34 +138,6 @@ pub fn dequantize(ctx: &mut Ctx) -> Out {
     let (y, scale) = (ctx.cast(y, to)?, ctx.cast(scale, to)?);
     let y = ctx.builtin(BuiltinScalar::Mul, &[y, scale])?;
     Ok(vec![ctx.reshape(y, &shape)?.into()])
-}
-
-/// A matrix product of 8-bit integers minus their zero points, in 32 bits.
-pub fn matmul(ctx: &mut Ctx) -> Out {
-    ctx.arity(2, 4, 1)?;
-    let mut sides = Vec::new();
-    for i in 0..2 {
-        let x = ctx.value(i)?;
-        if !matches!(ctx.dtype_of(x), DType::I8 | DType::U8) {
-            return ctx.wrong(format!("an operand of {}; i8 or u8 was expected", ctx.dtype_of(x)));
-        }
-        let mut x = ctx.cast(x, DType::I32)?;
-        if let Some(z) = ctx.maybe(i + 2)? {
-            let mut z = ctx.cast(z, DType::I32)?;
-            // A zero point per row of the first operand, or per column of the second.
-            if let ([n], 0) = (&ctx.shape_of(z)[..], i)
-                && *n != Dim::from(1)
-            {
-                z = ctx.reshape(z, &[n.clone(), Dim::from(1)])?;
-            }
-            x = ctx.builtin(BuiltinScalar::Sub, &[x, z])?;
-        }
-        sides.push(x);
-    }
-    if sides.iter().any(|x| ctx.shape_of(*x).len() < 2) {
-        return ctx.unsupported("a vector as an operand; give it a second axis");
-    }
-    Ok(vec![ctx.op(BuiltinOp::Matmul, &sides, vec![])?.into()])
 }
 
 /// Dynamic quantisation to u8 by the operand's own range, extended to include 0. Scale and zero

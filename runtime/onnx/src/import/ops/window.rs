@@ -136,12 +136,17 @@ fn filter_sizes(ctx: &Ctx, w: Value, count: usize) -> Out<Vec<i64>> {
 pub fn conv(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 3, 1)?;
     let (x, w) = (ctx.value(0)?, ctx.value(1)?);
+    let y = convolved(ctx, x, w)?;
+    biased(ctx, y)
+}
+
+/// The convolution that a node's attributes describe, of these operands.
+pub(super) fn convolved(ctx: &mut Ctx, x: Value, w: Value) -> Out<Value> {
     let axes = spatial(ctx, x)?;
     let sizes = filter_sizes(ctx, w, axes.len())?;
     let layout = Layout::read(ctx, sizes, &axes, false)?;
     let groups = ctx.attrs.int_or("group", 1)?;
-    let y = ctx.op(BuiltinOp::Conv, &[x, w], [&layout.attrs()[..], &[int(groups)]].concat())?;
-    biased(ctx, y)
+    ctx.op(BuiltinOp::Conv, &[x, w], [&layout.attrs()[..], &[int(groups)]].concat())
 }
 
 /// Adds operand 2 to the channels.

@@ -188,11 +188,6 @@ fn what_is_not_supported_says_so() {
         (model(vec![node("DFT", &["x"], &["y"])]), "node `the_DFT`: DFT (opset 20) is not supported"),
         (model(vec![node("NonMaxSuppression", &["x", "x"], &["y"])]), "node `the_NonMaxSuppression`: NonMaxSup"),
         (
-            model(vec![node("QLinearConv", &["x"; 8], &["y"])]),
-            "node `the_QLinearConv`: QLinearConv (opset 20) is not supported: quantise the model with QuantizeLinear",
-        ),
-        (model(vec![node("ConvInteger", &["x", "x"], &["y"])]), "ConvInteger (opset 20) is not supported: quantise"),
-        (
             model(vec![node("Loop", &["x"], &["y"])]),
             "node `the_Loop`: Loop (opset 20) is not supported: control flow is not imported; export",
         ),
