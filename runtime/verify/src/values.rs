@@ -70,6 +70,8 @@ pub enum Distribution {
     Overflowing(u8),
     /// Nothing but one infinity: -inf (0) or inf.
     Infinities(u8),
+    /// Tensors of ordinary numbers, of -inf, and of both.
+    Hidden,
     /// Values of one kind in large tensors, for statistics; see `ensemble`.
     Ensemble(Ensemble),
 }
@@ -163,6 +165,7 @@ impl Distribution {
             Distribution::Levels(_) => "numbers of one magnitude",
             Distribution::Overflowing(_) => "numbers at the end of a range",
             Distribution::Infinities(_) => "nothing but one infinity",
+            Distribution::Hidden => "tensors of -inf",
             Distribution::Ensemble(kind) => kind.name(),
         }
     }
@@ -700,6 +703,8 @@ fn element(
         overflowing(source, kind, dtype, &special.magnitudes)
     } else if let Distribution::Infinities(kind) = distribution {
         if kind == 0 { f64::NEG_INFINITY } else { f64::INFINITY }
+    } else if distribution == Distribution::Hidden && hides(source, demand.alternative) {
+        f64::NEG_INFINITY
     } else if let Distribution::Ensemble(kind) = distribution {
         kind.element(source, demand.alternative, dtype, special)
     } else {
@@ -710,6 +715,18 @@ fn element(
     // -0 is not negative.
     let v = if demand.positive || (demand.nonnegative && v != 0.0) { v.abs() } else { v };
     if demand.positive && v == 0.0 { 1.0 } else { v }
+}
+
+/// The alternatives of [`Distribution::Hidden`].
+pub(super) const KINDS_OF_HIDDEN: usize = 4;
+
+/// Whether an element of a tensor with this alternative is hidden: none, all, or most.
+fn hides(source: &mut Source, alternative: usize) -> bool {
+    match alternative {
+        1 => true,
+        2 => source.element(4, |r| r.random_range(0..4)) > 0,
+        _ => false,
+    }
 }
 
 /// One of these numbers, of either sign, or a simple one.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::ir::{ScalarBody, ScalarId};
-use hypatia_graph::{Graph, Node, NodeKind};
+use hypatia_graph::{Graph, Node, NodeKind, Value};
 use hypatia_tensor::error::Result;
 use hypatia_tensor::tensor::Tensor;
 
@@ -60,6 +60,12 @@ impl Job<'_> {
         self.inputs.iter().any(|i| such(&i.1)) || self.graph.nodes.iter().any(operand)
     }
 
+    /// The infinities that the left side compares with: of values that a mask hides. Such an
+    /// operand is no excuse.
+    pub(super) fn named_infinities(&self) -> Vec<f64> {
+        infinities_compared(&self.left_alone())
+    }
+
     /// Whether the left side asks where values left their range: then that is no excuse.
     pub(super) fn left_asks_for_infinities(&self) -> bool {
         let asks = |s: &ScalarId| {
@@ -68,4 +74,15 @@ impl Job<'_> {
         };
         self.left_alone().nodes.iter().any(|n| matches!(&n.kind, NodeKind::Scalar(s) if asks(s)))
     }
+}
+
+/// The infinities with which a graph compares.
+pub(crate) fn infinities_compared(graph: &Graph) -> Vec<f64> {
+    let compares = |s: &ScalarId| matches!(graph.program.scalar(*s).body, ScalarBody::Builtin(BuiltinScalar::Eq));
+    let asked = graph.nodes.iter().filter(|n| matches!(&n.kind, NodeKind::Scalar(s) if compares(s)));
+    let number = |v: Value| match &graph.node(v.node).kind {
+        NodeKind::Const(t) if t.len() == 1 => t.to_f64().first().copied().filter(|x| x.is_infinite()),
+        _ => None,
+    };
+    asked.flat_map(|n| n.operands.iter().flatten()).filter_map(|v| number(*v)).collect()
 }

@@ -11,6 +11,7 @@ use hypatia_graph::{Graph, Node};
 
 use super::sought::{Aspect, Goal, MOST, goal};
 use super::*;
+use crate::check::infinities_compared;
 use crate::generate::Sizes;
 use crate::range::needed_for;
 use crate::sides::Sides;
@@ -52,6 +53,8 @@ const MOST_KINDS: usize = 7;
 /// Instances with numbers beyond the rule's, and of nothing but one infinity.
 const MOST_OF_LEVELS: usize = 16;
 const MOST_OF_INFINITIES: usize = 4;
+/// Instances with hidden tensors, of each type.
+const MOST_HIDDEN: usize = 12;
 /// Sizes that reshapes split: 2 * 2 * 2, 2 * 2 * 3, 2 * 3 * 3, 2 * 3 * 5 and the like.
 const PRODUCTS: [i64; 8] = [8, 12, 18, 30, 16, 4, 24, 36];
 const MOST_OF_FACTORS: usize = 4 * PRODUCTS.len();
@@ -153,6 +156,10 @@ impl Run<'_> {
         for dtype in self.seen.keys().filter(strict) {
             goals.push(goal(Aspect::Infinities(*dtype), MOST_OF_INFINITIES, MOST_OF_INFINITIES, focus_of));
         }
+        if graphs.iter().any(|g| !infinities_compared(g).is_empty()) {
+            let floats = self.seen.keys().filter(|d| float(d));
+            goals.extend(floats.map(|d| goal(Aspect::Hidden(*d), MOST_HIDDEN, MOST_HIDDEN, focus_of)));
+        }
         goals
     }
 
@@ -246,6 +253,7 @@ fn focus_of(aspect: Aspect, attempt: u64) -> Focus {
         Aspect::Clamps(dtype) => typed(dtype, Distribution::Twins((attempt % TWINS.len() as u64) as u8)),
         Aspect::Overflows(dtype) => typed(dtype, Distribution::Overflowing((attempt % 256) as u8)),
         Aspect::Infinities(dtype) => typed(dtype, Distribution::Infinities((attempt % 2) as u8)),
+        Aspect::Hidden(dtype) => typed(dtype, Distribution::Hidden),
         Aspect::Levels => Focus { distribution: Some(Distribution::Levels((attempt % 256) as u8)), ..Focus::default() },
         Aspect::Long(size) => {
             let dtype = [None, Some(DType::I8), None, Some(DType::U8)][at % 4];

@@ -74,6 +74,8 @@ pub(super) enum Aspect {
     Levels,
     /// Nothing but one infinity, in that type.
     Infinities(DType),
+    /// Tensors of that type that a mask hides as a whole, or in part.
+    Hidden(DType),
     /// Reshapes to factors of this size.
     Factors,
 }
@@ -101,6 +103,7 @@ impl Aspect {
             Aspect::Clamps(dtype) => (5, dtype),
             Aspect::Overflows(dtype) => (6, dtype),
             Aspect::Infinities(dtype) => (7, dtype),
+            Aspect::Hidden(dtype) => (8, dtype),
             _ => return 0,
         };
         (kind << 8 | dtype as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -149,7 +152,7 @@ impl Aspect {
             Aspect::FewBits(_) | Aspect::Neighbours(_) | Aspect::Halfway(_) | Aspect::LastPlaces(..) => Some(0),
             Aspect::Bounds(_) | Aspect::Attributes(_) | Aspect::Around => Some(0),
             Aspect::Clamps(_) | Aspect::Overflows(_) | Aspect::Levels => Some(0),
-            Aspect::Infinities(_) | Aspect::Factors => Some(0),
+            Aspect::Infinities(_) | Aspect::Hidden(_) | Aspect::Factors => Some(0),
             Aspect::Unequal(pair) => apart(&made.graph, &made.env, pair).then_some(0),
             Aspect::Long(n) => {
                 let long = marked(&leaves, n);
