@@ -42,10 +42,16 @@ const ROUNDS: usize = 3;
 const ROW_BYTES: usize = 32;
 /// Elements of a row up to which a host keeps values in registers from pass to pass, and a GPU.
 const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
-/// The fewest rows for which a thread each occupies a GPU, and the longest of them: a thread reads
-/// its row again in each pass.
+/// The fewest threads that occupy a GPU where each computes a row of its own, or a part of it, and
+/// the longest of these rows: a thread reads its part again in each pass.
 const FEWEST_COLUMNS: i64 = 1 << 12;
 const LONGEST_COLUMN: i64 = 1 << 10;
+/// The fewest rows that several threads share so, the elements of a thread, the most threads of a
+/// row, and the most reductions that they join.
+const FEWEST_SHARED: i64 = 32;
+const LEAST_OF_THREAD: i64 = 8;
+const MOST_THREADS: i64 = 32;
+const MOST_JOINED: usize = 4;
 /// Rows that occupy a host, and a GPU.
 const ROWS: [i64; 2] = [8, 64];
 /// Instructions that a GPU does again for each element of a row, however many rows there are.
@@ -329,7 +335,7 @@ impl Grower<'_, '_> {
         let wide = |access: RowAccess| matches!(access, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
         let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
         bytes <= ROW_BYTES
-            && (gpu == 1 && is_by_columns(space, rows, n) || self.lies_by_rows(kernel, space, rows.zip(n)))
+            && (gpu == 1 && is_by_columns(kernel, space, rows, n) || self.lies_by_rows(kernel, space, rows.zip(n)))
     }
 
     /// Elements of a row that are computed in the time of a launch, however few rows there are: by
@@ -357,16 +363,18 @@ impl Grower<'_, '_> {
     }
 }
 
-/// Whether rows are so many and so short that a thread each computes them, and neighbouring rows
-/// lie side by side in everything that is read and stored: so do the accesses of neighbouring
-/// threads.
-fn is_by_columns(space: &RowSpace, rows: Option<i64>, n: Option<i64>) -> bool {
+/// Whether rows are so many and so short that a thread each computes them, or a few threads, and
+/// neighbouring rows lie side by side in everything that is read and stored: so do the accesses of
+/// neighbouring threads.
+fn is_by_columns(kernel: &RowwiseKernel, space: &RowSpace, rows: Option<i64>, n: Option<i64>) -> bool {
     let (Some(rows), Some(n)) = (rows, n) else { return false };
     let beside = |axes: &Vec<Vec<usize>>| {
         let mut own = axes.iter().flatten().copied();
         !own.clone().any(|a| a + 1 == space.outer) || own.next_back() == space.outer.checked_sub(1)
     };
-    rows >= FEWEST_COLUMNS && n <= LONGEST_COLUMN && space.tensors.iter().all(beside)
+    let joins = kernel.sums.is_empty() && kernel.groups.is_none() && kernel.steps.len() <= MOST_JOINED;
+    let each = if joins && rows >= FEWEST_SHARED { (n / LEAST_OF_THREAD).clamp(1, MOST_THREADS) } else { 1 };
+    rows.saturating_mul(each) >= FEWEST_COLUMNS && n <= LONGEST_COLUMN && space.tensors.iter().all(beside)
 }
 
 /// Whether a kernel that adds up this many rows is faster than sums of their own.
