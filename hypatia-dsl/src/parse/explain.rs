@@ -634,6 +634,9 @@ impl Site<'_> {
                 format!("write `{}({})`", self.previous(), shorten(found))
             }
             "{" if self.expects(Rule::assign) => "write the body after `=`, without braces: `f(x) = x + 1;`".into(),
+            "," if is_digits(self.previous()) && is_digits(self.text(self.i + 1)) => {
+                format!("a fraction is written with a point: `{}.{}`", self.previous(), self.text(self.i + 1))
+            }
             "," if self.text(0) == "rule" && self.expects(Rule::becomes) => {
                 "put several roots in parentheses: `(p, q) => (r, s)`".into()
             }
@@ -742,4 +745,9 @@ fn list(all: &[String]) -> String {
         [only] => only.clone(),
         [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
+}
+
+/// Whether a word is an integer.
+fn is_digits(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit())
 }

@@ -6,11 +6,13 @@
 use crate::ast::{Arg, Expr, ExprKind, Name, Path};
 use crate::builtin::{BuiltinOp, BuiltinScalar, OVER_SECOND, view};
 use crate::diag::Diagnostic;
-use crate::dtype::Kind;
+use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Each, Head, NodePat, OpId, ParamKind, Pat, Rest, ScalarId, Sort, VarId,
+    AExpr, AttrPat, AttrType, AttrValue, DTypePat, Each, Head, NodePat, OpBody, OpId, ParamKind, Pat, Rest, ScalarId,
+    Sort, TypePat, VarId,
 };
 use crate::source::Span;
+use crate::typing::codes;
 
 use super::args::Argument;
 use super::code;
@@ -258,7 +260,49 @@ impl<'a> Cx<'a> {
             let kind = cx.pat_kind(&p);
             Some((p, kind))
         })?;
+        self.check_types(id, &out, args)?;
         Some(scalar_node(id, out))
+    }
+
+    /// Reports operands of a function whose element types are known and differ: no graph has such
+    /// an application.
+    fn check_types(&mut self, id: ScalarId, pats: &[Pat], args: &[&'a Expr]) -> Option<()> {
+        let params = &self.s.program.scalar(id).params;
+        let numbers = pats.iter().zip(args).zip(params).filter(|(_, (_, kind))| *kind == Kind::Number);
+        let mut known = numbers.filter_map(|((p, e), _)| Some((self.pat_dtype(p)?, e.span)));
+        let Some((first, at)) = known.next() else { return Some(()) };
+        let Some((other, span)) = known.find(|(d, _)| *d != first) else { return Some(()) };
+        let name = &self.s.program.scalar(id).name;
+        let message = format!("`{name}` takes operands of one element type, but these are {first} and {other}");
+        let d = Diagnostic::error(codes::DTYPE, message, span)
+            .label(format!("this is {other}"))
+            .also(at, format!("this is {first}"))
+            .note("no graph has such an application, so the rule would never match")
+            .hint("write the cast that the graph has: `cast(y, to = f32)`");
+        self.report(d)
+    }
+
+    /// The element type of what a pattern matches, if the pattern says which.
+    fn pat_dtype(&self, p: &Pat) -> Option<DType> {
+        match p {
+            Pat::Typed(_, TypePat { dtype: DTypePat::Is(d), .. }) => Some(*d),
+            Pat::Bind(_, p) | Pat::Typed(p, _) => self.pat_dtype(p),
+            Pat::Node(NodePat { head: Head::Scalar(id), args, .. }) => {
+                let def = self.s.program.scalar(*id);
+                let numbers = args.iter().zip(&def.params).filter(|(_, (_, kind))| *kind == Kind::Number);
+                let mut operands = numbers.filter_map(|(p, _)| self.pat_dtype(p));
+                if def.result == Kind::Number { operands.next() } else { None }
+            }
+            Pat::Node(NodePat { head: Head::Op(op), attrs, .. })
+                if self.s.program.op(*op).body == OpBody::Builtin(BuiltinOp::Cast) =>
+            {
+                match attrs.first() {
+                    Some(AttrPat::Is(AExpr::Value(AttrValue::DType(d)))) => Some(*d),
+                    _ => None,
+                }
+            }
+            _ => None,
+        }
     }
 
     /// The kind of a pattern (number or boolean), if it is known.

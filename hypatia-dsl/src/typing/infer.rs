@@ -4,6 +4,7 @@
 //! what was expected and what was found. For defined ops the declared types decide; for builtin ops
 //! the functions in `builtin`.
 
+use crate::ast::BinaryOp;
 use crate::builtin::BuiltinScalar;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
@@ -374,8 +375,11 @@ fn result_type(def: &OpDef, pat: &TypePat, bindings: &Bindings, facts: &dyn Fact
             DimPat::Var(v) => bindings.values.get(v).cloned(),
             DimPat::Expr(e) => eval(e, bindings, facts),
         };
-        match value {
-            Some(AttrValue::Dim(d)) => Ok(d),
+        match (value, d) {
+            (Some(AttrValue::Dim(d)), _) => Ok(d),
+            (_, DimPat::Expr(e)) => {
+                Err(no_quotient(def, pat, e, &|e| eval(e, bindings, facts)).unwrap_or_else(|| unknown("a size".into())))
+            }
             _ => Err(unknown("a size".into())),
         }
     };
@@ -402,6 +406,30 @@ fn as_dtype(value: Option<AttrValue>) -> Option<DType> {
         Some(AttrValue::DType(d)) => Some(d),
         _ => None,
     }
+}
+
+/// The error for a size `n / 2` where that is no integer.
+fn no_quotient(
+    def: &OpDef,
+    pat: &TypePat,
+    size: &AExpr,
+    value: &dyn Fn(&AExpr) -> Option<AttrValue>,
+) -> Option<TypeError> {
+    let AExpr::Binary(op, a, b) = size else { return None };
+    let number = |e: &AExpr| match value(e)? {
+        AttrValue::Dim(d) => d.as_const(),
+        _ => None,
+    };
+    if let (BinaryOp::Div, Some(x), Some(y)) = (op, number(a), number(b))
+        && y != 0
+        && x % y != 0
+    {
+        let (shown, by) = (show_type_pat(&def.vars, pat), [a, b].map(|e| show_expr(&def.vars, e)));
+        let message = format!("{}: a size of the result {shown} is no integer: {x} / {y}", def.name);
+        let hint = format!("the op can say what it takes: `requires {} % {} == 0`", by[0], by[1]);
+        return Some(TypeError::new(codes::RESULT, message).hint(hint));
+    }
+    no_quotient(def, pat, a, value).or_else(|| no_quotient(def, pat, b, value))
 }
 
 /// The error for `..broadcast(s, t)` where the shapes do not broadcast.
