@@ -12,8 +12,8 @@ use crate::ast;
 use crate::diag::Diagnostic;
 use crate::dtype::{DType, Kind};
 use crate::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Head, NodePat, OpDef, OpGrad, ParamKind,
-    Pat, Program, Rule, Sort, VarId,
+    AExpr, AttrPat, AttrType, AttrValue, Build, BuildArg, BuildNode, DTypePat, Head, InView, NodePat, OpDef, OpGrad,
+    ParamKind, Pat, Program, Rule, Sort, TypePat, VarId,
 };
 use crate::shape::Dim;
 use crate::source::Span;
@@ -214,12 +214,37 @@ fn leaves(r: &Rule) -> Vec<VarId> {
     leaves
 }
 
-/// The ranks that `n` operands are tried with.
-fn ranks(n: usize) -> Vec<Vec<usize>> {
-    if n <= 3 {
-        (0..5usize.pow(n as u32)).map(|k| (0..n).map(|i| k / 5usize.pow(i as u32) % 5).collect()).collect()
-    } else {
-        (0..5).map(|k| vec![k; n]).collect()
+/// The ranks that the operands of a left side are tried with: those that it says, and of up to
+/// three others all combinations.
+fn ranks(r: &Rule, leaves: &[VarId]) -> Vec<Vec<usize>> {
+    let said: Vec<Option<usize>> = leaves.iter().map(|v| r.lhs.iter().find_map(|p| said_rank(p, *v))).collect();
+    let open = said.iter().filter(|s| s.is_none()).count() as u32;
+    let choices = if open <= 3 { 5usize.pow(open) } else { 5 };
+    let of = |choice: usize| {
+        let mut at = 0;
+        let rank = |said: &Option<usize>| {
+            said.unwrap_or_else(|| {
+                at += u32::from(open <= 3);
+                choice / 5usize.pow(at.saturating_sub(1)) % 5
+            })
+        };
+        said.iter().map(rank).collect()
+    };
+    (0..choices).map(of).collect()
+}
+
+/// The rank of a variable that a pattern says: by its type, or by how a term reads it.
+fn said_rank(p: &Pat, v: VarId) -> Option<usize> {
+    let is = |p: &Pat| matches!(p, Pat::Var(w) if *w == v);
+    match p {
+        Pat::Typed(inner, TypePat { prefix, rest: None, suffix, .. }) if is(inner) => Some(prefix.len() + suffix.len()),
+        Pat::Bind(_, p) | Pat::Typed(p, _) => said_rank(p, v),
+        Pat::OneOf(l) => l.iter().find_map(|p| said_rank(p, v)),
+        Pat::Node(n) => match (n.head, n.args.first()) {
+            (Head::In(InView::Row), Some(arg)) if is(arg) => Some(1),
+            _ => n.operands().find_map(|p| said_rank(p, v)),
+        },
+        _ => None,
     }
 }
 
@@ -228,7 +253,7 @@ pub(super) fn gives_integers(program: &Program, r: &Rule) -> Option<bool> {
     let leaves = leaves(r);
     let mut known = None;
     for usual in DType::ALL {
-        for ranks in ranks(leaves.len()).iter().take(MAX_TRIES) {
+        for ranks in ranks(r, &leaves).iter().take(MAX_TRIES) {
             let Some((_, left)) = left_side(program, r, &leaves, &Trial { ranks, front: false }, usual) else {
                 continue;
             };
@@ -264,7 +289,7 @@ fn has_open_dtype(r: &Rule, p: &Pat) -> bool {
 pub(super) fn rule(program: &Program, r: &Rule, right: Span, left: Span) -> Option<Diagnostic> {
     let leaves = leaves(r);
     let n = leaves.len();
-    let tries = ranks(n);
+    let tries = ranks(r, &leaves);
     // Most rules type-check on matrices: then no other ranks need to be tried.
     let matrices = Trial { ranks: &vec![2; n], front: false };
     if let Verdict::Agree = attempt(program, r, &leaves, &matrices, DType::F32) {

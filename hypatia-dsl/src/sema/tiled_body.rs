@@ -7,7 +7,10 @@
 use std::collections::HashSet;
 
 use crate::builtin::{BuiltinOp, BuiltinScalar};
-use crate::ir::{Backend, Build, Head, Kernel, NodePat, OpBody, OpId, Pat, Program, ScalarBody, ScalarId, walk_build};
+use crate::ir::{
+    Backend, Build, BuildArg, BuildNode, Head, Kernel, NodePat, OpBody, OpId, Pat, Program, ScalarBody, ScalarId,
+    walk_build,
+};
 use crate::scalar::TermNode;
 
 /// Products that gradients of attention have at least: those of the results.
@@ -38,6 +41,9 @@ pub(crate) fn not_generated(program: &Program, kernel: &Kernel) -> Option<String
         n if n < products => "too few products",
         _ if !gradients && !softmax => "products, but no softmax",
         _ if !gradients && results.first().is_some_and(is_function) => "work behind the second product",
+        _ if !gradients && results.first().is_some_and(|b| works_on_weights(program, b)) => {
+            "work between the softmax and the second product"
+        }
         _ => return None,
     };
     Some(format!("its body has {lacks}; `tiled` generates attention, `matmul(softmax(..), v)`, and its gradients"))
@@ -46,6 +52,38 @@ pub(crate) fn not_generated(program: &Program, kernel: &Kernel) -> Option<String
 /// True for a function of numbers.
 fn is_function(b: &Build) -> bool {
     matches!(b, Build::Node(n) if matches!(n.head, Head::Scalar(_)))
+}
+
+/// True for a product whose left factor is arithmetic on what an op with a softmax gives. What
+/// chooses among such results may be the guard of a mask.
+fn works_on_weights(program: &Program, product: &Build) -> bool {
+    let operands = |n: &BuildNode| -> Vec<Build> {
+        let one = |a: &BuildArg| if let BuildArg::One(b) = a { Some(b.clone()) } else { None };
+        n.args.iter().filter_map(one).collect()
+    };
+    let softmax = |b: &Build| {
+        let Build::Node(BuildNode { head: Head::Op(id), .. }) = b else { return false };
+        let OpBody::Defined(results) = &program.op(*id).body else { return false };
+        let mut found = Found::default();
+        results.iter().for_each(|b| found.read(program, b));
+        found.exponential && found.sum && found.products == 0
+    };
+    fn arithmetic(program: &Program, b: &Build) -> Option<BuildNode> {
+        let Build::Node(n) = b else { return None };
+        let Head::Scalar(id) = n.head else { return None };
+        let choice = program.scalar(id).body == ScalarBody::Builtin(BuiltinScalar::Select);
+        (!choice).then(|| n.clone())
+    }
+    let Build::Node(product) = product else { return false };
+    let Some(weights) = operands(product).into_iter().next() else { return false };
+    let mut open: Vec<Build> = arithmetic(program, &weights).map(|n| operands(&n)).unwrap_or_default();
+    while let Some(b) = open.pop() {
+        if softmax(&b) {
+            return true;
+        }
+        open.extend(arithmetic(program, &b).map(|n| operands(&n)).unwrap_or_default());
+    }
+    false
 }
 
 /// The op at the top of a pattern.

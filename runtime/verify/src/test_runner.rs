@@ -457,7 +457,10 @@ fn data(input: &TestInput) -> Result<Tensor> {
     let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d));
     let fits = |n: &usize| *n <= MAX_INPUT && n.saturating_mul(input.dtype.size()) <= memory::budget();
     let n = n.filter(fits).ok_or_else(|| {
-        Error::Limit(format!("input `{}` is too large for a test: it may have {MAX_INPUT} elements", input.name))
+        Error::Limit(format!(
+            "input `{}` is too large for a test: it may have at most {MAX_INPUT} elements",
+            input.name
+        ))
     })?;
     let wrong =
         |have: usize| Error::Input(format!("input `{}` has {have} values, but its shape holds {n}", input.name));

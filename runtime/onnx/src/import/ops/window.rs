@@ -36,6 +36,12 @@ fn list(ctx: &Ctx, name: &str, count: usize, default: i64, least: i64) -> Out<Ve
 }
 
 impl Layout {
+    /// Whether windows neither overlap nor leave anything out, nor have padding.
+    fn is_of_tiles(&self) -> bool {
+        let none = |list: &[i64]| list.iter().all(|n| *n == 0);
+        self.strides == self.sizes && self.dilations.iter().all(|d| *d == 1) && none(&self.before) && none(&self.after)
+    }
+
     /// Reads the attributes for windows of `sizes` on axes of these sizes.
     fn read(ctx: &Ctx, sizes: Vec<i64>, axes: &[Dim], ceil: bool) -> Out<Layout> {
         let count = axes.len();
@@ -171,12 +177,40 @@ pub fn conv_transpose(ctx: &mut Ctx) -> Out {
     let sizes = filter_sizes(ctx, w, axes.len())?;
     let groups = ctx.attrs.int_or("group", 1)?;
     let layout = transposed_layout(ctx, sizes, &axes)?;
+    if groups == 1 && layout.is_of_tiles() {
+        let y = tiled(ctx, [x, w], &axes, &layout.sizes)?;
+        return biased(ctx, y);
+    }
     let reach = |i: usize| layout.reach(i) - 1;
     let before = (0..axes.len()).map(|i| reach(i) - layout.before[i]).collect();
     let after = (0..axes.len()).map(|i| reach(i) - layout.after[i]).collect();
     let Layout { strides, dilations, .. } = layout;
     let y = non_finite::transposed(ctx, [x, w], &Transposed { strides, dilations, groups, before, after })?;
     biased(ctx, y)
+}
+
+/// A transposed convolution whose strides are the sizes of its filters: each element becomes a tile
+/// of its own, so it is a product with all filters, and its rows are put where they belong.
+fn tiled(ctx: &mut Ctx, [x, w]: [Value; 2], axes: &[Dim], sizes: &[i64]) -> Out<Value> {
+    let (of_x, of_w) = (ctx.shape_of(x), ctx.shape_of(w));
+    let count = axes.len();
+    let tile: Vec<Dim> = sizes.iter().map(|k| Dim::from(*k)).collect();
+    let rows = product(&[&of_w[1..2], &tile[..]].concat());
+    let places = product(axes);
+    let (Some(rows), Some(places)) = (rows, places) else { return ctx.wrong("the result is too large") };
+    let filters = ctx.reshape(w, &[of_w[0].clone(), rows])?;
+    let filters = ctx.transpose(filters, &[1, 0])?;
+    let x = ctx.reshape(x, &[of_x[0].clone(), of_x[1].clone(), places])?;
+    let y = ctx.op(BuiltinOp::Matmul, &[filters, x], vec![])?;
+    let apart: Vec<Dim> = [&[of_x[0].clone(), of_w[1].clone()], &tile[..], axes].concat();
+    let y = ctx.reshape(y, &apart)?;
+    // Each axis of the image, and that of the tiles behind it.
+    let pairs = (0..count).flat_map(|i| [2 + count + i, 2 + i]);
+    let order: Vec<i64> = [0, 1].into_iter().chain(pairs).map(|axis| axis as i64).collect();
+    let y = ctx.transpose(y, &order)?;
+    let wide: Option<Vec<Dim>> = axes.iter().zip(&tile).map(|(d, k)| d.checked_mul(k)).collect();
+    let Some(wide) = wide else { return ctx.wrong("the result is too large") };
+    ctx.reshape(y, &[&apart[..2], &wide[..]].concat())
 }
 
 /// The layout of a transposed convolution; `after` is reduced by `output_padding`.
