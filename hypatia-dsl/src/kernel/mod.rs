@@ -220,7 +220,22 @@ pub struct RowwiseKernel {
     pub groups: Option<Groups>,
 }
 
+/// Rows of a block whose elements are shared by the threads of several warps: one each lane.
+pub const ROWS_OF_SLICES: usize = 32;
+/// The most threads that share such a row, the fewest elements of each, and the most reductions
+/// whose partial values fit into shared memory.
+const MOST_SLICES: usize = 32;
+const LEAST_OF_SLICE: usize = 8;
+const MOST_SLICED: usize = 4;
+
 impl RowwiseKernel {
+    /// The most threads that may share each of `rows` neighbouring rows of `n` elements, where the
+    /// elements of a row lie apart; 1 if the kernel cannot share rows.
+    pub fn most_slices(&self, rows: usize, n: usize) -> usize {
+        let can = self.sums.is_empty() && self.groups.is_none() && self.steps.len() <= MOST_SLICED;
+        if can && rows >= ROWS_OF_SLICES { (n / LEAST_OF_SLICE).clamp(1, MOST_SLICES) } else { 1 }
+    }
+
     /// True if an operand is read, or a result written, with strides.
     pub fn strided(&self) -> bool {
         let mut all = self.inputs.iter().map(|i| i.1).chain(self.outputs.iter().map(|o| o.1));

@@ -128,6 +128,16 @@ pub fn lane(dtype: DType) -> DType {
     if dtype.is_float() { dtype.compute() } else { dtype }
 }
 
+/// Why a term over products of bytes that gives `given` does not give what is stored as `to`, if it
+/// does not: floats are rounded at the store, integers need a cast.
+pub fn not_stored(given: Option<DType>, to: DType) -> Option<String> {
+    let given = given.filter(|given| *given != to && (given.is_int() || to.is_int()))?;
+    Some(format!("{SUMS_OF_BYTES}, and the term gives {given}, but {to} is stored"))
+}
+
+/// What messages say of products of bytes.
+pub const SUMS_OF_BYTES: &str = "products of i8 and u8 are summed in i32";
+
 /// The element type of a leaf (`Acc`, `In`, `Param`); `None` if the leaf is not allowed in the
 /// term.
 pub type LeafType<'a> = &'a dyn Fn(&TermNode) -> Option<DType>;

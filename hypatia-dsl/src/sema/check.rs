@@ -218,17 +218,15 @@ fn leaves(r: &Rule) -> Vec<VarId> {
 /// three others all combinations.
 fn ranks(r: &Rule, leaves: &[VarId]) -> Vec<Vec<usize>> {
     let said: Vec<Option<usize>> = leaves.iter().map(|v| r.lhs.iter().find_map(|p| said_rank(p, *v))).collect();
-    let open = said.iter().filter(|s| s.is_none()).count() as u32;
-    let choices = if open <= 3 { 5usize.pow(open) } else { 5 };
+    let open: Vec<usize> = (0..said.len()).filter(|i| said[*i].is_none()).collect();
+    let combined = open.len() <= 3;
+    let choices = if combined { 5usize.pow(open.len() as u32) } else { 5 };
     let of = |choice: usize| {
-        let mut at = 0;
-        let rank = |said: &Option<usize>| {
-            said.unwrap_or_else(|| {
-                at += u32::from(open <= 3);
-                choice / 5usize.pow(at.saturating_sub(1)) % 5
-            })
-        };
-        said.iter().map(rank).collect()
+        let mut ranks: Vec<usize> = said.iter().map(|s| s.unwrap_or(choice)).collect();
+        for (at, i) in open.iter().enumerate().filter(|_| combined) {
+            ranks[*i] = choice / 5usize.pow(at as u32) % 5;
+        }
+        ranks
     };
     (0..choices).map(of).collect()
 }

@@ -7,7 +7,7 @@ use crate::dtype::{DType, Kind};
 use crate::ir::{
     AExpr, AttrValue, Build, BuildArg, BuildNode, Fact, Head, InView, OpBody, OpId, ParamKind, Program, VarId,
 };
-use crate::scalar::typed::lane;
+use crate::scalar::typed::{SUMS_OF_BYTES, lane, not_stored};
 use crate::shape::{Dim, Shape, broadcast};
 use crate::typing::{
     Bindings, Facts, TensorType, TypeError, apply_op, apply_scalar, codes, eval, eval_guard, normalise_attrs, type_fact,
@@ -206,16 +206,10 @@ impl<'p> Infer<'p> {
     /// Checks that an epilogue over products of bytes gives what is stored, as far as that is
     /// known; else says why, and what to do.
     fn stored(&self, b: &Build, to: DType) -> Result<(), (String, String)> {
-        const SUMS: &str = "products of i8 and u8 are summed in i32";
         const CAST: &str = "write `cast(acc, to = f32) * row(scale)`, or give operands of i32";
-        let unfit = |e| (format!("{SUMS}, and the term does not fit: {e}"), CAST.to_string());
-        match self.term_type(b).map_err(unfit)? {
-            Some(given) if given != to && (given.is_int() || to.is_int()) => {
-                let why = format!("{SUMS}, and the term gives {given}, but {to} is stored");
-                Err((why, format!("write `cast(.., to = {to})` around the term")))
-            }
-            _ => Ok(()),
-        }
+        let unfit = |e| (format!("{SUMS_OF_BYTES}, and the term does not fit: {e}"), CAST.to_string());
+        let given = self.term_type(b).map_err(unfit)?;
+        not_stored(given, to).map_or(Ok(()), |why| Err((why, format!("write `cast(.., to = {to})` around the term"))))
     }
 
     /// The element type that a term over sums in i32 computes with; none for a number, or if it is

@@ -46,12 +46,6 @@ const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
 /// the longest of these rows: a thread reads its part again in each pass.
 const FEWEST_COLUMNS: i64 = 1 << 12;
 const LONGEST_COLUMN: i64 = 1 << 10;
-/// The fewest rows that several threads share so, the elements of a thread, the most threads of a
-/// row, and the most reductions that they join.
-const FEWEST_SHARED: i64 = 32;
-const LEAST_OF_THREAD: i64 = 8;
-const MOST_THREADS: i64 = 32;
-const MOST_JOINED: usize = 4;
 /// Rows that occupy a host, and a GPU.
 const ROWS: [i64; 2] = [8, 64];
 /// Instructions that a GPU does again for each element of a row, however many rows there are.
@@ -372,8 +366,8 @@ fn is_by_columns(kernel: &RowwiseKernel, space: &RowSpace, rows: Option<i64>, n:
         let mut own = axes.iter().flatten().copied();
         !own.clone().any(|a| a + 1 == space.outer) || own.next_back() == space.outer.checked_sub(1)
     };
-    let joins = kernel.sums.is_empty() && kernel.groups.is_none() && kernel.steps.len() <= MOST_JOINED;
-    let each = if joins && rows >= FEWEST_SHARED { (n / LEAST_OF_THREAD).clamp(1, MOST_THREADS) } else { 1 };
+    let size = |n: i64| usize::try_from(n).unwrap_or(0);
+    let each = kernel.most_slices(size(rows), size(n)) as i64;
     rows.saturating_mul(each) >= FEWEST_COLUMNS && n <= LONGEST_COLUMN && space.tensors.iter().all(beside)
 }
 

@@ -7,7 +7,7 @@
 use hypatia_dsl::builtin::{BuiltinScalar, SECOND};
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{InView, Program, ScalarBody, ScalarId};
-use hypatia_dsl::scalar::typed::inlined;
+use hypatia_dsl::scalar::typed::{SUMS_OF_BYTES, inlined, not_stored};
 use hypatia_dsl::scalar::{Term, TermId, TermNode};
 use hypatia_dsl::shape::{Dim, broadcast, show_shape};
 use hypatia_dsl::typing::{TensorType, TypeError, codes};
@@ -106,19 +106,13 @@ pub fn check_term(
 /// is converted without a cast. `reads` are the element types of its operands, `to` is the
 /// result's.
 pub fn check_stored(program: &Program, term: &Term, reads: &[DType], to: DType) -> Result<(), TermFault> {
-    const SUMS: &str = "products of i8 and u8 are summed in i32";
     let acc = DType::I32;
     let term = term.reading_second(reads.len() as u32);
     let reads = [reads, &[acc]].concat();
     let typed = inlined(program, &term, Some(acc), &reads);
-    let typed = typed.map_err(|e| TermFault::Stored(format!("{SUMS}, and the term does not fit: {e}")))?;
-    let root = typed.roots.first().and_then(|r| typed.nodes.get(*r as usize)).map(|node| node.ty);
-    match root {
-        Some(given) if given != to && (given.is_int() || to.is_int()) => Err(TermFault::Stored(format!(
-            "{SUMS}, and the term gives {given}, but {to} is stored: write `cast(.., to = {to})`"
-        ))),
-        _ => Ok(()),
-    }
+    let typed = typed.map_err(|e| TermFault::Stored(format!("{SUMS_OF_BYTES}, and the term does not fit: {e}")))?;
+    let given = typed.roots.first().and_then(|r| typed.nodes.get(*r as usize)).map(|node| node.ty);
+    not_stored(given, to).map_or(Ok(()), |why| Err(TermFault::Stored(format!("{why}: write `cast(.., to = {to})`"))))
 }
 
 /// Checks that an operand of that type may be read through that view for a result of that shape.

@@ -12,7 +12,7 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::{DType, Kind};
 use hypatia_dsl::ir::{AttrValue, InView, OpBody, OpDef, OpId, Param, ParamKind, Program, ScalarBody, ScalarId};
 use hypatia_dsl::scalar;
-use hypatia_dsl::scalar::typed::lane;
+use hypatia_dsl::scalar::typed::{lane, not_stored};
 use hypatia_dsl::shape::{Dim, Shape, broadcast, product};
 use hypatia_dsl::typing::{self, TensorType};
 use indexmap::IndexSet;
@@ -324,12 +324,8 @@ fn check_term_kind(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType
 fn check_stored(egraph: &EGraph, op: &OpDef, node: &Node, types: &[TensorType]) -> Result<(), String> {
     let mut terms = op.operands().zip(&node.children).filter(|((_, p), _)| p.kind == ParamKind::Term);
     let (Some((_, term)), Some(to)) = (terms.next(), types.first().map(|t| t.dtype)) else { return Ok(()) };
-    match term_type(egraph, *term, &mut Vec::new())? {
-        Some(given) if given != to && (given.is_int() || to.is_int()) => {
-            Err(format!("the term of `{}` gives {given}, but {to} is stored", op.name))
-        }
-        _ => Ok(()),
-    }
+    let given = term_type(egraph, *term, &mut Vec::new())?;
+    not_stored(given, to).map_or(Ok(()), |why| Err(format!("`{}`: {why}", op.name)))
 }
 
 /// The element type that a term over sums in i32 gives; none for a number, or if a class is inside

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_target::device::{AMPERE, Device};
 
-use hypatia_graph::{Graph, Node, NodeId, NodeKind, Replacement, builtin};
+use hypatia_graph::{Graph, Node, NodeId, NodeKind, Replacement, Value, builtin};
 use hypatia_tensor::error::{Error, Result};
 use hypatia_tensor::tensor::Tensor;
 
@@ -40,8 +40,7 @@ fn is_weight(graph: &Graph, users: &[NodeId], weight: NodeId) -> bool {
     let outside = graph.outputs.iter().any(|(_, v)| v.node == weight);
     let reads = |user: &NodeId| {
         let user = graph.node(*user);
-        let right =
-            |(at, v): (usize, &Option<_>)| v.is_some_and(|v: hypatia_graph::Value| v.node == weight) == (at == 1);
+        let right = |(at, v): (usize, &Option<Value>)| v.is_some_and(|v| v.node == weight) == (at == 1);
         multiplies_bytes(graph, user) && user.operands.iter().enumerate().all(right)
     };
     result.dtype.is_byte() && result.shape.len() == 2 && !outside && !users.is_empty() && users.iter().all(reads)

@@ -607,11 +607,9 @@ impl Job<'_> {
     }
 
     fn bits(&mut self, root: usize, exact: &RefTensor, left: &RefTensor, right: &RefTensor) {
-        let named = self.named_infinities();
-        let excuses = |x: &f64| !x.is_finite() && !named.contains(x);
-        let special_input = self.tensors().any(|t| special(t) && t.to_f64().iter().any(excuses));
-        // Where the left side says what becomes of an infinity, the right side says the same.
-        let answered = !named.is_empty() && !special_input;
+        // Whether an operand excuses a difference, and whether the left side says what becomes of
+        // an infinity: then the right side says the same. Most instances need neither.
+        let mut excuse: Option<(bool, bool)> = None;
         for index in 0..left.len().min(right.len()) {
             let same = match (&left.data, &right.data) {
                 (Data::F(a), Data::F(b)) => {
@@ -630,6 +628,12 @@ impl Job<'_> {
             self.seen.bits.get_or_insert_with(|| found.clone());
             // An integer is right or wrong: one that is excused is none of finite values.
             let excused = !left.dtype.is_float() && self.seen.integer.is_none() && !self.seen.tied;
+            let (special_input, answered) = *excuse.get_or_insert_with(|| {
+                let named = self.named_infinities();
+                let excuses = |x: &f64| !x.is_finite() && !named.contains(x);
+                let special_input = self.tensors().any(|t| special(t) && t.to_f64().iter().any(excuses));
+                (special_input, !named.is_empty() && !special_input)
+            });
             let finite = l.is_finite() && (r.is_finite() || answered) && !special_input && !excused;
             if finite && l != r {
                 self.seen.finite_bits.get_or_insert(found);

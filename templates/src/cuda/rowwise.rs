@@ -21,7 +21,7 @@ use super::{
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Reduction, RowAccess, RowwiseKernel, SumSplit};
+use hypatia_dsl::kernel::{ROWS_OF_SLICES, Reduction, RowAccess, RowwiseKernel, SumSplit};
 use hypatia_dsl::scalar::TermNode;
 
 /// Suffix, threads per block, threads that share a row, and the most elements that each of them
@@ -35,23 +35,14 @@ const MOST_ALONG_AXES: usize = 4;
 /// Threads per block of the entry point with one thread per row.
 const COLUMN_BLOCK: u32 = 256;
 
-/// Rows of a block whose elements are shared by the threads of several warps: one each lane.
-const ROWS_OF_SLICES: u32 = 32;
-/// The most threads that share such a row.
-const MOST_SLICES: u64 = 32;
-/// Fewer elements of a row are not divided.
-const LEAST_OF_SLICE: u64 = 8;
-/// The most reductions whose partial values fit into shared memory.
-const MOST_SLICED: usize = 4;
-
 /// How many threads should share adjacent rows of `n` strided elements, so that a device with
 /// `threads` resident threads is half full; none if one suffices, or the kernel cannot share rows.
 pub fn slices(kernel: &RowwiseKernel, [rows, n]: [u64; 2], threads: u64) -> Option<RowTarget> {
-    let can = kernel.strided() && kernel.sums.is_empty() && kernel.groups.is_none();
-    if !can || kernel.steps.len() > MOST_SLICED || rows < ROWS_OF_SLICES as u64 {
+    if !kernel.strided() || rows == 0 {
         return None;
     }
-    let wanted = (threads / 2).div_ceil(rows).min(n / LEAST_OF_SLICE).min(MOST_SLICES);
+    let most = kernel.most_slices(rows as usize, n as usize) as u64;
+    let wanted = (threads / 2).div_ceil(rows).min(most);
     (wanted > 1).then(|| RowTarget::Slices(1 << wanted.ilog2()))
 }
 
@@ -674,7 +665,7 @@ fn columns_entry(kernel: &RowwiseKernel) -> (Vec<Entry>, Value) {
 /// The entry point with a thread of each warp per row.
 fn slices_entry(kernel: &RowwiseKernel, slices: u32) -> (Vec<Entry>, Value) {
     let name = format!("{}_slices", identifier("hypatia_", &kernel.name));
-    let block = slices * ROWS_OF_SLICES;
+    let block = slices * ROWS_OF_SLICES as u32;
     let value = context! {
         name => name.clone(),
         about => format!("{slices} threads a row, for rows whose elements lie apart while the rows lie side by side."),

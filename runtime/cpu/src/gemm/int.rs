@@ -1,5 +1,7 @@
 //! Products of integers, which wrap in their own type.
 
+use std::ops::Range;
+
 use hypatia_dsl::dtype::DType;
 
 use super::pack::Matrix;
@@ -57,15 +59,18 @@ pub fn by_rows(values: &[i32], length: usize) -> Matrix<'_> {
     Matrix { bytes: bytemuck::cast_slice(values), dtype: DType::I32, offset: 0, row: length as isize, column: 1 }
 }
 
-/// A matrix of that many rows and columns in i32, row by row.
-pub fn widened(from: Matrix<'_>, (rows, columns): (usize, usize)) -> Result<Vec<i32>> {
-    if !from.fits(rows, columns) {
-        return Err(Error::Internal(format!("a matrix of {rows}x{columns} reaches beyond its buffer")));
+/// Rows and columns of a matrix of bytes in i32, row by row.
+pub fn widened(from: Matrix<'_>, (rows, columns): (Range<usize>, Range<usize>)) -> Result<Vec<i32>> {
+    if !from.fits(rows.end, columns.end) {
+        return Err(Error::Internal(format!("a matrix of {}x{} reaches beyond its buffer", rows.end, columns.end)));
     }
-    let at = |i: usize| from.offset + (i / columns) as isize * from.row + (i % columns) as isize * from.column;
-    let byte = |i: usize| from.bytes[at(i) as usize];
     let signed = from.dtype == DType::I8;
-    Ok((0..rows * columns).map(|i| if signed { i32::from(byte(i) as i8) } else { i32::from(byte(i)) }).collect())
+    let places = rows.flat_map(|i| columns.clone().map(move |j| (i as isize, j as isize)));
+    let element = |(i, j): (isize, isize)| {
+        let byte = from.bytes[(from.offset + i * from.row + j * from.column) as usize];
+        if signed { i32::from(byte as i8) } else { i32::from(byte) }
+    };
+    Ok(places.map(element).collect())
 }
 
 /// The sum of row `first` of `a b`, from the sums of the rows of `b`.

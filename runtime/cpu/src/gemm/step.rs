@@ -493,11 +493,12 @@ unsafe fn byte_product(
         // SAFETY: the caller's promise.
         return unsafe { tile.multiply_bytes(to, memory, of_block) };
     }
-    let [wide_a, wide_b] = [int::widened(a, (g.m, g.k))?, int::widened(b, (g.k, g.n))?];
+    let (height, width) = (rows.len(), columns.len());
+    let wide_a = int::widened(a, (rows, 0..g.k))?;
+    let wide_b = int::widened(b, (0..g.k, columns))?;
+    let factors = [int::by_rows(&wide_a, g.k), int::by_rows(&wide_b, width)];
     // SAFETY: the caller's promise.
-    unsafe {
-        integer_product::<i32>(g, [int::by_rows(&wide_a, g.k), int::by_rows(&wide_b, g.n)], (rows, columns), to, guard)
-    }
+    unsafe { integer_product::<i32>(g, factors, (0..height, 0..width), to, guard) }
 }
 
 /// Multiplies a tile of integers.

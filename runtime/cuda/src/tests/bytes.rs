@@ -207,6 +207,44 @@ fn other_products_of_bytes_have_a_kernel_of_any_device() {
     }
 }
 
+/// Products of floats whose results are quantised: rounded, and saturated by the cast alone.
+#[test]
+fn products_of_floats_are_stored_as_bytes_on_a_host() {
+    let options = Options::new(Device::named("a100").unwrap());
+    let mut made = Vec::new();
+    for (to, [m, n, k]) in [(DType::I8, [64, 64, 64]), (DType::U8, [33, 70, 40]), (DType::I8, [5, 9, 24])] {
+        let mut c = Made::new();
+        let whole = |i: usize| ((i * 7) % 13) as f64 - 6.0;
+        let (a, b) = (c.input(DType::BF16, &[m, k], whole), c.input(DType::BF16, &[k, n], whole));
+        let y = c.graph.builtin(BuiltinOp::Matmul, &[a, b], vec![]).unwrap()[0];
+        let y = c.cast(y, DType::F32);
+        let scale = c.input(DType::F32, &[], |_| 1.25);
+        let y = c.call("mul", &[y, scale]);
+        let y = c.call("round", &[y]);
+        let y = c.cast(y, to);
+        c.graph.output("y", y);
+        made.push((format!("{to} {m} {n} {k}"), c.graph, c.inputs));
+    }
+    let cases: Vec<Case> = made.iter().map(|(what, graph, inputs)| optimised(what, graph, inputs)).collect();
+    let of_all = all_tilings(&planned(&Device::named("a100").unwrap(), &cases[0].graph))[1].clone();
+    let mut ran = 0;
+    for tiling in spread(&of_all, 6) {
+        let results = match emulated::run_tiled(&cases, &options, Some(*tiling)) {
+            Ok(results) => results,
+            Err(why) => return eprintln!("SKIPPED: {why}"),
+        };
+        for ((what, graph, inputs), got) in made.iter().zip(results) {
+            let Some((plan, got)) = got else { continue };
+            assert!(tiled_step(&plan).is_some(), "{what}\n{plan}");
+            ran += 1;
+            // The product is not rounded to 16 bits in between.
+            let want = evaluate(graph, inputs, Mode::Exact).unwrap();
+            assert_eq!(got[0].bytes(), want[0].to_tensor().unwrap().bytes(), "{what} by {tiling:?}");
+        }
+    }
+    assert!(ran > 0);
+}
+
 /// A weight that lies by rows is stored by columns.
 #[test]
 fn a_weight_of_bytes_is_stored_with_its_sums_dense() {

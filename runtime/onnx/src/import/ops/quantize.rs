@@ -69,6 +69,31 @@ fn named(ctx: &Ctx, attr: &str, since: i64) -> Out<Option<DType>> {
     }
 }
 
+/// The least and the largest value of a type that is quantised to.
+pub(super) fn limits(ctx: &Ctx, to: DType) -> Out<[f64; 2]> {
+    match to {
+        DType::U8 => Ok([0.0, 255.0]),
+        DType::I8 => Ok([-128.0, 127.0]),
+        DType::F8E4M3 | DType::F8E5M2 => Ok([-to.largest(), to.largest()]),
+        other => ctx.unsupported(format!("quantisation to {other}")),
+    }
+}
+
+/// Whole numbers in a float type, plus a zero point, within these limits.
+pub(super) fn shifted(ctx: &mut Ctx, y: Value, zero: Option<Value>, limits: Option<[f64; 2]>) -> Out<Value> {
+    let (mut y, dtype) = (y, ctx.dtype_of(y));
+    if let Some(zero) = zero {
+        let zero = ctx.cast(zero, dtype)?;
+        y = ctx.builtin(BuiltinScalar::Add, &[y, zero])?;
+    }
+    if let Some([low, high]) = limits {
+        let (low, high) = (ctx.number(dtype, low)?, ctx.number(dtype, high)?);
+        y = ctx.builtin(BuiltinScalar::Max, &[y, low])?;
+        y = ctx.builtin(BuiltinScalar::Min, &[y, high])?;
+    }
+    Ok(y)
+}
+
 /// x / scale, rounded, plus the zero point, saturated to the type. An 8-bit float rounds at the
 /// end.
 pub fn quantize(ctx: &mut Ctx) -> Out {
@@ -80,12 +105,7 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
     let zero = ctx.maybe(2)?;
     let stated = named(ctx, "output_dtype", 21)?;
     let to = zero.map(|z| ctx.dtype_of(z)).or(stated).unwrap_or(DType::U8);
-    let (low, high) = match to {
-        DType::U8 => (0.0, 255.0),
-        DType::I8 => (-128.0, 127.0),
-        DType::F8E4M3 | DType::F8E5M2 => (-to.largest(), to.largest()),
-        other => return ctx.unsupported(format!("quantisation to {other}")),
-    };
+    let limits = limits(ctx, to)?;
     let compute = named(ctx, "precision", 23)?.unwrap_or(ctx.dtype_of(scale));
     if !compute.is_float() {
         return ctx.unsupported(format!("division in {compute}"));
@@ -97,18 +117,10 @@ pub fn quantize(ctx: &mut Ctx) -> Out {
     let y = ctx.builtin(BuiltinScalar::Div, &[x, scale])?;
     let y = if to.only_stored() { y } else { ctx.builtin(BuiltinScalar::Round, &[y])? };
     // Narrow floats cannot represent all sums.
-    let mut y = ctx.cast(y, if compute == DType::F64 { DType::F64 } else { DType::F32 })?;
-    let wide = ctx.dtype_of(y);
-    if let Some(z) = zero {
-        let z = spread(ctx, z, &shape, axis, block)?;
-        let z = ctx.cast(z, wide)?;
-        y = ctx.builtin(BuiltinScalar::Add, &[y, z])?;
-    }
-    if !to.only_stored() || saturate {
-        let (low, high) = (ctx.number(wide, low)?, ctx.number(wide, high)?);
-        y = ctx.builtin(BuiltinScalar::Max, &[y, low])?;
-        y = ctx.builtin(BuiltinScalar::Min, &[y, high])?;
-    }
+    let y = ctx.cast(y, if compute == DType::F64 { DType::F64 } else { DType::F32 })?;
+    let zero = zero.map(|z| spread(ctx, z, &shape, axis, block)).transpose()?;
+    let limits = (!to.only_stored() || saturate).then_some(limits);
+    let y = shifted(ctx, y, zero, limits)?;
     let y = ctx.cast(y, to)?;
     Ok(vec![ctx.reshape(y, &shape)?.into()])
 }

@@ -9,6 +9,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::shape::Dim;
 
 use super::super::context::{Ctx, Out};
+use super::quantize::{limits, shifted};
 use super::window;
 use hypatia_graph::Value;
 
@@ -21,10 +22,12 @@ enum Along {
     Columns,
     /// The filters of a convolution: the first of so many axes.
     Filters(usize),
+    /// None: one number for all.
+    Nothing,
 }
 
-/// Operand `i` as it broadcasts: one number, one for each entry of that axis, or of the rank that
-/// ONNX gives it.
+/// A zero point or a scale as it broadcasts: one number, one for each entry of that axis, or of the
+/// rank that it has.
 fn along(ctx: &mut Ctx, v: Value, axis: Along) -> Out<Value> {
     match (&ctx.shape_of(v)[..], axis) {
         ([n], _) if *n == Dim::from(1) => ctx.reshape(v, &[]),
@@ -60,31 +63,26 @@ fn multiplied(ctx: &mut Ctx, sides: [Value; 2]) -> Out<Value> {
 /// Sums in f32, times a scale, as integers of the zero point's type.
 fn requantised(ctx: &mut Ctx, sums: Value, scale: Value, zero: Value) -> Out {
     let to = ctx.dtype_of(zero);
-    let (low, high) = match to {
-        DType::U8 => (0.0, 255.0),
-        DType::I8 => (-128.0, 127.0),
-        other => return ctx.unsupported(format!("quantisation to {other}")),
-    };
+    if !to.is_byte() {
+        return ctx.unsupported(format!("quantisation to {to}"));
+    }
+    let limits = limits(ctx, to)?;
     let y = ctx.builtin(BuiltinScalar::Mul, &[sums, scale])?;
     let y = ctx.builtin(BuiltinScalar::Round, &[y])?;
-    let zero = ctx.cast(zero, DType::F32)?;
-    let y = ctx.builtin(BuiltinScalar::Add, &[y, zero])?;
-    let (low, high) = (ctx.number(DType::F32, low)?, ctx.number(DType::F32, high)?);
-    let y = ctx.builtin(BuiltinScalar::Max, &[y, low])?;
-    let y = ctx.builtin(BuiltinScalar::Min, &[y, high])?;
+    let y = shifted(ctx, y, Some(zero), Some(limits))?;
     Ok(vec![ctx.cast(y, to)?.into()])
 }
 
 /// The scales of both operands by that of the result, in f32.
-fn rescale(ctx: &mut Ctx, of: [usize; 3], axes: [Along; 2]) -> Out<Value> {
-    let mut scales = Vec::new();
-    for (i, axis) in of.into_iter().zip(axes.into_iter().map(Some).chain([None])) {
+fn rescale(ctx: &mut Ctx, of: [(usize, Along); 3]) -> Out<Value> {
+    let mut scale = |(i, axis): (usize, Along)| {
         let scale = ctx.value(i)?;
         let scale = ctx.cast(scale, DType::F32)?;
-        scales.push(along(ctx, scale, axis.unwrap_or(Along::Columns))?);
-    }
-    let both = ctx.builtin(BuiltinScalar::Mul, &[scales[0], scales[1]])?;
-    ctx.builtin(BuiltinScalar::Div, &[both, scales[2]])
+        along(ctx, scale, axis)
+    };
+    let [left, right, result] = [scale(of[0])?, scale(of[1])?, scale(of[2])?];
+    let both = ctx.builtin(BuiltinScalar::Mul, &[left, right])?;
+    ctx.builtin(BuiltinScalar::Div, &[both, result])
 }
 
 /// A matrix product of 8-bit integers minus their zero points, in 32 bits.
@@ -101,7 +99,7 @@ pub fn matmul_linear(ctx: &mut Ctx) -> Out {
     let sides = [centred(ctx, 0, 2, Along::Rows)?, centred(ctx, 3, 5, Along::Columns)?];
     let sums = multiplied(ctx, sides)?;
     let sums = ctx.cast(sums, DType::F32)?;
-    let scale = rescale(ctx, [1, 4, 6], [Along::Rows, Along::Columns])?;
+    let scale = rescale(ctx, [(1, Along::Rows), (4, Along::Columns), (6, Along::Rows)])?;
     let zero = ctx.value(7)?;
     let zero = along(ctx, zero, Along::Rows)?;
     requantised(ctx, sums, scale, zero)
@@ -112,7 +110,7 @@ pub fn conv_integer(ctx: &mut Ctx) -> Out {
     ctx.arity(2, 4, 1)?;
     let w = ctx.value(1)?;
     let rank = ctx.shape_of(w).len();
-    let x = centred(ctx, 0, 2, Along::Columns)?;
+    let x = centred(ctx, 0, 2, Along::Nothing)?;
     let w = centred(ctx, 1, 3, Along::Filters(rank))?;
     let (x, w) = (ctx.cast(x, DType::F64)?, ctx.cast(w, DType::F64)?);
     let y = window::convolved(ctx, x, w)?;
@@ -124,7 +122,7 @@ pub fn conv_linear(ctx: &mut Ctx) -> Out {
     ctx.arity(8, 9, 1)?;
     let w = ctx.value(3)?;
     let rank = ctx.shape_of(w).len();
-    let x = centred(ctx, 0, 2, Along::Columns)?;
+    let x = centred(ctx, 0, 2, Along::Nothing)?;
     let w = centred(ctx, 3, 5, Along::Filters(rank))?;
     let (x, w) = (ctx.cast(x, DType::F32)?, ctx.cast(w, DType::F32)?);
     let mut sums = window::convolved(ctx, x, w)?;
@@ -135,8 +133,8 @@ pub fn conv_linear(ctx: &mut Ctx) -> Out {
         let bias = along(ctx, bias, channels)?;
         sums = ctx.builtin(BuiltinScalar::Add, &[sums, bias])?;
     }
-    let scale = rescale(ctx, [1, 4, 6], [Along::Columns, channels])?;
+    let scale = rescale(ctx, [(1, Along::Nothing), (4, channels), (6, Along::Nothing)])?;
     let zero = ctx.value(7)?;
-    let zero = along(ctx, zero, Along::Columns)?;
+    let zero = along(ctx, zero, Along::Nothing)?;
     requantised(ctx, sums, scale, zero)
 }

@@ -156,3 +156,22 @@ fn transposed_filters_meet_elements_alone() {
         assert_near(&results(conv, vec![filters], &[1, c, n], &x), &want, &what);
     }
 }
+
+/// Tiles of both axes, of sizes that differ: each element times each filter, where it belongs.
+#[test]
+fn transposed_filters_of_whole_strides_are_tiles() {
+    let mut rng = ChaCha8Rng::seed_from_u64(9);
+    let ([c, o], [h, w], [p, q]) = ([3, 2], [4, 5], [2, 3]);
+    let (x, filters) = (values(&mut rng, c * h * w, 0.1), values(&mut rng, c * o * p * q, 0.1));
+    let mut want = vec![0.0; o * h * p * w * q];
+    for (at, want) in want.iter_mut().enumerate() {
+        let (filter, row, column) = (at / (h * p * w * q), at / (w * q) % (h * p), at % (w * q));
+        for i in 0..c {
+            let tap = ((i * o + filter) * p + row % p) * q + column % q;
+            *want += x[(i * h + row / p) * w + column / q] * filters[tap];
+        }
+    }
+    let conv = with(node("ConvTranspose", &["x", "w"], "y", None), &[("strides", &[p as i64, q as i64])]);
+    let filters = floats("w", &[c as i64, o as i64, p as i64, q as i64], &filters);
+    assert_near(&results(conv, vec![filters], &[1, c, h, w], &x), &want, "tiles");
+}
