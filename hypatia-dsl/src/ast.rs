@@ -339,6 +339,12 @@ pub struct ClassExpr {
     pub dtypes: Vec<Name>,
 }
 
+/// Whether the one number of an `approx` counts units in the last place, the old spelling. Nobody
+/// claimed a small part of a unit: such a number is a relative bound.
+pub fn counts_units(bound: f64) -> bool {
+    bound == 0.0 || bound >= 0.125
+}
+
 /// A kernel.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Kernel {

@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use crate::ast::counts_units;
 use crate::dtype::DType;
 use crate::parse::scan::{self, Kind};
 
@@ -25,7 +26,7 @@ pub(super) fn migrated(text: &str) -> Cow<'_, str> {
         let number = tokens.get(i + 2).filter(|t| t.kind == Kind::Number);
         let old = inside && word(i) == "approx" && word(i + 1) == "(" && word(i + 3) == ")";
         let Some(number) = number.filter(|_| old && i > 0 && matches!(word(i - 1), "class" | ",")) else { continue };
-        let Ok(units) = number.text(text).parse::<f64>() else { continue };
+        let Some(units) = number.text(text).parse::<f64>().ok().filter(|n| counts_units(*n)) else { continue };
         let unit = unit(&mut (i + 4..tokens.len()).map(word));
         out.push_str(&text[copied..number.start as usize]);
         out.push_str(&format!("{}, 0", rounded_up(units * unit)));

@@ -86,6 +86,8 @@ fn units_become_relative_bounds() {
         ("approx(2) for f32, f16, rounds for f64", "approx(2e-3, 0) for f32, f16, rounds for f64"),
         ("exact for f64, approx(0) for f16", "exact for f64, approx(0, 0) for f16"),
         ("approx(1e-6, 0)", "approx(1e-6, 0)"),
+        // A relative bound whose other one was forgotten.
+        ("approx(1e-3)", "approx(1e-3)"),
     ] {
         let formatted = format(&claimed(old));
         assert!(formatted.contains(&format!("class {new};")), "{old}: {formatted}");

@@ -80,10 +80,12 @@ fn approx(cx: &mut Cx<'_>, c: &ast::ClassExpr, bounds: &[Spanned<f64>]) -> Optio
         [rel, abs] if valid(rel) && valid(abs) => Some(Class::Approx { rel: rel.node, abs: abs.node }),
         [units] => {
             let said = "`approx` takes a relative and an absolute bound, no units in the last place";
-            let d = Diagnostic::error(code::CLASS, said, units.span)
-                .label("one number")
-                .hint("`hypatia fmt` turns `approx(units)` into `approx(rel, abs)`");
-            cx.report(d)
+            let d = Diagnostic::error(code::CLASS, said, units.span).label("one number");
+            // A small number is a relative bound, whatever it was once.
+            cx.report(match ast::counts_units(units.node) {
+                true => d.hint("`hypatia fmt` turns `approx(units)` into `approx(rel, abs)`"),
+                false => d.hint(format!("write both: `approx({}, 0)`", units.node)),
+            })
         }
         _ => {
             let said = "`approx` takes a relative and an absolute bound";

@@ -246,7 +246,10 @@ impl<'a> Cx<'a> {
         let near = closest(name, scope.names.keys().map(String::as_str)).map(str::to_string);
         let mut d =
             Diagnostic::error(code::UNBOUND, format!("`{name}` is not bound"), p.span).label("unknown variable");
-        if let Some(s) = near {
+        let word = ["true", "false", "none"].into_iter().find(|w| name.eq_ignore_ascii_case(w));
+        if let Some(word) = word {
+            d = d.hint(format!("write `{word}`, in lower case"));
+        } else if let Some(s) = near {
             d = d.hint(format!("did you mean `{s}`?"));
         } else if name.starts_with(|c: char| c.is_ascii_uppercase()) && self.context != AttrContext::Test {
             // Element types have capital names.

@@ -57,33 +57,26 @@ fn is_function(b: &Build) -> bool {
 /// True for a product whose left factor is arithmetic on what an op with a softmax gives. What
 /// chooses among such results may be the guard of a mask.
 fn works_on_weights(program: &Program, product: &Build) -> bool {
-    let operands = |n: &BuildNode| -> Vec<Build> {
-        let one = |a: &BuildArg| if let BuildArg::One(b) = a { Some(b.clone()) } else { None };
-        n.args.iter().filter_map(one).collect()
-    };
-    let softmax = |b: &Build| {
-        let Build::Node(BuildNode { head: Head::Op(id), .. }) = b else { return false };
-        let OpBody::Defined(results) = &program.op(*id).body else { return false };
-        let mut found = Found::default();
-        results.iter().for_each(|b| found.read(program, b));
-        found.exponential && found.sum && found.products == 0
-    };
-    fn arithmetic(program: &Program, b: &Build) -> Option<BuildNode> {
-        let Build::Node(n) = b else { return None };
-        let Head::Scalar(id) = n.head else { return None };
-        let choice = program.scalar(id).body == ScalarBody::Builtin(BuiltinScalar::Select);
-        (!choice).then(|| n.clone())
-    }
-    let Build::Node(product) = product else { return false };
-    let Some(weights) = operands(product).into_iter().next() else { return false };
-    let mut open: Vec<Build> = arithmetic(program, &weights).map(|n| operands(&n)).unwrap_or_default();
-    while let Some(b) = open.pop() {
-        if softmax(&b) {
-            return true;
+    let Build::Node(BuildNode { args, .. }) = product else { return false };
+    let Some(BuildArg::One(weights)) = args.first() else { return false };
+    matches!(weights, Build::Node(n) if matches!(n.head, Head::Scalar(_))) && computes_on_softmax(program, weights)
+}
+
+/// True for an op whose body has a softmax, and for arithmetic on what one gives.
+fn computes_on_softmax(program: &Program, b: &Build) -> bool {
+    let Build::Node(n) = b else { return false };
+    match n.head {
+        Head::Op(id) => {
+            let OpBody::Defined(results) = &program.op(id).body else { return false };
+            let mut found = Found::default();
+            results.iter().for_each(|b| found.read(program, b));
+            found.exponential && found.sum && found.products == 0
         }
-        open.extend(arithmetic(program, &b).map(|n| operands(&n)).unwrap_or_default());
+        Head::Scalar(id) if program.scalar(id).body != ScalarBody::Builtin(BuiltinScalar::Select) => {
+            n.args.iter().any(|a| matches!(a, BuildArg::One(b) if computes_on_softmax(program, b)))
+        }
+        _ => false,
     }
-    false
 }
 
 /// The op at the top of a pattern.
