@@ -153,6 +153,9 @@ fn of_declared(source: &CudaSource) -> Vec<(&'static str, String)> {
 fn map_type(dtype: DType, tf32: bool) -> Result<(&'static str, u32), EmitError> {
     match dtype {
         DType::F32 if tf32 => Ok(("CU_TENSOR_MAP_DATA_TYPE_TFLOAT32", 11)),
+        // Bits are moved as they are.
+        DType::I8 | DType::U8 => Ok(("CU_TENSOR_MAP_DATA_TYPE_UINT8", 0)),
+        DType::I32 => Ok(("CU_TENSOR_MAP_DATA_TYPE_INT32", 4)),
         DType::F16 => Ok(("CU_TENSOR_MAP_DATA_TYPE_FLOAT16", 6)),
         DType::F32 => Ok(("CU_TENSOR_MAP_DATA_TYPE_FLOAT32", 7)),
         DType::BF16 => Ok(("CU_TENSOR_MAP_DATA_TYPE_BFLOAT16", 9)),

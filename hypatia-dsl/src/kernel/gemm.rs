@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 use super::checksum::RowSums;
+use super::gemm_sm80::is_half;
 use super::image_windows::ImageWindows;
 use super::prologue::{Prologue, UNIT};
 use super::reduced::{Along, Reduced};
@@ -133,15 +134,17 @@ impl Tiling {
     }
 }
 
-/// A matrix product with an epilogue on its accumulators, in tiles. The accumulators are f32.
+/// A matrix product with an epilogue on its accumulators, in tiles. The accumulators are f32, or
+/// i32 of bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GemmKernel {
     /// An identifier.
     pub name: String,
     /// A description.
     pub doc: String,
-    /// Element type of both factors: f16, bf16, or f32, which is rounded to TF32.
-    pub factor: DType,
+    /// Element types of the left factor and of the right ones: f16, bf16, or f32, which is rounded
+    /// to TF32, alike; or i8 and u8, of which each is one.
+    pub types: [DType; 2],
     /// True if it is two products of one left factor: the term has both accumulators. The right
     /// factors lie side by side in a tile, half of its columns each.
     pub pair: bool,
@@ -170,6 +173,27 @@ impl GemmKernel {
     /// Factors of the products, which come before the epilogue's operands.
     pub fn factors(&self) -> usize {
         if self.pair { 3 } else { 2 }
+    }
+
+    /// Whether integers of 8 bits are multiplied.
+    pub fn of_bytes(&self) -> bool {
+        self.types.iter().all(|t| t.is_byte())
+    }
+
+    /// The 16-bit type of its factors, results and operands, if there is one.
+    pub fn half(&self) -> Option<DType> {
+        let beside = self.outputs.iter().copied().chain(self.inputs.iter().map(|o| o.dtype));
+        self.types.into_iter().chain(beside).find(|d| is_half(*d))
+    }
+
+    /// Element type of the accumulators.
+    pub fn acc(&self) -> DType {
+        self.types[0].accumulator()
+    }
+
+    /// In which type the epilogue returns its values: i32 where sums of bytes stay integers.
+    pub fn value(&self) -> DType {
+        if self.of_bytes() && self.outputs.iter().any(|o| o.is_int()) { DType::I32 } else { DType::F32 }
     }
 
     /// Operands of all factors, which come before those of the epilogue.
@@ -236,22 +260,25 @@ impl GemmKernel {
 
     /// The operands of the result's shape that the copy engine fetches ahead of the epilogue.
     pub fn fetched(&self) -> Vec<usize> {
-        let fits = |o: &Operand| o.access == Access::Full && o.dtype == self.outputs[0];
+        let fits = |o: &Operand| o.access == Access::Full && o.dtype == self.outputs[0] && !o.dtype.is_int();
         let all = self.inputs.iter().enumerate().filter(|(_, o)| fits(o)).map(|(i, _)| i);
         all.take(MAX_FETCHED).collect()
     }
 
     /// The operands of a row that are copied to shared memory during the product.
     pub fn staged_rows(&self) -> Vec<usize> {
-        let fits = |o: &Operand| o.access == Access::Row && (o.dtype == self.factor || o.dtype == DType::F32);
+        let fits = |o: &Operand| o.access == Access::Row && (is_half(o.dtype) || o.dtype == DType::F32);
         self.inputs.iter().enumerate().filter(|(_, o)| fits(o)).map(|(i, _)| i).collect()
     }
 
     /// Why no tiling computes this product, if none does.
     pub fn refusal(&self) -> Option<&'static str> {
-        let half = |d: DType| matches!(d, DType::F16 | DType::BF16);
-        let other_half = |o: &Operand| half(o.dtype) && o.dtype != self.factor;
-        let prologues = || self.prologues.iter().flatten().find_map(|p| p.refusal(self.factor));
+        use DType::{BF16, F16, F32, I8, I32, U8};
+        let [factor, right] = self.types;
+        let (single, bytes) = (factor == F32, self.of_bytes());
+        let other_half = |o: &Operand| is_half(o.dtype) && (single || Some(o.dtype) != self.half());
+        let stored: &[DType] = if bytes { &[F16, BF16, F32, I32, I8, U8] } else { &[factor, F32, I8, U8] };
+        let prologues = || self.prologues.iter().flatten().find_map(|p| p.refusal(factor));
         match () {
             () if self.computes() && self.row_sums != RowSums::Off => {
                 Some("a product with computed factors is not checked")
@@ -262,34 +289,34 @@ impl GemmKernel {
             () if self.windows.is_some() && (self.pair || self.computes() || !self.dense_k[0]) => {
                 Some("its windows are not the rows of one left factor")
             }
-            () if self.windows.is_some_and(|w| !w.fits(self.factor)) => {
-                Some("the copy engine does not read such windows")
+            () if self.windows.is_some_and(|w| !w.fits(factor)) => Some("the copy engine does not read such windows"),
+            () if !is_half(factor) && !single && !bytes => Some("its factors are not f16, bf16, f32, i8 or u8"),
+            () if factor != right && !bytes => Some("its factors have types that it does not multiply"),
+            () if (single || bytes) && self.dense_k != [true, true] => {
+                Some("in TF32, and of bytes, the matrix units multiply factors whose dense axis is k")
             }
-            () if !half(self.factor) && self.factor != DType::F32 => Some("its factors are not f16, bf16 or f32"),
-            () if self.factor == DType::F32 && self.dense_k != [true, true] => {
-                Some("in TF32 the matrix units multiply factors whose dense axis is k")
+            () if (single || bytes) && (self.computes() || self.windows.is_some()) => {
+                Some("in TF32, and of bytes, its factors are not computed, nor windows")
             }
-            () if self.factor == DType::F32 && (self.computes() || self.windows.is_some()) => {
-                Some("in TF32 its factors are not computed, nor windows")
+            () if (single || bytes) && self.row_sums != RowSums::Off => {
+                Some("in TF32, and of bytes, it is not checked")
             }
-            () if self.factor == DType::F32 && self.row_sums != RowSums::Off => Some("in TF32 it is not checked"),
+            () if bytes && self.pair => Some("two products at once are not of bytes"),
             () if self.outputs.is_empty() || self.outputs.len() + self.reduced.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")
             }
             // No plan was seen that needs it, so nothing tests it.
-            () if !self.reduced.is_empty() && self.outputs[0] != self.factor => {
-                Some("its reductions are of results in f32")
+            () if !self.reduced.is_empty() && (self.outputs[0] != factor || bytes) => {
+                Some("its reductions are of results of another type than its factors, or of integers")
             }
             () if !self.reduced.iter().all(|r| Reduced::joins(r.kind)) => Some("no parts of its reductions are joined"),
             () if !self.reduced.is_empty() && self.row_sums != RowSums::Off => {
                 Some("a product with reductions is not checked")
             }
-            () if self.outputs[0] != self.factor && self.outputs[0] != DType::F32 => {
-                Some("its result has neither the type of the factors nor f32")
-            }
+            () if !stored.contains(&self.outputs[0]) => Some("it does not store results of that type"),
             () if self.outputs.iter().any(|o| *o != self.outputs[0]) => Some("its results have several types"),
             () if self.inputs.iter().any(other_half) => {
-                Some("its epilogue reads a type of 16 bits that is not that of its factors")
+                Some("its epilogue reads a type of 16 bits that is not that of its factors or results")
             }
             () => prologues(),
         }
@@ -309,7 +336,7 @@ impl GemmKernel {
 
     /// Elements of k in a slice: 128 bytes.
     pub fn depth(&self) -> usize {
-        ROW / self.factor.size()
+        ROW / self.types[0].size()
     }
 
     /// Slices of sums of that length.
@@ -398,7 +425,7 @@ mod tests {
         GemmKernel {
             name: "k".into(),
             doc: String::new(),
-            factor: DType::BF16,
+            types: [DType::BF16; 2],
             pair: false,
             dense_k: [true, true],
             prologues: [None, None],

@@ -116,6 +116,9 @@ fn swizzle(row: usize) -> sys::CUtensorMapSwizzle {
 fn element(dtype: DType) -> Result<sys::CUtensorMapDataType> {
     use sys::CUtensorMapDataType as T;
     match dtype {
+        // Bits are moved as they are.
+        DType::I8 | DType::U8 => Ok(T::CU_TENSOR_MAP_DATA_TYPE_UINT8),
+        DType::I32 => Ok(T::CU_TENSOR_MAP_DATA_TYPE_INT32),
         DType::F16 => Ok(T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
         DType::BF16 => Ok(T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
         DType::F32 => Ok(T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32),

@@ -10,8 +10,8 @@ use super::expr::identity_literal;
 use super::prologue;
 use super::rowwise::{combine, start};
 use super::term::{Functions, compute_name};
-use super::tiles::{FLOATS, OnTiles, Tiles, about, loaded};
-use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName};
+use super::tiles::{OnTiles, Tiles, about, loaded};
+use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName, storage};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -21,6 +21,8 @@ use hypatia_dsl::kernel::{Access, Along, GemmKernel, ImageWindows, Operand, Redu
 pub(super) const EPILOGUE: (&str, &str) = ("epilogue", "What becomes of an element of the product.");
 /// Rows or columns of an operand or result that the copy engine moves at a time: a side of its box.
 const BOX: usize = 64;
+/// Bytes of k that one multiplication takes of each factor.
+const STEP: usize = 32;
 
 pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource, EmitError> {
     let malformed = |what: &str| EmitError::Malformed(format!("tiled product {}: {what}", kernel.name));
@@ -37,11 +39,11 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         pair: kernel.pair,
         inputs: &kernel.inputs,
         factors: kernel.reads(),
-        types: FLOATS,
+        types: [kernel.acc(), kernel.value()],
     };
     let per_thread = t.rows * kernel.kept() / 128;
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
-    let walks = prologue::units(&kernel.prologues, kernel.dense_k, kernel.factor);
+    let walks = prologue::units(&kernel.prologues, kernel.dense_k, kernel.types[0]);
     for (walk, lines) in walks.iter().zip([t.block_rows(), t.columns]) {
         let copies = lines * TILE_K / (128 * kernel.producers());
         bodies.extend(walk.map(|w| w.function(&mut functions, copies)).transpose()?);
@@ -78,7 +80,15 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
     let [left, right] = walks;
     let registers = kernel.registers();
     let own = context! {
-        half => kernel.factor.name(),
+        half => kernel.half().unwrap_or(DType::F32).name(),
+        multiplied => match kernel.types {
+            [DType::F32, _] => vec!["tf32"],
+            [a, b] if kernel.of_bytes() => vec![sign(a), sign(b)],
+            [d, _] => vec![d.name()],
+        },
+        step_k => STEP / kernel.types[0].size(),
+        sum => storage(kernel.acc()),
+        value => storage(kernel.value()),
         tile_k => kernel.depth(),
         axes => 3,
         size => kernel.outputs[0].size(),
@@ -169,6 +179,11 @@ fn windows(w: &ImageWindows) -> Value {
     }
 }
 
+/// The instruction's name of an integer type of 8 bits.
+pub(super) fn sign(dtype: DType) -> &'static str {
+    if dtype == DType::I8 { "s8" } else { "u8" }
+}
+
 /// The number of the first operand of each right factor.
 fn rights(kernel: &GemmKernel) -> Vec<usize> {
     let [left, right] = [0, 1].map(|i| kernel.prologues[i].as_ref().map_or(1, |p| p.inputs.len()));
@@ -228,7 +243,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         match &kernel.prologues[side] {
             Some(p) => prologue::arguments(p, i, ["rows", "columns"][side]),
             None => {
-                let map = Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.factor, lead, about).factor();
+                let map = Arg::map(format!("in{i}_map"), ArgRole::Read(i), kernel.types[side], lead, about).factor();
                 let own = [SizeName::Rows, SizeName::Columns][side];
                 let axes = if kernel.dense_k[side] { [own, SizeName::Depth] } else { [SizeName::Depth, own] };
                 // A window has channels instead.
@@ -250,7 +265,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     let mut out = match kernel.windows {
         Some(w) => {
             let shape = "images x rows x columns x channels; a row of the product is a window";
-            vec![Arg::image("in0_map".into(), kernel.factor, [TILE_K, lines], w.bounds(), shape)]
+            vec![Arg::image("in0_map".into(), kernel.types[0], [TILE_K, lines], w.bounds(), shape)]
         }
         None => factor(0, 0, lines, left),
     };

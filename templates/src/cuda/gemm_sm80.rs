@@ -6,7 +6,7 @@
 
 use minijinja::{Value, context};
 
-use super::gemm::EPILOGUE;
+use super::gemm::{EPILOGUE, sign};
 use super::prologue;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
@@ -66,7 +66,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
             DType::F32 => Some("tf32"),
             d => (!d.is_byte()).then(|| d.name()),
         },
-        bytes => kernel.multiplied.is_byte().then(|| kernel.factors.map(sign).to_vec()),
+        bytes => kernel.multiplied.is_byte().then(|| kernel.factors.map(|f| sign(f.dtype)).to_vec()),
         sum => storage(kernel.acc()),
         value => storage(kernel.value()),
         size => kernel.multiplied.size(),
@@ -93,11 +93,6 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + reads, o)).collect::<Value>(),
     };
     tiles.render(&functions, own)
-}
-
-/// The instruction's name of an integer type of 8 bits.
-fn sign(factor: Factor) -> &'static str {
-    if factor.dtype == DType::I8 { "s8" } else { "u8" }
 }
 
 /// An operand of the epilogue as the template sees it: where it lies, what it reads ahead, and its

@@ -99,7 +99,7 @@ impl GeneratedProduct {
         let mut of_warps = WarpTiling::all(&kernel.tune);
         of_warps.retain(|t| !self.in_order || t.split == 1);
         let warps = self.warps.iter().flat_map(|p| p.plausible(&of_warps, multiprocessors));
-        let penalty = if self.hopper.is_some() { PENALTY_OF_WARPS } else { 1.0 };
+        let penalty = if self.hopper.is_some() && !self.few() { PENALTY_OF_WARPS } else { 1.0 };
         let hopper = hopper.map(|(t, cycles)| (t.words(), cycles));
         let warps = warps.map(|(t, cycles)| (t.words(), cycles * penalty));
         let few = self.few_rows.iter().flat_map(|p| p.plausible(&GemvTiling::all(&kernel.tune), multiprocessors));
@@ -113,6 +113,13 @@ impl GeneratedProduct {
             all[..=best].rotate_right(1);
         }
         all.into_iter().map(|(words, _)| words).collect()
+    }
+
+    /// Whether a tile of Hopper's template has twice the rows that there are, and no template is
+    /// for few rows alone.
+    fn few(&self) -> bool {
+        let half_a_tile = |p: &TiledProduct| p.sizes()[1] <= 32;
+        self.few_rows.is_none() && self.hopper.as_ref().is_some_and(half_a_tile)
     }
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.

@@ -150,7 +150,7 @@ impl TiledProduct {
         let kernel = GemmKernel {
             name: "product".into(),
             doc: String::new(),
-            factor: a.dtype,
+            types: [a.dtype, b.dtype],
             pair: second.is_some(),
             dense_k: [!a_by_m, b_by_k],
             prologues: [None, None],

@@ -16,6 +16,7 @@ use hypatia_testing::{list, ty};
 use super::emulated::{self, Case};
 use super::tiled::{Inputs, agrees_by, all_tilings, source, spread, tiled_step};
 use super::{cases, gpu, planned};
+use crate::nvrtc::{Nvrtc, NvrtcError};
 use hypatia_eval::{Mode, evaluate};
 
 /// A graph under construction.
@@ -132,6 +133,41 @@ fn tilings() -> Vec<StoredTiling> {
     // A step takes 32 elements of k, and each group of warps has an even number of them.
     of_warps.retain(|words| WarpTiling::of_words(words).is_some_and(|t| t.depth.is_multiple_of(64 * t.split)));
     of_warps
+}
+
+/// The same of shapes that the copy engine moves.
+fn all_on_hopper() -> impl Iterator<Item = (String, (Graph, Inputs))> {
+    let shapes = [[1, 64, 64, 64], [1, 65, 144, 80], [2, 33, 96, 112], [3, 7, 16, 16], [1, 300, 272, 1040]];
+    let shapes = shapes.into_iter().chain([[1, 1, 96, 128], [1, 130, 48, 304]]).enumerate();
+    shapes.flat_map(|(i, shape)| {
+        RESULTS.into_iter().enumerate().map(move |(j, result)| {
+            let types = TYPES[(i + j) % TYPES.len()];
+            (format!("{types:?} {shape:?} {result}"), product(types, shape, result))
+        })
+    })
+}
+
+fn tilings_on_hopper() -> Vec<StoredTiling> {
+    all_tilings(&planned(&Device::named("h200").unwrap(), &all().next().unwrap().1.0))[0].clone()
+}
+
+/// NVRTC accepts Hopper's template for bytes; it needs no GPU.
+#[test]
+fn products_of_bytes_compile_for_hopper() {
+    let nvrtc = match Nvrtc::get() {
+        Ok(nvrtc) => nvrtc,
+        Err(NvrtcError::NotFound(_)) => return eprintln!("SKIPPED: no NVRTC"),
+        Err(e) => panic!("{e}"),
+    };
+    let plans: Vec<_> =
+        all_on_hopper().map(|(_, (graph, _))| planned(&Device::named("h200").unwrap(), &graph)).collect();
+    let mut compiled = 0;
+    for (i, tiling) in spread(&tilings_on_hopper(), 40).enumerate() {
+        let Some(source) = source(&plans[i % plans.len()], tiling) else { continue };
+        nvrtc.compile(&source.text, "bytes.cu", "sm_90a").unwrap_or_else(|e| panic!("{tiling:?}: {e}"));
+        compiled += 1;
+    }
+    assert!(compiled > 10, "{compiled}");
 }
 
 #[test]
@@ -284,6 +320,12 @@ fn every_tiling_of_bytes_agrees_with_the_reference_on_a_gpu() {
     let made: Vec<(String, (Graph, Inputs))> = all().collect();
     let mut ran = 0;
     for (i, tiling) in spread(&of_all, cases(60) as usize).enumerate() {
+        for (what, case) in made.iter().skip(i % 5).step_by(5) {
+            ran += usize::from(agrees_by(&gpu, case, tiling, &format!("{tiling:?} {what}")));
+        }
+    }
+    let made: Vec<(String, (Graph, Inputs))> = all_on_hopper().collect();
+    for (i, tiling) in spread(&tilings_on_hopper(), cases(120) as usize).enumerate() {
         for (what, case) in made.iter().skip(i % 5).step_by(5) {
             ran += usize::from(agrees_by(&gpu, case, tiling, &format!("{tiling:?} {what}")));
         }

@@ -134,6 +134,8 @@ impl Asked {
             (Argument::Sizes(v), _) => v.clone(),
             (Argument::Map { dtype, tf32, shape, inner, .. }, _) => {
                 let kind = match dtype {
+                    DType::I8 | DType::U8 => 0,
+                    DType::I32 => 4,
                     DType::F16 => 6,
                     DType::F32 if *tf32 => 11,
                     DType::F32 => 7,

@@ -27,6 +27,7 @@ mod pool;
 mod precision;
 mod prologue;
 mod reductions;
+mod repeat;
 mod results;
 mod rows;
 mod scalars;

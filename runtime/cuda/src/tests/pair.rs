@@ -152,6 +152,8 @@ fn every_tiling_of_two_products_agrees_with_the_reference_on_a_gpu() {
     if gpu.profile().sm != 90 {
         return eprintln!("SKIPPED: not Hopper");
     }
+    // Some tilings are for single products.
+    let tilings: Vec<Tiling> = tilings.into_iter().filter(|t| source(&some, &t.words()).is_some()).collect();
     let (mut ran, mut at) = (0, 0);
     for tiling in tilings.iter().take(cases(1000) as usize) {
         for shape in SHAPES {
