@@ -18,6 +18,8 @@ use hypatia_dsl::typing::{Bindings, NoFacts, eval};
 
 /// Larger sizes are not tried.
 const MAX_SIZE: i64 = 4096;
+/// Such ones are tried where sums of integers may leave their range.
+const MAX_LONG: i64 = 150_000;
 /// The limit for a size that only occurs on the right side or in an op's body: a rule rarely
 /// depends on those.
 const MAX_FAR_SIZE: i64 = 64;
@@ -36,6 +38,8 @@ const MAX_CENTRES: usize = 4;
 pub struct Constants {
     /// Sizes to try in addition to the usual ones: constants and their neighbours.
     pub sizes: Vec<i64>,
+    /// Sizes that guards and types name and that are beyond the usual ones.
+    pub long: Vec<i64>,
     /// The largest size that a guard or a type names.
     pub largest: i64,
     /// Ranks, list lengths and operand counts to try: the numbers that the rule compares them with,
@@ -82,13 +86,14 @@ impl Constants {
             near.iter().flat_map(|a| near.iter().filter(move |b| **b > 1 && a % **b == 0).map(move |b| a / b));
         quotients.for_each(&mut add);
         far_sizes.iter().for_each(|n| add(*n));
+        let long = near.iter().copied().filter(|n| (MAX_SIZE + 1..=MAX_LONG).contains(n)).collect();
         let largest = near.into_iter().filter(|n| *n <= MAX_SIZE).max().unwrap_or(0);
         let elements = DType::ALL.into_iter().map(|d| (d, around(&literals, d))).collect();
         let mut magnitudes: Vec<f64> = literals.iter().chain(&centres).map(|v| v.abs()).collect();
         magnitudes.retain(|v| *v > 0.0);
         magnitudes.sort_by(f64::total_cmp);
         magnitudes.dedup();
-        Constants { largest, sizes, counts, elements, centres, magnitudes, empty, dtypes }
+        Constants { largest, sizes, long, counts, elements, centres, magnitudes, empty, dtypes }
     }
 
     /// The literals and their neighbours, as elements of this type.

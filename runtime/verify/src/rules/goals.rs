@@ -12,6 +12,7 @@ use hypatia_graph::{Graph, Node};
 use super::sought::{Aspect, Goal, MOST, goal};
 use super::*;
 use crate::check::infinities_compared;
+use crate::constants::Constants;
 use crate::generate::Sizes;
 use crate::range::needed_for;
 use crate::sides::Sides;
@@ -34,14 +35,17 @@ const POWERS: [u8; 5] = [8, 11, 24, 53, 63];
 /// sum.
 const LONG_PRODUCT: i64 = 2100;
 const LONG_SUM: i64 = 140_001;
+/// A sum of so many products of integers of 8 bits may leave 32 bits.
+const LONG_BYTES: i64 = 33_026;
 
 /// With so many positions, a product of one with 2^20 leaves 32 bits.
 const LONG_POSITIONS: i64 = 4096;
 /// With so many, their sum does, and their squares, and products with 21475.
 const VERY_LONG_POSITIONS: [i64; 3] = [65_539, 46_351, 100_001];
-/// Axes from this size on, and instances with them.
+/// Axes from this size on, and instances with them: with the same ones, and all together.
 pub(super) const VERY_LONG: i64 = 20_000;
-const MOST_VERY_LONG: usize = 3;
+const EACH_VERY_LONG: usize = 2;
+const MOST_VERY_LONG: usize = 8;
 /// Instances with constants at the ends of what guards allow, and attempts at them.
 const MOST_OF_BOUNDS: usize = 200;
 const TRIES_OF_BOUNDS: u64 = 600;
@@ -207,10 +211,10 @@ impl Run<'_> {
                 goals.push(goal(Aspect::LastPlaces(dtype, size), MOST_OF_PLACES, MOST_OF_PLACES, focus_of));
             }
         }
-        let named = &self.hints.constants.sizes;
+        let named = &self.hints.constants;
         for size in graphs.iter().flat_map(|g| beyond(g, named)).collect::<BTreeSet<i64>>() {
             if size >= VERY_LONG {
-                let goal = goal(Aspect::Long(size), MOST_VERY_LONG, MOST_VERY_LONG, focus_of);
+                let goal = goal(Aspect::Long(size), EACH_VERY_LONG, MOST_VERY_LONG, focus_of);
                 goals.push(Goal { tries: TRIES_OF_A_SIZE, ..goal });
                 continue;
             }
@@ -361,7 +365,7 @@ fn splits(program: &Program, pat: &Pat) -> bool {
 
 /// Sizes for which positions, counts, indices or sums of integers leave the range of a type that
 /// they pass: usual ones, and those that the rule names.
-fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
+fn beyond(graph: &Graph, Constants { sizes: named, long, .. }: &Constants) -> BTreeSet<i64> {
     let mut counts = vec![false; graph.nodes.len()];
     let mut positions = vec![false; graph.nodes.len()];
     let bytes = graph.nodes.iter().any(|n| {
@@ -404,7 +408,15 @@ fn beyond(graph: &Graph, named: &[i64]) -> BTreeSet<i64> {
             sizes.insert(LONG_PRODUCT);
             sizes.extend(named.iter().filter(|n| (256..LONG_PRODUCT).contains(*n)).take(NAMED));
             let adds = !op.is_some_and(BuiltinOp::multiplies);
-            sizes.extend((bytes && adds).then_some(LONG_SUM));
+            if bytes && adds {
+                sizes.insert(LONG_SUM);
+                sizes.extend(long.iter().filter(|n| **n >= LONG_BYTES).take(NAMED));
+            }
+        }
+        // Sums of products of bytes, or of bytes, leave 32 bits.
+        if sums && through && bytes && dtype == DType::I32 {
+            sizes.insert(LONG_SUM);
+            sizes.extend(long.iter().filter(|n| **n >= LONG_BYTES).take(NAMED));
         }
         if sums && positions[i] && dtype == DType::I32 {
             sizes.insert(VERY_LONG_POSITIONS[0]);

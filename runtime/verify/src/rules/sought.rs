@@ -231,7 +231,8 @@ impl Run<'_> {
             let focus = (goal.focus)(goal.aspect, attempt);
             let Ok(made) = self.focused(&mut source, true, focus) else { continue };
             let work: usize = made.graph.nodes.iter().flat_map(|n| &n.results).map(elements).sum();
-            let Some(shown) = goal.aspect.of(&made).filter(|_| work <= WORK_OF_ONE) else { continue };
+            let limit = if goal.aspect.is_very_long() { WORK_OF_SIDES } else { WORK_OF_ONE };
+            let Some(shown) = goal.aspect.of(&made).filter(|_| work <= limit) else { continue };
             if goal.aspect.is_very_long() && self.is_costly(&made) {
                 continue;
             }
