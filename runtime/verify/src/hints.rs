@@ -13,6 +13,15 @@ use hypatia_dsl::ir::{AExpr, Fact, Program, Rule, VarId};
 use super::constants::Constants;
 use super::ways::{Way, is_plain, ways};
 
+/// Which end of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The least value.
+    Least,
+    /// The largest value.
+    Largest,
+}
+
 /// Hints of one rule.
 #[derive(Default)]
 pub struct Hints<'a> {
@@ -36,6 +45,8 @@ pub struct Hints<'a> {
     pub among_facts: Vec<(Fact, VarId, &'a AExpr)>,
     /// `value(x) <= e`, `e < value(x)` and the like.
     pub bounds: Vec<(VarId, &'a AExpr)>,
+    /// The same that hold, as the least or the largest value.
+    pub ranges: Vec<(VarId, End, &'a AExpr)>,
     /// Variables whose values a `let` reads.
     read: Vec<VarId>,
     /// Guards read elements of lists: `p[p[0]] == 0`.
@@ -137,6 +148,16 @@ impl<'a> Hints<'a> {
                         _ => None,
                     });
                     self.bounds.extend(ends);
+                    if holds {
+                        let below = matches!(op, BinaryOp::Lt | BinaryOp::Le);
+                        let [of_first, of_second] =
+                            if below { [End::Largest, End::Least] } else { [End::Least, End::Largest] };
+                        for (of, end, which) in [(a, b, of_first), (b, a, of_second)] {
+                            if let AExpr::Fact(Fact::Value, v) = &**of {
+                                self.ranges.push((*v, which, end));
+                            }
+                        }
+                    }
                 }
                 let holds = holds && *op == BinaryOp::And;
                 self.read(a, holds, depth + 1);

@@ -9,6 +9,7 @@ use hypatia_dsl::ir::{AExpr, AttrPat, AttrType, AttrValue, NodePat, OpBody, OpId
 use hypatia_dsl::shape::Dim;
 use hypatia_dsl::typing::{Bindings, TensorType, eval, eval_guard, same_value};
 
+use super::open_types::OpenShape;
 use super::{DTYPES, Generator, Reject, Try, ints, reject, sizes};
 use crate::values::{Distribution, Ensemble};
 use hypatia_graph::GraphFacts;
@@ -202,6 +203,34 @@ impl Generator<'_, '_> {
             },
             _ => None,
         }
+    }
+
+    /// The shape of what is split into parts whose sizes the rule states; none if it does not, or
+    /// if the shape is not open.
+    pub(super) fn divided(&mut self, node: &NodePat, want: &OpenShape) -> Option<Vec<i64>> {
+        let stated = |pat: &AttrPat| match pat {
+            AttrPat::Is(e) => as_int(&self.eval(e)?),
+            _ => None,
+        };
+        let axis = stated(node.attrs.first()?)?;
+        let total: i64 = match node.attrs.get(1)? {
+            AttrPat::List(items) => items.iter().map(stated).sum::<Option<i64>>()?,
+            AttrPat::Is(e) => match self.eval(e)? {
+                AttrValue::List(items) => ints(&items)?.iter().sum(),
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let least = if axis < 0 { axis.unsigned_abs() as usize } else { axis as usize + 1 };
+        let rank = match want {
+            OpenShape::Free => least + self.source.pick(3),
+            OpenShape::Rank(rank) if *rank >= least => *rank,
+            _ => return None,
+        };
+        let mut shape: Vec<i64> = (0..rank).map(|_| self.size_upto(4)).collect();
+        let at = if axis < 0 { rank as i64 + axis } else { axis };
+        shape[at as usize] = total;
+        Some(shape)
     }
 
     /// Matches `made` against a pattern: the result is the pattern's value if it is known, else

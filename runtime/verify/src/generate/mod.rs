@@ -504,6 +504,10 @@ impl Generator<'_, '_> {
                     AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
                     _ => None,
                 });
+                let ranged = values.is_empty() && self.hints.ranges.iter().any(|(of, ..)| *of == v);
+                if ranged && self.source.pick(4) > 0 {
+                    demand.is = self.within_range(v);
+                }
                 // -0 is 0, too.
                 if demand.is == Some(0.0) && self.source.pick(4) == 1 {
                     demand.is = Some(-0.0);

@@ -19,6 +19,7 @@ use hypatia_tensor::tensor::Tensor;
 
 use super::open_types::{OpenShape, OpenType};
 use super::{DTYPE_WEIGHTS, DTYPES, Generator, Reject, Try, ints, known, reject, sizes};
+use crate::hints::End;
 use crate::values::Distribution;
 
 /// The largest number of elements of a tensor, unless the rule names larger sizes.
@@ -64,6 +65,40 @@ impl Generator<'_, '_> {
             _ => None,
         });
         ends.flat_map(|v| [v, v, v - 1.0, v + 1.0]).map(AttrValue::Float).collect()
+    }
+
+    /// A number between the ends of what guards allow a constant; none if they leave it open.
+    pub(super) fn within_range(&mut self, var: VarId) -> Option<f64> {
+        /// Steps between the ends.
+        const STEPS: usize = 64;
+        let facts = GraphFacts { graph: &self.graph, env: &self.env };
+        let number = |e: &AExpr| match eval(e, &self.env.attrs, &facts)? {
+            AttrValue::Float(v) => Some(v),
+            AttrValue::Dim(d) => d.as_const().map(|d| d as f64),
+            _ => None,
+        };
+        let of = |which: End| {
+            let own = self.hints.ranges.iter().filter(move |(v, end, _)| *v == var && *end == which);
+            own.filter_map(|(_, _, e)| number(e)).collect::<Vec<f64>>()
+        };
+        let least = of(End::Least).into_iter().reduce(f64::max);
+        let largest = of(End::Largest).into_iter().reduce(f64::min);
+        if least.is_none() && largest.is_none() {
+            return None;
+        }
+        let part = self.source.pick(STEPS + 1) as f64 / STEPS as f64;
+        let room = |end: f64| end.abs().max(1.0);
+        Some(match (least, largest) {
+            // Small numbers occur as often as large ones.
+            (Some(a), Some(b)) if a >= 0.0 && b > 16.0 * a => {
+                let factor = if a > 0.0 { a / b } else { 2f64.powi(-24) };
+                b * factor.powf(1.0 - part)
+            }
+            (Some(a), Some(b)) => a + (b - a) * part,
+            (Some(a), None) => a + 2.0 * room(a) * part,
+            (None, Some(b)) => b - 2.0 * room(b) * part,
+            (None, None) => return None,
+        })
     }
 
     /// Sets sizes that guards equate with known sizes, or with other sizes of the same tensor. Each
@@ -555,6 +590,11 @@ impl Generator<'_, '_> {
             && let Some(first) = beside.first()
         {
             inner.shape = OpenShape::Is(sizes(self.graph.ty(*first))?);
+        }
+        if builtin == Some(BuiltinOp::Split)
+            && let Some(shape) = self.divided(node, &inner.shape)
+        {
+            inner.shape = OpenShape::Is(shape);
         }
         Ok(inner)
     }

@@ -5,7 +5,8 @@
 //! makes what the matcher would find; it matches nothing.
 
 use hypatia_dsl::builtin::BuiltinScalar;
-use hypatia_dsl::ir::{AttrValue, Head, InView, NodePat, Pat};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::{AttrPat, AttrValue, Head, InView, NodePat, Pat};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 
@@ -69,9 +70,12 @@ impl Generator<'_, '_> {
                 Ok(into.term.add(TermNode::In { input, view }))
             }
             Head::Scalar(scalar) => {
+                // Operands beside a cast have its type.
+                let own = node.args.iter().find_map(|arg| self.cast_to(arg));
+                let own = TensorType { dtype: own.unwrap_or(result.dtype), ..result.clone() };
                 let mut args = Vec::with_capacity(node.args.len());
                 for arg in &node.args {
-                    args.push(self.term(arg, result, into)?);
+                    args.push(self.term(arg, &own, into)?);
                 }
                 Ok(into.term.add(TermNode::Call { scalar, args }))
             }
@@ -79,7 +83,10 @@ impl Generator<'_, '_> {
                 let (Some(arg), Some(attr)) = (node.args.first(), node.attrs.first()) else {
                     return reject("a cast without an operand");
                 };
-                let arg = self.term(arg, result, into)?;
+                // Sums of bytes are i32 until they are cast.
+                let inner = self.stored.map(|_| self.cast_to(arg).unwrap_or(DType::I32));
+                let inner = TensorType { dtype: inner.unwrap_or(result.dtype), ..result.clone() };
+                let arg = self.term(arg, &inner, into)?;
                 let AttrValue::DType(to) = self.match_or_make(attr, AttrValue::DType(result.dtype))? else {
                     return reject("a cast to something that is no type");
                 };
@@ -87,6 +94,24 @@ impl Generator<'_, '_> {
             }
             Head::Op(_) => reject("an epilogue calls an op"),
             Head::Region(_) => reject("a pointwise region has no value here"),
+        }
+    }
+
+    /// The type to which a part of an epilogue is cast, in products of bytes: their operands have
+    /// several types.
+    fn cast_to(&self, pat: &Pat) -> Option<DType> {
+        let Pat::Node(node) = pat else { return None };
+        self.stored?;
+        match node.head {
+            Head::TermCast => match node.attrs.first()? {
+                AttrPat::Is(e) => match self.eval(e)? {
+                    AttrValue::DType(d) => Some(d),
+                    _ => None,
+                },
+                _ => None,
+            },
+            Head::Scalar(_) => node.args.iter().find_map(|arg| self.cast_to(arg)),
+            _ => None,
         }
     }
 
