@@ -36,6 +36,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("disturb.cu.j2", include_str!("../disturb.cu.j2")),
     ("disturb_result.cu.j2", include_str!("../disturb_result.cu.j2")),
     ("gather.cu.j2", include_str!("../gather.cu.j2")),
+    ("position.cu.j2", include_str!("../position.cu.j2")),
     ("horizontal.cu.j2", include_str!("../horizontal.cu.j2")),
     ("moves.cu.j2", include_str!("../moves.cu.j2")),
     ("argmax.cu.j2", include_str!("../argmax.cu.j2")),

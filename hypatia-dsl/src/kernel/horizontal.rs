@@ -2,12 +2,28 @@
 //!
 //! In: parts that do not depend on each other. Out: a description that divides a launch's blocks
 //! among them. Invariant: the operands of a part are the next of the launch's, in the order of the
-//! parts; parts of one [`HorizontalPart`] share its code.
+//! parts; parts of one [`HorizontalPart`] share its code. A pick reads no later one.
 
-use super::{Access, PointwiseKernel};
+use super::{Access, Operand, PointwiseKernel};
+use crate::dtype::DType;
+use crate::scalar::{Term, TermNode};
 
 /// Threads of a block.
 pub const HORIZONTAL_BLOCK: usize = 256;
+
+/// The input of a part's terms that is its first pick.
+pub const PICKED: u32 = 1 << 16;
+
+/// An element of a table, at an index that a part computes. Beside the table it is 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pick {
+    /// The index along an axis of the table, as an integer. A negative one counts from the end.
+    pub index: Term,
+    /// The operand that is the table: strided, and it does not move along that axis.
+    pub table: usize,
+    /// Whether the elements of an access have one index.
+    pub shared: bool,
+}
 
 /// The code of a part.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,11 +32,30 @@ pub struct HorizontalPart {
     pub kernel: PointwiseKernel,
     /// How each output is indexed: full or strided.
     pub stored: Vec<Access>,
+    /// What is read at computed places.
+    pub picks: Vec<Pick>,
     /// Elements of an access. Rows of the innermost axis are whole accesses.
     pub vector: usize,
 }
 
 impl HorizontalPart {
+    /// The kernel of one of its terms, whose picks are the operands behind the others.
+    pub fn with_picks(&self, term: &Term, outputs: Vec<DType>) -> PointwiseKernel {
+        let given = self.kernel.inputs.len() as u32;
+        let node = |n: &TermNode| match n {
+            TermNode::In { input, view } if *input >= PICKED => {
+                TermNode::In { input: *input - PICKED + given, view: *view }
+            }
+            n => n.clone(),
+        };
+        let dtype = |p: &Pick| self.kernel.inputs.get(p.table).map_or(DType::F32, |o| o.dtype);
+        let picked = self.picks.iter().map(|p| Operand { dtype: dtype(p), access: Access::Full });
+        let mut kernel = self.kernel.clone();
+        kernel.inputs.extend(picked);
+        kernel.term = Term { nodes: term.nodes.iter().map(node).collect(), roots: term.roots.clone() };
+        PointwiseKernel { outputs, ..kernel }
+    }
+
     /// The blocks of a part of that many elements: each thread computes one access.
     pub fn blocks(&self, elements: usize) -> usize {
         elements.div_ceil(self.vector).div_ceil(HORIZONTAL_BLOCK)

@@ -228,14 +228,12 @@ impl Grower<'_, '_> {
         self.joined(groups)
     }
 
-    /// The nodes of these groups, if they reduce something or, on a GPU, look up rows, and may
-    /// become one.
+    /// The nodes of these groups, if they reduce something and may become one.
     fn joined(&self, groups: Vec<usize>) -> Option<Union> {
         let nodes = |g: &usize| self.cluster.groups[*g].nodes.iter().copied();
         let mut all: Vec<usize> = groups.iter().flat_map(nodes).collect();
         all.sort_unstable();
-        let looks_up = |n: usize| !self.device.is_host() && gathers(self.cluster.graph, n);
-        let by_rows = all.iter().any(|n| self.rowwise[*n] || looks_up(*n));
+        let by_rows = all.iter().any(|n| self.rowwise[*n]);
         (by_rows && all.len() <= MAX_NODES && !self.cluster.comes_back(&groups)).then_some(Union { groups, nodes: all })
     }
 

@@ -2,31 +2,38 @@
 //!
 //! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan with fewer launches. A
 //! concatenation, a padding or a copy is done together with the pointwise work on its parts and on
-//! its result, which then need no memory between them. Small independent steps share a launch: it
-//! costs as much as moving megabytes. Invariant: what one part writes no other part reads; a value
-//! is rounded as it would be stored.
+//! its result, which then need no memory between them. Small work is computed again by each of its
+//! readers. Small independent steps share a launch: it costs as much as moving megabytes.
+//! Invariant: what one part writes no other part reads; a value is rounded as it would be stored.
+//!
+//! Gathers take part: what they read is a [`Pick`] of a part, whose index the part may compute.
 //!
 //! [`mod@pieces`] says which elements of a result come from where, [`through`] what a step reads
-//! whose result is read through a view.
+//! whose result is read through a view, [`picks`] what a gather reads; [`joining`] puts what a step
+//! makes where a part reads it, and [`mod@moves`] makes one move of several.
 
+mod again;
+mod joining;
+mod moves;
+mod picks;
 mod pieces;
 mod share;
 mod through;
 
 use std::collections::HashMap;
 
-use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 
+use self::again::spread;
+use self::moves::compose;
 use self::pieces::{Piece, cut, pieces};
 use self::share::share;
-use self::through::Through;
 use super::prologue::{Readers, readers};
 use super::view::{View, collapse, row_major};
 use super::whole::{joined_name, substituted};
-use super::{Action, BufferId, HorizontalPart, HorizontalStep, Plan, PointwiseStep, Step, Storage};
+use super::{Action, BufferId, HorizontalPart, HorizontalStep, Pick, Plan, PointwiseStep, Step, Storage};
 
 /// Maximum number of parts of a launch.
 const MOST_PARTS: usize = 16;
@@ -35,14 +42,20 @@ const MOST_WORDS: usize = 480;
 /// Maximum number of operands and of nodes of a part's term.
 const MOST_READS: usize = 24;
 const MOST_NODES: usize = 400;
+/// Maximum number of picks of a part.
+const MOST_PICKS: usize = 4;
 /// Maximum number of functions that are computed again where several parts read a value.
-const MOST_AGAIN: usize = 1 << 22;
+const MOST_AGAIN: usize = 1 << 24;
+/// Functions that take as long as an element of a table.
+const LOOKUP: usize = 8;
 /// Joins the steps of a plan. Which ones it joins depends on their sizes.
 pub(super) fn cluster(plan: &mut Plan) {
     if plan.allowed.batch_invariant {
         return;
     }
+    compose(plan);
     join(plan);
+    spread(plan);
     share(plan);
     // What several steps read that share a launch now, one step reads.
     join(plan);
@@ -54,10 +67,8 @@ fn join(plan: &mut Plan) {
         let readers = readers(plan);
         let makers = Makers::new(plan, &readers);
         let found = (0..plan.steps.len()).find_map(|at| joined(plan, (&readers, &makers), at));
-        let Some(Joined { step, at, gone }) = found else { break };
-        plan.steps[at] = step;
-        let mut place = 0..;
-        plan.steps.retain(|_| place.next().is_none_or(|i| !gone.contains(&i)));
+        let Some(joined) = found else { break };
+        joined.apply(plan);
     }
 }
 
@@ -67,6 +78,7 @@ struct Part {
     term: Term,
     reads: Vec<View>,
     writes: Vec<View>,
+    picks: Vec<Pick>,
 }
 
 /// A step that takes the place of others.
@@ -76,6 +88,14 @@ struct Joined {
     at: usize,
     /// The others.
     gone: Vec<usize>,
+}
+
+impl Joined {
+    fn apply(self, plan: &mut Plan) {
+        plan.steps[self.at] = self.step;
+        let mut place = 0..;
+        plan.steps.retain(|_| place.next().is_none_or(|i| !self.gone.contains(&i)));
+    }
 }
 
 /// The elements of the operand.
@@ -106,6 +126,7 @@ fn pointwise(p: &PointwiseStep, step: &Step) -> Part {
         term: without_acc(&p.kernel.term, p.kernel.inputs.len()),
         reads: step.reads.iter().zip(&p.strides).map(|(v, strides)| along(v, &p.shape, strides)).collect(),
         writes: step.writes.iter().map(|w| along(w, &p.shape, &dense)).collect(),
+        picks: Vec::new(),
     }
 }
 
@@ -113,6 +134,8 @@ fn pointwise(p: &PointwiseStep, step: &Step) -> Part {
 fn parts_of(step: &Step) -> Option<Vec<Part>> {
     let parts = match &step.action {
         Action::Pointwise(p) => vec![pointwise(p, step)],
+        Action::Gather(axis) => vec![picks::gather(step, *axis)?],
+        Action::GatherElements(axis) => vec![picks::gather_elements(step, *axis)?],
         Action::Horizontal(h) => {
             let (mut reads, mut writes) = (step.reads.as_slice(), step.writes.as_slice());
             let mut parts = Vec::new();
@@ -126,6 +149,7 @@ fn parts_of(step: &Step) -> Option<Vec<Part>> {
                     term: p.step.kernel.term.clone(),
                     reads: see(own_reads, &p.step.strides),
                     writes: see(own_writes, &p.stored),
+                    picks: p.picks.clone(),
                 });
                 (reads, writes) = (other_reads, other_writes);
             }
@@ -133,7 +157,10 @@ fn parts_of(step: &Step) -> Option<Vec<Part>> {
         }
         _ => {
             let (whole, pieces) = pieces(step)?;
-            let part = |p: Piece| Part { term: identity(), writes: vec![cut(&whole, &p.region)], reads: vec![p.read] };
+            let part = |p: Piece| {
+                let (writes, reads) = (vec![cut(&whole, &p.region)], vec![p.read]);
+                Part { term: identity(), writes, reads, picks: Vec::new() }
+            };
             pieces.into_iter().map(part).collect()
         }
     };
@@ -148,12 +175,15 @@ impl Part {
         let (shape, mut strides) = collapse(&self.writes[0].shape, &strides);
         let stored = strides.split_off(self.reads.len());
         let dense = row_major(&shape);
-        let access = |s: &Vec<isize>| match () {
+        let table = |at: usize| self.picks.iter().any(|p| p.table == at);
+        let access = |at: usize, s: &Vec<isize>| match () {
+            () if table(at) => Access::Strided,
             () if *s == dense => Access::Full,
             () if s.iter().all(|x| *x == 0) => Access::Splat,
             () => Access::Strided,
         };
-        let inputs = self.reads.iter().zip(&strides).map(|(v, s)| Operand { dtype: v.dtype, access: access(s) });
+        let inputs = self.reads.iter().zip(&strides).enumerate();
+        let inputs = inputs.map(|(at, (v, s))| Operand { dtype: v.dtype, access: access(at, s) });
         let kernel = PointwiseKernel {
             name: String::new(),
             doc: String::new(),
@@ -163,19 +193,20 @@ impl Part {
             term: self.term.clone(),
             acc: None,
         };
-        HorizontalPart { step: PointwiseStep { kernel, shape, strides }, stored }
+        HorizontalPart { step: PointwiseStep { kernel, shape, strides }, stored, picks: self.picks.clone() }
     }
 }
 
 /// The words of a part's arguments.
 fn words(part: &HorizontalPart) -> usize {
     let tensors = part.step.strides.len() + part.stored.len();
-    tensors + (tensors + 1) * part.step.shape.len() + 1
+    tensors + (tensors + 1) * part.step.shape.len() + 1 + 2 * part.picks.len()
 }
 
 /// The step of these parts; `None` if they are too many for a launch.
 fn step_of(name: String, parts: Vec<Part>) -> Option<Step> {
-    if let [Part { term, reads, writes }] = parts.as_slice()
+    if let [Part { term, reads, writes, picks }] = parts.as_slice()
+        && picks.is_empty()
         && writes.iter().all(|w| w.is_contiguous())
     {
         let step = PointwiseStep::of(term.clone(), reads, writes, None);
@@ -236,7 +267,8 @@ fn reader(plan: &Plan, readers: &Readers, whole: &View) -> Option<usize> {
     plan.steps.get(*only).is_some_and(|s| matches!(s.action, Action::Pointwise(_))).then_some(*only)
 }
 
-/// The pointwise steps whose results one step alone reads, by result: not those of constants alone.
+/// The pointwise steps, gathers and copies whose results one step alone reads, by result: not those
+/// of constants alone.
 struct Makers(HashMap<BufferId, usize>);
 
 impl Makers {
@@ -245,7 +277,13 @@ impl Makers {
             let of = |w: &View| readers.get(&w.buffer).map_or(&[] as &[usize], Vec::as_slice);
             of(&step.writes[0]).len() == 1 && step.writes.iter().all(|w| of(w) == of(&step.writes[0]))
         };
-        let joins = |step: &Step| matches!(step.action, Action::Pointwise(_)) && step.kernel.is_none();
+        let makes = |step: &Step| match &step.action {
+            Action::Pointwise(_) | Action::Gather(_) | Action::GatherElements(_) | Action::Copy => true,
+            // A gather that is joined already.
+            Action::Horizontal(h) => h.parts.len() == 1 && step.writes.iter().all(View::is_contiguous),
+            _ => false,
+        };
+        let joins = |step: &Step| makes(step) && step.kernel.is_none();
         let steps = plan.steps.iter().enumerate();
         let makers = steps.filter(|(_, s)| joins(s) && !of_constants(plan, s) && alone(s));
         Makers(makers.flat_map(|(i, s)| s.writes.iter().map(move |w| (w.buffer, i))).collect())
@@ -257,26 +295,36 @@ impl Makers {
     }
 }
 
-/// These parts, with what a pointwise step makes computed where they read it; `None` if strides
-/// cannot say what that reads, or if much is computed again.
+/// These parts, with what a step makes computed where they read it; `None` if strides cannot say
+/// what that reads, or if much is computed again.
 fn with_made(maker: &Step, parts: &[Part]) -> Option<Vec<Part>> {
-    let Action::Pointwise(p) = &maker.action else { return None };
-    let made = pointwise(p, maker);
+    let made = parts_of(maker)?.pop()?;
     let own = |v: &&View| made.writes.iter().any(|w| w.buffer == v.buffer);
-    let elements: usize = parts.iter().flat_map(|p| &p.reads).filter(own).map(View::len).sum();
+    if matches!(maker.action, Action::Copy) && !parts.iter().all(|p| p.only_indexes(&own)) {
+        let all: Vec<Part> = parts.iter().flat_map(|p| p.blocks(&made.writes[0])).collect();
+        let with = |p: &Part| p.with(&made).or_else(|| p.split(&made)?.with(&made));
+        let all: Vec<Part> = all.iter().map(with).collect::<Option<_>>()?;
+        // Otherwise the copy moves elements in an order that is better than theirs.
+        return all.iter().all(Part::is_by_rows).then_some(all);
+    }
+    let elements: usize = parts.iter().map(|p| p.evaluated(&own)).sum();
     let calls = made.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
-    if elements > made.writes.iter().map(View::len).sum::<usize>() && elements.saturating_mul(calls) > MOST_AGAIN {
+    let again = elements > made.writes.iter().map(View::len).sum::<usize>();
+    if again && elements.saturating_mul(calls + LOOKUP * made.picks.len()) > MOST_AGAIN {
         return None;
     }
-    parts.iter().map(|part| part.refined(&p.shape).with(&made)).collect()
+    let with = |part: &Part| part.refined(&made.writes[0].shape).with(&made).or_else(|| part.split(&made)?.with(&made));
+    parts.iter().map(with).collect()
+}
+
+/// Elements between neighbours along each axis of a tensor that lies row-major, the last one first.
+fn ends(shape: &[usize]) -> Vec<usize> {
+    shape.iter().rev().scan(1usize, |n, size| Some(std::mem::replace(n, *n * size))).collect()
 }
 
 /// The axes of two shapes of as many elements, as far as both divide them alike: those of one are
 /// products of these, and those of the other.
 fn refined(one: &[usize], other: &[usize]) -> Option<Vec<usize>> {
-    let ends = |shape: &[usize]| -> Vec<usize> {
-        shape.iter().rev().scan(1usize, |n, size| Some(std::mem::replace(n, *n * size))).collect()
-    };
     let total: usize = one.iter().product();
     let mut all = [ends(one), ends(other), vec![total]].concat();
     all.sort_unstable();
@@ -292,37 +340,103 @@ impl Part {
         let part = || {
             let shape = refined(&self.writes[0].shape, shape)?;
             let seen = |views: &[View]| views.iter().map(|v| v.reshaped(&shape)).collect::<Option<Vec<View>>>();
-            Some(Part { term: self.term.clone(), reads: seen(&self.reads)?, writes: seen(&self.writes)? })
+            let (reads, writes) = (seen(&self.reads)?, seen(&self.writes)?);
+            Some(Part { term: self.term.clone(), reads, writes, picks: self.picks.clone() })
         };
         part().unwrap_or_else(|| self.clone())
     }
 
-    /// The same with what `made` stores computed where it is read, rounded as it would be stored.
-    fn with(&self, made: &Part) -> Option<Part> {
-        let mut terms = TermBuilder::new();
-        let mut reads: Vec<View> = Vec::new();
-        let mut values: Vec<TermId> = Vec::new();
-        for view in &self.reads {
-            let Some(place) = made.writes.iter().position(|w| w.buffer == view.buffer) else {
-                values.push(read(&mut terms, &mut reads, view.clone()));
-                continue;
-            };
-            let out = &made.writes[place];
-            let through = Through::of(view, out)?;
-            let own: Vec<View> = made.reads.iter().map(|v| through.seen(v)).collect::<Option<_>>()?;
-            let own: Vec<TermId> = own.into_iter().map(|v| read(&mut terms, &mut reads, v)).collect();
-            let value = substituted(&mut terms, &made.term, &own)[place];
-            // What has the type of the result in memory is not rounded, nor is a truth value.
-            let exact = match terms.node(value) {
-                TermNode::In { input, .. } => reads[*input as usize].dtype == out.dtype,
-                _ => out.dtype == DType::Bool,
-            };
-            values.push(if exact { value } else { terms.add(TermNode::Cast { to: out.dtype, arg: value }) });
+    /// The same part with its axes divided where those of `made` end, in whatever order it reads
+    /// them; `None` if there is nothing to divide.
+    fn split(&self, made: &Part) -> Option<Part> {
+        let ends: Vec<usize> = ends(&made.writes[0].shape);
+        let mut shape = Vec::new();
+        for (axis, size) in self.writes[0].shape.iter().enumerate() {
+            let read = self.reads.iter().filter(|v| made.writes.iter().any(|w| w.buffer == v.buffer));
+            let strides = read.map(|v| v.strides[axis].unsigned_abs()).filter(|s| *s > 0);
+            let within = |s: usize| ends.iter().filter(move |e| e.is_multiple_of(s)).map(move |e| *e / s);
+            let mut cuts: Vec<usize> = strides.flat_map(within).filter(|c| *c > 1 && c < size).collect();
+            cuts.extend([1, *size]);
+            cuts.sort_unstable();
+            cuts.dedup();
+            match cuts.windows(2).all(|w| w[1].is_multiple_of(w[0])) {
+                true if *size > 1 => shape.extend(cuts.windows(2).rev().map(|w| w[1] / w[0])),
+                _ => shape.push(*size),
+            }
         }
-        let roots = substituted(&mut terms, &self.term, &values);
-        let term = terms.finish(roots);
-        let fits = reads.len() <= MOST_READS && term.nodes.len() <= MOST_NODES;
-        fits.then(|| Part { term, reads, writes: self.writes.clone() })
+        let seen = |views: &[View]| views.iter().map(|v| v.reshaped(&shape)).collect::<Option<Vec<View>>>();
+        let divided = shape.len() > self.writes[0].shape.len();
+        let part = Part { reads: seen(&self.reads)?, writes: seen(&self.writes)?, ..self.clone() };
+        divided.then_some(part)
+    }
+
+    /// The same in several parts, which begin and end with the rows, or other blocks, of a tensor
+    /// that they read, or lie within one.
+    fn blocks(&self, made: &View) -> Vec<Part> {
+        let along = |parts: Vec<Part>, axis: usize| parts.iter().flat_map(|p| p.blocks_along(axis, made)).collect();
+        (0..self.writes[0].shape.len()).fold(vec![self.clone()], along)
+    }
+
+    fn blocks_along(&self, axis: usize, made: &View) -> Vec<Part> {
+        let mut parts = vec![self.clone()];
+        // Those of a few elements first.
+        for block in ends(&made.shape) {
+            parts = parts.iter().flat_map(|p| p.blocks_of(block, axis, made)).collect();
+        }
+        parts
+    }
+
+    /// The same for blocks of so many elements.
+    fn blocks_of(&self, block: usize, axis: usize, made: &View) -> Vec<Part> {
+        let ranges = || {
+            let view = self.reads.iter().find(|v| v.buffer == made.buffer)?;
+            let (step, count) = (usize::try_from(view.strides[axis]).ok()?, view.shape[axis]);
+            let size = Some(block / step.max(1)).filter(|_| step > 0 && block > step && block.is_multiple_of(step))?;
+            let first = view.offset.checked_sub(made.offset)? % block / step;
+            let (head, within) = ((size - first) % size, first + count <= size);
+            let tail = (count.checked_sub(head)?) % size;
+            (!within).then_some([(0, head), (head, count - tail), (count - tail, count)])
+        };
+        let cut = |(start, end): (usize, usize)| {
+            let of = |v: &View| v.sliced(axis, start, 1, end - start);
+            let (reads, writes) = (self.reads.iter().map(of).collect(), self.writes.iter().map(of).collect());
+            Part { reads, writes, ..self.clone() }
+        };
+        match ranges() {
+            Some(all) => all.into_iter().filter(|(start, end)| start < end).map(cut).collect(),
+            None => vec![self.clone()],
+        }
+    }
+
+    /// Whether all of its views have rows of whole accesses along the innermost axis.
+    fn is_by_rows(&self) -> bool {
+        /// Bytes of an access.
+        const ACCESS: usize = 16;
+        let by_rows = |v: &View| match (v.strides.last(), v.shape.last()) {
+            (Some(1), Some(n)) => (n * v.dtype.size()).is_multiple_of(ACCESS),
+            (stride, _) => stride.is_none_or(|s| *s == 0),
+        };
+        self.reads.iter().chain(&self.writes).all(by_rows)
+    }
+
+    /// How often the elements of these reads are asked for. Neighbours that share an index ask for
+    /// it once.
+    fn evaluated(&self, these: &impl Fn(&&View) -> bool) -> usize {
+        /// Neighbours in an access, as a rule.
+        const SHARED: usize = 4;
+        let only_indexes = self.only_indexes(these);
+        let of = |v: &View| match only_indexes && v.strides.last().is_some_and(|s| *s == 0) {
+            true => v.len() / SHARED,
+            false => v.len(),
+        };
+        self.reads.iter().filter(these).map(of).sum()
+    }
+
+    /// Whether these reads are part of indices alone.
+    fn only_indexes(&self, these: &impl Fn(&&View) -> bool) -> bool {
+        let is = |input: u32| self.reads.get(input as usize).is_some_and(|v| these(&v));
+        let reads = |n: &TermNode| matches!(n, TermNode::In { input, .. } if is(*input));
+        !self.term.nodes.iter().any(reads)
     }
 }
 
@@ -338,7 +452,7 @@ impl Work {
     /// The work of a pointwise step that reads this result only as a whole.
     fn of(step: &Step, whole: &View) -> Option<Work> {
         let Action::Pointwise(p) = &step.action else { return None };
-        let Part { term, reads, writes } = pointwise(p, step);
+        let Part { term, reads, writes, .. } = pointwise(p, step);
         let seen = |v: View| -> Option<Option<View>> {
             if v.buffer == whole.buffer {
                 let all = v.is_contiguous() && v.offset == whole.offset && v.len() == whole.len();
@@ -361,7 +475,7 @@ impl Work {
         let values: Vec<TermId> = self.reads.iter().map(|v| read(&mut terms, &mut reads, view(v))).collect();
         let roots = substituted(&mut terms, &self.term, &values);
         let writes = self.writes.iter().map(|w| cut(w, &piece.region)).collect();
-        Part { term: terms.finish(roots), reads, writes }
+        Part { term: terms.finish(roots), reads, writes, picks: Vec::new() }
     }
 }
 
@@ -381,9 +495,23 @@ fn of_constants(plan: &Plan, step: &Step) -> bool {
 }
 
 impl HorizontalStep {
-    /// True if no operand needs strides.
+    /// The reads that are tables.
+    pub(super) fn tables(&self) -> impl Iterator<Item = usize> {
+        let mut first = 0;
+        self.parts.iter().flat_map(move |p| {
+            let own = first;
+            first += p.step.strides.len();
+            p.picks.iter().map(move |pick| own + pick.table)
+        })
+    }
+
+    /// True if no operand needs strides, but for rows that are picked as they lie.
     pub(super) fn is_flat(&self) -> bool {
-        self.parts.iter().all(|p| p.step.kernel.is_flat())
+        let by_rows = |p: &HorizontalPart| {
+            let along = |s: &Vec<isize>| s.last().is_none_or(|s| (0..=1).contains(s));
+            !p.picks.is_empty() && p.step.strides.iter().chain(&p.stored).all(along)
+        };
+        self.parts.iter().all(|p| p.step.kernel.is_flat() || by_rows(p))
     }
 }
 
@@ -402,15 +530,27 @@ impl HorizontalPart {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use hypatia_dsl::dtype::DType;
+
     use super::*;
 
     #[test]
     fn what_is_not_stored_any_more_is_rounded_as_it_was() {
         let of = |id: u32, dtype: DType| View::whole(BufferId(id), dtype, &[6]);
-        let reader = Part { term: identity(), reads: vec![of(1, DType::BF16)], writes: vec![of(2, DType::BF16)] };
+        let reader = Part {
+            term: identity(),
+            reads: vec![of(1, DType::BF16)],
+            writes: vec![of(2, DType::BF16)],
+            picks: Vec::new(),
+        };
         // An accumulator that a pass stores as it is, and a copy.
         for (from, casts) in [(DType::F32, 1), (DType::BF16, 0)] {
-            let made = Part { term: identity(), reads: vec![of(0, from)], writes: vec![of(1, DType::BF16)] };
+            let made = Part {
+                term: identity(),
+                reads: vec![of(0, from)],
+                writes: vec![of(1, DType::BF16)],
+                picks: Vec::new(),
+            };
             let joined = reader.with(&made).unwrap();
             let cast = |n: &&TermNode| matches!(n, TermNode::Cast { to: DType::BF16, .. });
             assert_eq!(joined.term.nodes.iter().filter(cast).count(), casts, "{from}");

@@ -56,8 +56,8 @@ pub use plan::{Plan, PlanInput, Shortened};
 pub use print::{Note, Noted, note};
 pub use step::{
     Action, AttentionGradStep, AttentionStep, CallStep, Called, ChainLayer, ConvStep, FactorFrom, FactorTerm,
-    FactorWindows, GemmStep, HorizontalPart, HorizontalStep, PointwiseStep, PoolStep, PrologueStep, RowwiseStep, Step,
-    TemplateStep, UnfoldStep,
+    FactorWindows, GemmStep, HorizontalPart, HorizontalStep, Pick, PointwiseStep, PoolStep, PrologueStep, RowwiseStep,
+    Step, TemplateStep, UnfoldStep,
 };
 pub use view::{View, collapse, matrix_layout, row_major};
 pub use windows::{OnChannels, OnPlanes, rows_and_columns};

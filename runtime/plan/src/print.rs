@@ -5,12 +5,13 @@
 
 use std::fmt;
 
-use hypatia_dsl::kernel::{Along, Reduced};
+use hypatia_dsl::kernel::{Along, PICKED, Reduced};
 use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
 use super::{
-    Action, Called, ChainLayer, FactorFrom, GemmStep, HorizontalStep, Plan, PrologueStep, Step, Storage, View,
+    Action, Called, ChainLayer, FactorFrom, GemmStep, HorizontalPart, HorizontalStep, Plan, PrologueStep, Step,
+    Storage, View,
 };
 use hypatia_graph::show_term;
 
@@ -48,7 +49,15 @@ impl Plan {
     }
 
     fn term(&self, term: &Term, reads: &[View]) -> String {
-        let name = |i: u32| reads.get(i as usize).map_or("?".to_string(), |v| format!("b{}", v.buffer.0));
+        self.with_picks(term, reads, &[])
+    }
+
+    /// The same of a term that reads picks, which are spelled so.
+    fn with_picks(&self, term: &Term, reads: &[View], picks: &[String]) -> String {
+        let name = |i: u32| match i.checked_sub(PICKED) {
+            Some(pick) => picks.get(pick as usize).map_or("?".to_string(), String::clone),
+            None => reads.get(i as usize).map_or("?".to_string(), |v| format!("b{}", v.buffer.0)),
+        };
         let mut parts: Vec<String> = Vec::new();
         for root in &term.roots {
             let one = Term { nodes: term.nodes.clone(), roots: vec![*root] };
@@ -94,14 +103,25 @@ impl Plan {
         let mut terms = Vec::new();
         for p in &h.parts {
             let (own, others) = rest.split_at(p.step.strides.len().min(rest.len()));
-            terms.push(self.term(&p.step.kernel.term, own));
+            terms.push(self.part(p, own));
             rest = others;
         }
-        format!(
-            "{} parts: {}",
-            h.parts.len(),
-            abridged(terms.join("; "), &h.parts.iter().map(|p| &p.step.kernel.term).collect::<Vec<_>>())
-        )
+        let terms = abridged(terms.join("; "), &h.parts.iter().map(|p| &p.step.kernel.term).collect::<Vec<_>>());
+        match h.parts.len() {
+            1 => terms,
+            n => format!("{n} parts: {terms}"),
+        }
+    }
+
+    /// A part that reads these, with picks as elements of their tables.
+    fn part(&self, p: &HorizontalPart, reads: &[View]) -> String {
+        let mut names: Vec<String> = Vec::new();
+        for pick in &p.picks {
+            let index = self.with_picks(&pick.index, reads, &names);
+            let table = reads.get(pick.table).map_or("?".into(), |v| format!("b{}", v.buffer.0));
+            names.push(format!("{table}[{index}]"));
+        }
+        self.with_picks(&p.step.kernel.term, reads, &names)
     }
 
     fn action(&self, step: &Step) -> String {

@@ -175,6 +175,24 @@ pub struct HorizontalPart {
     pub step: PointwiseStep,
     /// The strides of each write along the collapsed axes.
     pub stored: Vec<Vec<isize>>,
+    /// What is read at computed places: the inputs of its terms from
+    /// [`PICKED`](hypatia_dsl::kernel::PICKED) on.
+    pub picks: Vec<Pick>,
+}
+
+/// An element of a table at a computed index (a gather). Beside the table it is 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pick {
+    /// The index along an axis of the table, as an integer. A negative one counts from the end. It
+    /// may read earlier picks.
+    pub index: Term,
+    /// The read that is the table. Its view has the part's shape, and does not move along that
+    /// axis.
+    pub table: usize,
+    /// Elements between neighbours along that axis.
+    pub stride: usize,
+    /// Elements along that axis.
+    pub size: usize,
 }
 
 /// A row-wise step.

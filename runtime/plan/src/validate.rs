@@ -13,8 +13,8 @@
 use super::arena::last_uses;
 use super::{
     ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, FactorFrom,
-    FactorWindows, GemmStep, HorizontalPart, HorizontalStep, Plan, PointwiseStep, PrologueStep, RowwiseStep, Step,
-    Storage, View,
+    FactorWindows, GemmStep, HorizontalPart, HorizontalStep, Pick, Plan, PointwiseStep, PrologueStep, RowwiseStep,
+    Step, Storage, View,
 };
 use hypatia_dsl::kernel::{Access, Operand, Reduced};
 use hypatia_graph::prim::Window;
@@ -434,6 +434,13 @@ fn pointwise(p: &PointwiseStep, reads: &[View], writes: &[View]) -> bool {
         && p.kernel.outputs.iter().zip(writes).all(|(dtype, v)| *dtype == v.dtype)
 }
 
+/// A pick has one index, and its table is read with strides.
+fn picks(pick: &Pick, part: &HorizontalPart, reads: &[View]) -> bool {
+    let strided = |o: &Operand| o.access == Access::Strided;
+    let table = part.step.kernel.inputs.get(pick.table).is_some_and(strided) && pick.table < reads.len();
+    table && pick.index.roots.len() == 1
+}
+
 /// Each part fits the next reads and writes.
 fn horizontal(h: &HorizontalStep, reads: &[View], writes: &[View]) -> bool {
     let (mut reads, mut writes) = (reads, writes);
@@ -444,6 +451,7 @@ fn horizontal(h: &HorizontalStep, reads: &[View], writes: &[View]) -> bool {
         let strided = |strides: &[Vec<isize>]| strides.iter().all(|s| s.len() == p.step.shape.len());
         let simple = |o: &Operand| matches!(o.access, Access::Full | Access::Splat | Access::Strided);
         strided(&p.stored)
+            && p.picks.iter().all(|pick| picks(pick, p, own_reads))
             && p.step.kernel.acc.is_none()
             && p.step.kernel.inputs.iter().all(simple)
             && pointwise(&p.step, own_reads, own_writes)

@@ -5,7 +5,7 @@
 
 use hypatia_dsl::scalar::{Term, TermNode};
 
-use super::{Action, CallStep, Called, GemmStep, Plan, Step, View};
+use super::{Action, CallStep, Called, GemmStep, HorizontalPart, Plan, Step, View};
 
 /// Arithmetic and memory traffic of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -67,7 +67,12 @@ impl Step {
                 len * (2.0 * terms as f64 + calls(&c.term))
             }
             Action::Pointwise(p) => len * calls(&p.kernel.term),
-            Action::Horizontal(h) => h.parts.iter().map(|p| p.len() as f64 * calls(&p.step.kernel.term)).sum(),
+            Action::Horizontal(h) => {
+                let of = |p: &HorizontalPart| -> f64 {
+                    calls(&p.step.kernel.term) + p.picks.iter().map(|pick| calls(&pick.index)).sum::<f64>()
+                };
+                h.parts.iter().map(|p| p.len() as f64 * of(p)).sum()
+            }
             Action::Rowwise(r) => {
                 let elements = (r.rows * r.n) as f64;
                 let steps: f64 = r.kernel.steps.iter().map(|(_, t)| calls(t) + 1.0).sum();
@@ -82,11 +87,18 @@ impl Step {
             _ => 0.0,
         };
         // Gathers read as much of their source as they write.
-        let touched = |(i, v): (usize, &View)| match self.action {
-            Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) if i == 0 => {
-                len * v.dtype.size() as f64
-            }
-            _ => bytes(v),
+        let tables: Vec<usize> = match &self.action {
+            Action::Horizontal(h) => h.tables().collect(),
+            Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) => vec![0],
+            _ => Vec::new(),
+        };
+        let of_table = |v: &View| match self.action {
+            Action::Horizontal(_) => v.len() as f64,
+            _ => len,
+        };
+        let touched = |(i, v): (usize, &View)| match tables.contains(&i) {
+            true => of_table(v) * v.dtype.size() as f64,
+            false => bytes(v),
         };
         // Memory traffic of only the fallback is not counted.
         let (reads, writes) = match &self.action {

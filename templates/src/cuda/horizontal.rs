@@ -13,7 +13,7 @@ use super::{
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart};
+use hypatia_dsl::kernel::{Access, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick, PointwiseKernel};
 use hypatia_dsl::scalar::TermNode;
 
 /// Maximum number of axes of a part.
@@ -31,8 +31,8 @@ pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaS
         if code.is_strided() {
             functions.need("quotient");
         }
-        let (body, size) = code.value(&mut functions)?;
-        bodies.push(body);
+        let (texts, size) = code.functions(&mut functions)?;
+        bodies.extend(texts);
         codes.push(code.context(inlining(size * code.part.vector as u64, uses)));
     }
     let args = arguments(kernel);
@@ -47,11 +47,13 @@ pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaS
             let code = &kernel.codes[p.code].kernel;
             let name = |i: usize| ArgRole::Written(p.written + i).tensor_name();
             let outputs: Vec<(String, DType)> = code.outputs.iter().enumerate().map(|(i, d)| (name(i), *d)).collect();
-            let leaf = |node: &TermNode| match node {
-                TermNode::In { input, .. } => Some(ArgRole::Read(p.read + *input as usize).tensor_name()),
-                _ => None,
-            };
-            formulas(program, code, &outputs, &leaf)
+            let mut picks: Vec<String> = Vec::new();
+            for pick in &kernel.codes[p.code].picks {
+                let leaf = |node: &TermNode| leaf(p, node, &picks);
+                let index = super::term::formula(program, &pick.index, pick.index.root(), &leaf);
+                picks.push(format!("{}[{index}]", ArgRole::Read(p.read + pick.table).tensor_name()));
+            }
+            formulas(program, code, &outputs, &|node| leaf(p, node, &picks))
         })
         .collect();
     let header = Header {
@@ -69,6 +71,7 @@ pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaS
     let own = context! {
         entry => entries[0].name.clone(),
         block => HORIZONTAL_BLOCK,
+        picks => kernel.codes.iter().any(|c| !c.picks.is_empty()),
         codes => codes.into_iter().collect::<Value>(),
         parts => calls.collect::<Value>(),
         args => declarations(&args, &[]),
@@ -76,6 +79,15 @@ pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaS
     let ctx = minijinja::value::merge_maps([own, base]);
     let text = render("horizontal.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
     Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+/// What an input of a term is called in a formula.
+fn leaf(part: &Part, node: &TermNode, picks: &[String]) -> Option<String> {
+    let TermNode::In { input, .. } = node else { return None };
+    match input.checked_sub(PICKED) {
+        Some(pick) => picks.get(pick as usize).cloned(),
+        None => Some(ArgRole::Read(part.read + *input as usize).tensor_name()),
+    }
 }
 
 fn check(kernel: &HorizontalKernel) -> Result<(), EmitError> {
@@ -91,6 +103,10 @@ fn check(kernel: &HorizontalKernel) -> Result<(), EmitError> {
         }
         if c.stored.len() != k.outputs.len() || !k.inputs.iter().all(|o| simple(&o.access)) {
             return bad("a part whose operands are indexed by rows or columns");
+        }
+        let strided = |p: &Pick| k.inputs.get(p.table).is_some_and(|o| o.access == Access::Strided);
+        if !c.picks.iter().all(|p| strided(p) && p.index.roots.len() == 1) {
+            return bad("a pick from a table without strides, or without an index");
         }
         if k.rank == 0 || k.rank > MAX_RANK || c.vector == 0 {
             return bad("a part without axes, or of more than 16");
@@ -108,14 +124,20 @@ fn part_name(code: usize) -> String {
 struct Code<'k> {
     at: usize,
     part: &'k HorizontalPart,
+    /// Its operands, and behind them its picks.
     operands: Vec<Pointer>,
     outputs: Vec<(String, DType)>,
+    /// Its values, and the index of each pick, as functions of all of these.
+    values: PointwiseKernel,
+    indices: Vec<PointwiseKernel>,
 }
 
 impl<'k> Code<'k> {
     fn of(part: &'k HorizontalPart, at: usize) -> Code<'k> {
         let outputs = part.kernel.outputs.iter().enumerate().map(|(i, d)| (format!("out{i}"), *d)).collect();
-        Code { at, part, operands: pointers(&part.kernel), outputs }
+        let values = part.with_picks(&part.kernel.term, part.kernel.outputs.clone());
+        let indices = part.picks.iter().map(|p| part.with_picks(&p.index, vec![DType::I64])).collect();
+        Code { at, part, operands: pointers(&values), outputs, values, indices }
     }
 
     fn is_strided(&self) -> bool {
@@ -128,22 +150,59 @@ impl<'k> Code<'k> {
         format!("value{}", self.at)
     }
 
-    /// The function of one element, and its number of instructions.
-    fn value(&self, functions: &mut Functions<'_>) -> Result<(String, u64), EmitError> {
+    /// The name of the function of a pick's index.
+    fn index_name(&self, pick: usize) -> String {
+        format!("index{}_{pick}", self.at)
+    }
+
+    /// The functions of one element and of its indices, and their number of instructions.
+    fn functions(&self, functions: &mut Functions<'_>) -> Result<(Vec<String>, u64), EmitError> {
+        let mut texts = Vec::new();
+        let mut instructions = 0;
+        for (pick, index) in self.indices.iter().enumerate() {
+            let outputs = [("at".to_string(), DType::I64)];
+            let (text, _, size) = value_function(functions, &self.index_name(pick), index, &self.operands, &outputs)?;
+            texts.push(text.replacen("// The value of one element.", "// Where one element lies in a table.", 1));
+            instructions += size;
+        }
         let name = self.value_name();
-        let (text, _, size) = value_function(functions, &name, &self.part.kernel, &self.operands, &self.outputs)?;
-        Ok((text, size))
+        let (text, _, size) = value_function(functions, &name, &self.values, &self.operands, &self.outputs)?;
+        texts.push(text);
+        Ok((texts, instructions + size))
+    }
+
+    /// The arguments of a function of element `k`: the operands that its term reads.
+    fn arguments(&self, kernel: &PointwiseKernel) -> Vec<String> {
+        let used = super::pointwise::used(kernel, &self.operands);
+        let live = self.operands.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o);
+        let value = |o: &Pointer| match o.access {
+            "splat" => format!("{}_all", o.name),
+            _ => format!("{}_v.v[k]", o.name),
+        };
+        live.map(value).collect()
+    }
+
+    /// A pick as the template sees it.
+    fn pick(&self, at: usize, pick: &Pick) -> Value {
+        let operand = |i: usize| self.operands.get(i).map_or_else(String::new, |o| o.name.clone());
+        let arguments = [self.arguments(&self.indices[at]), vec!["at".into()]].concat();
+        context! {
+            name => operand(self.part.kernel.inputs.len() + at),
+            table => operand(pick.table),
+            type => self.operands.get(pick.table).map(|o| storage(o.dtype)),
+            shared => pick.shared,
+            index => format!("{}({})", self.index_name(at), arguments.join(", ")),
+        }
     }
 
     fn context(&self, inline: &str) -> Value {
         let used = self.used();
-        let live = || self.operands.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o);
-        let reads = live().map(|o| match o.access {
-            "splat" => format!("{}_all", o.name),
-            _ => format!("{}_v.v[k]", o.name),
-        });
+        let given = &self.operands[..self.part.kernel.inputs.len()];
+        let live = || given.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o);
+        let tables = self.part.picks.iter().filter_map(|p| given.get(p.table));
+        let tables: Vec<String> = tables.map(|o| o.name.clone()).collect();
         let writes = self.outputs.iter().map(|(name, _)| format!("{name}_v.v[k]"));
-        let call: Vec<String> = reads.chain(writes).collect();
+        let call: Vec<String> = self.arguments(&self.values).into_iter().chain(writes).collect();
         let stored = |a: &Access| if *a == Access::Full { "full" } else { "strided" };
         context! {
             name => part_name(self.at),
@@ -154,7 +213,9 @@ impl<'k> Code<'k> {
             params => self.params().into_iter().collect::<Value>(),
             operands => live().map(|o| context! {
                 name => o.name.clone(), type => storage(o.dtype), access => o.access,
+                table => tables.contains(&o.name),
             }).collect::<Value>(),
+            picks => self.part.picks.iter().enumerate().map(|(i, p)| self.pick(i, p)).collect::<Value>(),
             outputs => self.outputs.iter().zip(&self.part.stored).map(|((name, d), a)| context! {
                 name => name.clone(), type => storage(*d), access => stored(a),
             }).collect::<Value>(),
@@ -162,22 +223,32 @@ impl<'k> Code<'k> {
         }
     }
 
-    /// Whether the term reads each operand.
+    /// Whether a term reads each operand, or a pick is from it.
     fn used(&self) -> Vec<bool> {
-        super::pointwise::used(&self.part.kernel, &self.operands)
+        let mut used = super::pointwise::used(&self.values, &self.operands);
+        for (index, pick) in self.indices.iter().zip(&self.part.picks) {
+            let of_index = super::pointwise::used(index, &self.operands);
+            used.iter_mut().zip(of_index).for_each(|(all, own)| *all |= own);
+            used[pick.table] = true;
+        }
+        used
     }
 
     /// The parameters of its function, in the order of [`Part::args`].
     fn params(&self) -> Vec<String> {
         let rank = self.part.kernel.rank;
         let axes = |name: &str| format!("const Axes<{rank}>& {name}_strides");
-        let strided = self.operands.iter().filter(|o| o.access == "strided").map(|o| axes(&o.name));
-        let reads = self.operands.iter().map(|o| format!("const {}* __restrict__ {}", storage(o.dtype), o.name));
+        let given = &self.operands[..self.part.kernel.inputs.len()];
+        let strided = given.iter().filter(|o| o.access == "strided").map(|o| axes(&o.name));
+        let picks = self.part.picks.len();
+        let picked = (picks > 0).then(|| format!("const Axes<{}>& picks", 2 * picks));
+        let reads = given.iter().map(|o| format!("const {}* __restrict__ {}", storage(o.dtype), o.name));
         let writes = self.outputs.iter().map(|(name, d)| format!("{}* __restrict__ {name}", storage(*d)));
         let scattered = self.outputs.iter().zip(&self.part.stored).filter(|(_, a)| **a == Access::Strided);
         reads
             .chain(writes)
             .chain([format!("const Axes<{rank}>& sizes")])
+            .chain(picked)
             .chain(strided)
             .chain(scattered.map(|((name, _), _)| axes(name)))
             .collect()
@@ -227,6 +298,10 @@ impl Part {
             strides.extend((*access == Access::Strided).then(|| steps(ArgRole::Written(self.written + i))));
         }
         args.push(Arg::sizes(SizeName::OfPart(self.at), rank, format!("sizes of the axes of part {}", self.at)));
+        if !code.picks.is_empty() {
+            let about = "of each pick, elements between neighbours along its axis, and the axis' size";
+            args.push(Arg::sizes(SizeName::Picks(self.at), 2 * code.picks.len(), about));
+        }
         args.into_iter().chain(strides)
     }
 }

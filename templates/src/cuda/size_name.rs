@@ -13,6 +13,8 @@ pub enum SizeName {
     Axes,
     /// The sizes of the axes of a part of horizontally fused work.
     OfPart(usize),
+    /// The elements between neighbours along the axis of each pick of a part, and its size.
+    Picks(usize),
     /// The sizes of the tensor of that role, in a user's template.
     Tensor(ArgRole),
     /// Rows.
@@ -83,6 +85,7 @@ impl SizeName {
         let word = match self {
             SizeName::Tensor(role) => return format!("{}_sizes", role.tensor_name()),
             SizeName::OfPart(part) => return format!("sizes{part}"),
+            SizeName::Picks(part) => return format!("picks{part}"),
             SizeName::Axes => "sizes",
             SizeName::Rows => "rows",
             SizeName::Columns => "columns",

@@ -4,7 +4,8 @@
 //! begin where an access may, if the memory of each tensor does; otherwise a kernel reads and
 //! writes single elements.
 
-use hypatia_dsl::kernel::{Access, HorizontalKernel, HorizontalPart};
+use hypatia_dsl::kernel::{Access, HorizontalKernel, HorizontalPart, PICKED, Pick};
+use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, SizeName, vector_width};
 use hypatia_templates::instances::Body;
 
@@ -24,6 +25,10 @@ pub(super) fn horizontal(h: &HorizontalStep, step: &Step) -> (Body, Work) {
         let views = [&step.reads[read..read + reads], &step.writes[written..written + writes]];
         let code = code(part, views);
         work = work.sizes(SizeName::OfPart(at), &part.step.shape);
+        if !part.picks.is_empty() {
+            let picks: Vec<usize> = part.picks.iter().flat_map(|p| [p.stride, p.size]).collect();
+            work = work.sizes(SizeName::Picks(at), &picks);
+        }
         let strided = |a: &Access| *a == Access::Strided;
         for (i, (o, strides)) in code.kernel.inputs.iter().zip(&part.step.strides).enumerate() {
             if strided(&o.access) {
@@ -55,13 +60,40 @@ fn code(part: &Part, [reads, writes]: [&[View]; 2]) -> HorizontalPart {
     let views = reads.iter().zip(&part.step.strides).chain(writes.iter().zip(&part.stored));
     let views: Vec<(usize, &[isize])> = views.map(|(v, s)| (v.offset, s.as_slice())).collect();
     let row = shape.last().copied().unwrap_or(1);
-    while vector > 1 && !(row.is_multiple_of(vector) && views.iter().all(|v| is_even(*v, vector))) {
+    // Rows of a table begin where the index says.
+    let tables_even = |vector: usize| {
+        let even =
+            |p: &hypatia_plan::Pick| p.stride.is_multiple_of(vector) || ends_in_zero(&part.step.strides[p.table]);
+        part.picks.iter().all(even)
+    };
+    while vector > 1
+        && !(row.is_multiple_of(vector) && tables_even(vector) && views.iter().all(|v| is_even(*v, vector)))
+    {
         vector /= 2;
     }
     while vector > 2 && part.len() / vector < FEW_THREADS {
         vector /= 2;
     }
-    HorizontalPart { kernel, stored, vector }
+    let mut picks: Vec<Pick> = Vec::new();
+    for pick in &part.picks {
+        let shared = is_shared(&pick.index, &part.step.strides, &picks);
+        picks.push(Pick { index: pick.index.clone(), table: pick.table, shared });
+    }
+    HorizontalPart { kernel, stored, picks, vector }
+}
+
+/// Whether an index is the same along the innermost axis: it reads only what is.
+fn is_shared(index: &Term, strides: &[Vec<isize>], picks: &[Pick]) -> bool {
+    let fixed = |input: u32| match input.checked_sub(PICKED) {
+        // What is picked moves with its table.
+        Some(pick) => picks.get(pick as usize).is_some_and(|p| p.shared && ends_in_zero(&strides[p.table])),
+        None => ends_in_zero(&strides[input as usize]),
+    };
+    index.nodes.iter().all(|n| if let TermNode::In { input, .. } = n { fixed(*input) } else { true })
+}
+
+fn ends_in_zero(strides: &[isize]) -> bool {
+    strides.last().is_none_or(|s| *s == 0)
 }
 
 /// True if rows that are read or written by whole accesses begin where one may. Elements that lie

@@ -87,9 +87,138 @@ fn padded(dtype: DType, shape: &[usize], before: &[i64], after: &[i64]) -> Case 
     g.case(&format!("{shape:?} with {before:?} before and {after:?} behind"), &[y])
 }
 
+impl Made {
+    /// Indices into an axis of that size, some from its end.
+    fn indices(&mut self, dtype: DType, shape: &[usize], size: i64) -> Value {
+        let name = format!("i{}", self.inputs.len());
+        let count = shape.iter().product::<usize>() as i64;
+        let values: Vec<f64> = (0..count).map(|i| ((i * 5 + 1) % (2 * size) - size) as f64).collect();
+        self.inputs.push((name.clone(), Tensor::from_f64(dtype, shape, &values).unwrap()));
+        self.graph.input(name, ty(dtype, shape))
+    }
+
+    fn gather(&mut self, table: Value, indices: Value, axis: i64) -> Value {
+        self.builtin(BuiltinOp::Gather, &[table, indices], vec![int(axis)])
+    }
+
+    fn gather_elements(&mut self, table: Value, indices: Value, axis: i64) -> Value {
+        self.builtin(BuiltinOp::GatherElements, &[table, indices], vec![int(axis)])
+    }
+}
+
+/// Gathers with work in front and behind: one launch each.
+fn gathers(dtype: DType) -> Vec<Case> {
+    let mut out = Vec::new();
+    // Rows of a table at computed indices, with work on them.
+    for columns in [64, 7, 1] {
+        let mut g = Made::new(dtype);
+        let (table, row) = (g.input(&[11, columns]), g.input(&[columns]));
+        // With two more, they are within the table's 11 rows.
+        let i = g.indices(DType::I64, &[3, 5], 9);
+        let two = g.builtin(BuiltinOp::Full, &[], vec![list(&[]), int(2), AttrValue::DType(DType::I64)]);
+        let i = g.call("add", &[i, two]);
+        let rows = g.gather(table, i, 0);
+        let y = g.call("mul", &[rows, row]);
+        out.push(g.case(&format!("rows of {columns}"), &[y]));
+    }
+    // Along an inner axis, in another order.
+    let mut g = Made::new(dtype);
+    let table = g.input(&[4, 9, 8]);
+    let i = g.indices(DType::I32, &[6], 9);
+    let y = g.gather(table, i, 1);
+    let y = g.call("neg", &[y]);
+    let y = g.builtin(BuiltinOp::Transpose, &[y], vec![list(&[1, 2, 0])]);
+    out.push(g.case("an inner axis", &[y]));
+    // Several tables side by side, whose indices are columns of a matrix.
+    let mut g = Made::new(dtype);
+    let i = g.indices(DType::I64, &[5, 3], 4);
+    let parts: Vec<Value> = (0..3)
+        .map(|at| {
+            let table = g.input(&[4, 16]);
+            let attrs = vec![int(1), int(at), int(at + 1), int(1)];
+            let column = g.builtin(BuiltinOp::Slice, &[i], attrs);
+            let column = g.builtin(BuiltinOp::Reshape, &[column], vec![list(&[5])]);
+            g.gather(table, column, 0)
+        })
+        .collect();
+    let dense = g.input(&[5, 8]);
+    let y = g.concat(&[&parts[..], &[dense]].concat(), 1);
+    out.push(g.case("tables side by side", &[y]));
+    // Single elements, one between two.
+    let mut g = Made::new(dtype);
+    let (table, part) = (g.input(&[3, 10]), g.input(&[3, 6]));
+    let (i, j) = (g.indices(DType::I64, &[3, 6], 10), g.indices(DType::I32, &[3, 6], 10));
+    let (a, b) = (g.gather_elements(table, i, 1), g.gather_elements(table, j, 1));
+    let difference = g.call("sub", &[b, a]);
+    let y = g.call("mul", &[difference, part]);
+    let y = g.call("add", &[a, y]);
+    out.push(g.case("between elements", &[y]));
+    // An index that is looked up itself.
+    let mut g = Made::new(dtype);
+    let table = g.input(&[12, 24]);
+    let (map, i) = (g.indices(DType::I64, &[8], 12), g.indices(DType::I64, &[4], 8));
+    let i = g.gather(map, i, 0);
+    let rows = g.gather(table, i, 0);
+    let y = g.call("abs", &[rows]);
+    out.push(g.case("an index of an index", &[y]));
+    out
+}
+
+impl Made {
+    fn slice(&mut self, x: Value, [axis, start, stop]: [i64; 3]) -> Value {
+        self.builtin(BuiltinOp::Slice, &[x], vec![int(axis), int(start), int(stop), int(1)])
+    }
+
+    /// Rotates an axis of that size by so many places.
+    fn roll(&mut self, x: Value, axis: i64, by: i64, size: i64) -> Value {
+        let (front, back) = (self.slice(x, [axis, 0, by]), self.slice(x, [axis, by, size]));
+        self.concat(&[back, front], axis)
+    }
+}
+
+/// Moves in turn: one launch each.
+fn moves(dtype: DType) -> Vec<Case> {
+    let mut out = Vec::new();
+    // A roll along two axes and a partition into windows; and back, with a sum.
+    for [side, window, by, c] in [[6, 3, 1, 8], [8, 4, 2, 3], [4, 2, 2, 1]] {
+        let (n, parts) = (2, side / window);
+        let sizes = |l: &[i64]| vec![list(&l.iter().map(|n| *n as usize).collect::<Vec<_>>())];
+        let mut g = Made::new(dtype);
+        let x = g.input(&[n as usize, side as usize, side as usize, c as usize]);
+        let x = g.roll(x, 1, by, side);
+        let x = g.roll(x, 2, by, side);
+        let x = g.builtin(BuiltinOp::Reshape, &[x], sizes(&[n, parts, window, parts, window, c]));
+        let y = g.builtin(BuiltinOp::Transpose, &[x], vec![list(&[0, 1, 3, 2, 4, 5])]);
+        out.push(g.case(&format!("a roll of {side} by {by}, and windows of {window} by {c}"), &[y]));
+        // Rows of whole accesses.
+        let c = 16;
+        let mut g = Made::new(dtype);
+        let shape = [n, parts, parts, window, window, c].map(|n| n as usize);
+        let (x, beside) = (g.input(&shape), g.input(&[n as usize, side as usize, side as usize, c as usize]));
+        let x = g.builtin(BuiltinOp::Transpose, &[x], vec![list(&[0, 1, 3, 2, 4, 5])]);
+        let x = g.builtin(BuiltinOp::Reshape, &[x], sizes(&[n, side, side, c]));
+        let x = g.roll(x, 1, by, side);
+        let x = g.roll(x, 2, by, side);
+        let y = g.call("add", &[x, beside]);
+        out.push(g.case(&format!("windows of {window} by {c}, a roll of {side} by {by}, a sum"), &[y]));
+    }
+    // A part of a padded concatenation beside another operand.
+    let mut g = Made::new(dtype);
+    let (x, y, z) = (g.input(&[3, 5, 8]), g.input(&[3, 2, 8]), g.input(&[3, 4, 8]));
+    let whole = g.concat(&[x, y], 1);
+    let whole = g.pad(whole, &[0, 2, 0], &[0, 1, 0]);
+    let part = g.slice(whole, [1, 1, 9]);
+    let y = g.concat(&[z, part], 1);
+    out.push(g.case("a part of a padded concatenation", &[y]));
+    out
+}
+
 /// Cases whose work is one launch.
 fn single() -> Vec<Case> {
-    let mut out = Vec::new();
+    let mut out: Vec<Case> = [DType::F32, DType::BF16, DType::I32, DType::I8]
+        .into_iter()
+        .flat_map(|d| gathers(d).into_iter().chain(moves(d)))
+        .collect();
     for dtype in [DType::F32, DType::BF16, DType::I32, DType::I8] {
         out.push(around(dtype, &[&[3, 8], &[3, 16]], 1));
         out.push(around(dtype, &[&[2, 5, 7], &[2, 1, 7], &[2, 3, 7]], 1));

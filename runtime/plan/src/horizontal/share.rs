@@ -67,6 +67,7 @@ fn is_small(plan: &Plan, step: &Step) -> bool {
     let moves = match &step.action {
         Action::Pointwise(_) => !of_constants(plan, step),
         Action::Copy | Action::Concat(_) | Action::Pad(_) | Action::Horizontal(_) => true,
+        Action::Gather(_) | Action::GatherElements(_) => true,
         _ => false,
     };
     moves && step.kernel.is_none() && step.work().bytes <= SMALL

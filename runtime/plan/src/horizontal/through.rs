@@ -4,6 +4,7 @@
 //! operands. Invariant: the view reads each of its places from one place of the result; what
 //! strides cannot say is `None`.
 
+use super::ends;
 use super::pieces::cut;
 use crate::view::View;
 
@@ -14,8 +15,8 @@ pub(super) struct Through<'v> {
     sizes: Vec<usize>,
     /// The range of each.
     region: Vec<(usize, usize)>,
-    /// The axis of the view that goes along each of the first of them.
-    axes: Vec<usize>,
+    /// The axis of the view that goes along each of them, if one does.
+    axes: Vec<Option<usize>>,
 }
 
 impl<'v> Through<'v> {
@@ -30,27 +31,38 @@ impl<'v> Through<'v> {
         // An axis in reverse order ends where it would begin.
         let reversed = axes.iter().filter(|a| view.strides[**a] < 0).map(|a| (view.shape[*a] - 1) * strides[*a]);
         let mut left = view.offset.checked_sub(out.offset + reversed.sum::<usize>())?;
-        let (mut sizes, mut region) = (Vec::new(), Vec::new());
+        let (mut sizes, mut region, mut along) = (Vec::new(), Vec::new(), Vec::new());
         // Elements that one place of the last axis so far holds.
         let mut holds = out.len();
-        let ranges = axes.iter().map(|a| (strides[*a], view.shape[*a]));
+        let ranges = axes.iter().map(|a| (strides[*a], view.shape[*a], Some(*a)));
+        let ends = ends(&out.shape);
         // What lies between neighbours of the innermost axis.
-        for (stride, count) in ranges.chain([(1, 1)]) {
+        for (stride, count, axis) in ranges.chain([(1, 1, None)]) {
+            // Of an axis of the result, the view may have one place.
+            for end in ends.iter().rev().filter(|e| **e > stride && e.is_multiple_of(stride)) {
+                if *end < holds && holds.is_multiple_of(*end) && left % end / stride + count <= end / stride {
+                    sizes.push(holds / end);
+                    region.push((left / end, 1));
+                    along.push(None);
+                    (left, holds) = (left % end, *end);
+                }
+            }
             if !holds.is_multiple_of(stride) || left / stride + count > holds / stride {
                 return None;
             }
             sizes.push(holds / stride);
             region.push((left / stride, count));
+            along.push(axis);
             (left, holds) = (left % stride, stride);
         }
-        Some(Through { view, sizes, region, axes })
+        Some(Through { view, sizes, region, axes: along })
     }
 
     /// What is read of an operand, which has the shape of the result.
     pub(super) fn seen(&self, operand: &View) -> Option<View> {
         let mut part = cut(&operand.reshaped(&self.sizes)?, &self.region);
         let mut strides = vec![0; self.view.shape.len()];
-        for (place, axis) in self.axes.iter().enumerate() {
+        for (place, axis) in self.axes.iter().enumerate().filter_map(|(i, a)| Some((i, a.as_ref()?))) {
             if self.view.strides[*axis] < 0 {
                 part = part.sliced(place, self.view.shape[*axis] - 1, -1, self.view.shape[*axis]);
             }
