@@ -228,12 +228,14 @@ impl Grower<'_, '_> {
         self.joined(groups)
     }
 
-    /// The nodes of these groups, if they reduce something and may become one.
+    /// The nodes of these groups, if they reduce something or, on a GPU, look up many rows, and may
+    /// become one.
     fn joined(&self, groups: Vec<usize>) -> Option<Union> {
         let nodes = |g: &usize| self.cluster.groups[*g].nodes.iter().copied();
         let mut all: Vec<usize> = groups.iter().flat_map(nodes).collect();
         all.sort_unstable();
-        let by_rows = all.iter().any(|n| self.rowwise[*n]);
+        let looks_up = |n: usize| !self.device.is_host() && looks_up_many(self.cluster.graph, n);
+        let by_rows = all.iter().any(|n| self.rowwise[*n] || looks_up(*n));
         (by_rows && all.len() <= MAX_NODES && !self.cluster.comes_back(&groups)).then_some(Union { groups, nodes: all })
     }
 
@@ -400,6 +402,15 @@ fn convolved(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
         out[i] = is_convolution || passes_on && node.operands.iter().flatten().any(|v| out[v.node.index()]);
     }
     out
+}
+
+/// True for a lookup of rows of a table of so many elements that rows of threads are faster than
+/// parts of a launch, which each find their own place.
+fn looks_up_many(graph: &Graph, node: usize) -> bool {
+    const MANY: i64 = 1 << 21;
+    let sizes =
+        graph.nodes[node].results.first().map(|t| t.shape.iter().map(|d| d.as_const()).product::<Option<i64>>());
+    gathers(graph, node) && sizes.flatten().is_some_and(|n| n > MANY)
 }
 
 /// True for a lookup of rows of a table.

@@ -45,7 +45,7 @@ const MOST_NODES: usize = 400;
 /// Maximum number of picks of a part.
 const MOST_PICKS: usize = 4;
 /// Maximum number of functions that are computed again where several parts read a value.
-const MOST_AGAIN: usize = 1 << 24;
+const MOST_AGAIN: usize = 1 << 22;
 /// Functions that take as long as an element of a table.
 const LOOKUP: usize = 8;
 /// Joins the steps of a plan. Which ones it joins depends on their sizes.

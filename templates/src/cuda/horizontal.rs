@@ -199,8 +199,13 @@ impl<'k> Code<'k> {
         let used = self.used();
         let given = &self.operands[..self.part.kernel.inputs.len()];
         let live = || given.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o);
-        let tables = self.part.picks.iter().filter_map(|p| given.get(p.table));
-        let tables: Vec<String> = tables.map(|o| o.name.clone()).collect();
+        // A table may be an operand, too: its element at index 0.
+        let mut read = super::pointwise::used(&self.values, &self.operands);
+        for index in &self.indices {
+            let of_index = super::pointwise::used(index, &self.operands);
+            read.iter_mut().zip(of_index).for_each(|(all, own)| *all |= own);
+        }
+        let read: Vec<&str> = given.iter().zip(&read).filter(|(_, r)| **r).map(|(o, _)| o.name.as_str()).collect();
         let writes = self.outputs.iter().map(|(name, _)| format!("{name}_v.v[k]"));
         let call: Vec<String> = self.arguments(&self.values).into_iter().chain(writes).collect();
         let stored = |a: &Access| if *a == Access::Full { "full" } else { "strided" };
@@ -213,7 +218,7 @@ impl<'k> Code<'k> {
             params => self.params().into_iter().collect::<Value>(),
             operands => live().map(|o| context! {
                 name => o.name.clone(), type => storage(o.dtype), access => o.access,
-                table => tables.contains(&o.name),
+                read => read.contains(&o.name.as_str()),
             }).collect::<Value>(),
             picks => self.part.picks.iter().enumerate().map(|(i, p)| self.pick(i, p)).collect::<Value>(),
             outputs => self.outputs.iter().zip(&self.part.stored).map(|((name, d), a)| context! {

@@ -23,6 +23,8 @@ use hypatia_target::device::HOPPER;
 /// The prediction of the template of warps must be better by this factor beside Hopper's: it rarely
 /// is the fastest there, and each candidate is compiled.
 const PENALTY_OF_WARPS: f64 = 1.5;
+/// Of few rows, how many tilings of warps come first.
+const FIRST_OF_FEW: usize = 4;
 
 /// A product that some template computes in place.
 #[derive(Clone, Debug)]
@@ -109,6 +111,13 @@ impl GeneratedProduct {
         // prediction of one template is beside that of another.
         let own = |words: &StoredTiling| GemvTiling::of_words(words).is_some();
         all.sort_by(|x, y| x.1.total_cmp(&y.1));
+        if self.few() {
+            // Half of the tiles of Hopper's template would be empty, which its prediction ignores.
+            let of_warps = |(words, _): &(StoredTiling, f64)| WarpTiling::of_words(words).is_some();
+            let first: Vec<_> = all.iter().filter(|t| of_warps(t)).take(FIRST_OF_FEW).copied().collect();
+            all.retain(|t| !first.iter().any(|(words, _)| *words == t.0));
+            all.splice(0..0, first);
+        }
         if let Some(best) = all.iter().position(|(words, _)| own(words)) {
             all[..=best].rotate_right(1);
         }

@@ -153,6 +153,14 @@ fn gathers(dtype: DType) -> Vec<Case> {
     let y = g.call("mul", &[difference, part]);
     let y = g.call("add", &[a, y]);
     out.push(g.case("between elements", &[y]));
+    // A table that is an operand, too.
+    let mut g = Made::new(dtype);
+    let table = g.input(&[1, 16]);
+    let i = g.indices(DType::I64, &[5], 1);
+    let rows = g.gather(table, i, 0);
+    let y = g.call("max", &[rows, table]);
+    let y = g.call("neg", &[y]);
+    out.push(g.case("a table that is an operand", &[y]));
     // An index that is looked up itself.
     let mut g = Made::new(dtype);
     let table = g.input(&[12, 24]);

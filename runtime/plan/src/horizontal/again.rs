@@ -7,7 +7,11 @@
 use super::{of_constants, parts_of, step_of, with_made};
 use crate::prologue::{Readers, readers};
 use crate::whole::joined_name;
-use crate::{Action, Plan, Step};
+use crate::{Action, Plan, Step, View};
+
+/// Elements of the readers up to which they read what the work reads: more of them take longer than
+/// a launch, as each operand has its own strides.
+const MOST_READ: usize = 1 << 19;
 
 /// Gives such work to its readers.
 pub(super) fn spread(plan: &mut Plan) {
@@ -35,6 +39,10 @@ fn computed_again(plan: &Plan, readers: &Readers, at: usize) -> Option<Vec<(usiz
         maker.writes.iter().filter_map(|w| readers.get(&w.buffer)).flatten().copied().collect();
     places.sort_unstable();
     places.dedup();
+    let elements = |i: &usize| plan.steps.get(*i).and_then(|s| s.writes.first()).map_or(0, View::len);
+    if places.iter().map(elements).sum::<usize>() > MOST_READ {
+        return None;
+    }
     let mut joined = Vec::new();
     for place in &places {
         // An output has no reading step.
