@@ -20,8 +20,9 @@ use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, GroupWindowsKernel, HorizontalKernel, JoinSumsKernel, MoveKernel, Operand, PointwiseKernel, PoolKernel,
-    ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, HorizontalKernel, HorizontalPart, JoinSumsKernel, MoveKernel, Operand,
+    PointwiseKernel, PoolKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel,
+    WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -177,7 +178,13 @@ impl Body {
         let types = |operands: &[Operand]| operands.iter().map(|o| o.dtype).collect::<Vec<DType>>();
         match self {
             Body::Pointwise(k) | Body::InPlace(k, _) => shortener.pointwise(k, tf32),
-            Body::Horizontal(k) => k.codes.iter_mut().flat_map(|c| shortener.pointwise(&mut c.kernel, tf32)).collect(),
+            Body::Horizontal(k) => {
+                let code = |c: &mut HorizontalPart| {
+                    let tables: Vec<usize> = c.picks.iter().map(|pick| pick.table).collect();
+                    shortener.part(&mut c.kernel, &tables, tf32)
+                };
+                k.codes.iter_mut().flat_map(code).collect()
+            }
             Body::Rowwise(k) => shortener.rowwise(k),
             Body::RowSums(k) => shortener.rowwise(&mut k.kernel),
             Body::Gemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),

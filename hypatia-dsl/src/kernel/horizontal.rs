@@ -11,10 +11,13 @@ use crate::scalar::{Term, TermNode};
 /// Threads of a block.
 pub const HORIZONTAL_BLOCK: usize = 256;
 
+/// Maximum number of axes of a part.
+pub const HORIZONTAL_AXES: usize = 16;
 /// The input of a part's terms that is its first pick.
 pub const PICKED: u32 = 1 << 16;
 
-/// An element of a table, at an index that a part computes. Beside the table it is 0.
+/// An element of a table, at an index that a part computes. Beside the table it is 0 on a GPU, and
+/// an error on a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pick {
     /// The index along an axis of the table, as an integer. A negative one counts from the end.
@@ -23,6 +26,17 @@ pub struct Pick {
     pub table: usize,
     /// Whether the elements of an access have one index.
     pub shared: bool,
+}
+
+/// The same term with its picks as the inputs behind so many others.
+pub fn picks_behind(term: &Term, others: usize) -> Term {
+    let node = |n: &TermNode| match n {
+        TermNode::In { input, view } if *input >= PICKED => {
+            TermNode::In { input: *input - PICKED + others as u32, view: *view }
+        }
+        n => n.clone(),
+    };
+    Term { nodes: term.nodes.iter().map(node).collect(), roots: term.roots.clone() }
 }
 
 /// The code of a part.
@@ -41,18 +55,11 @@ pub struct HorizontalPart {
 impl HorizontalPart {
     /// The kernel of one of its terms, whose picks are the operands behind the others.
     pub fn with_picks(&self, term: &Term, outputs: Vec<DType>) -> PointwiseKernel {
-        let given = self.kernel.inputs.len() as u32;
-        let node = |n: &TermNode| match n {
-            TermNode::In { input, view } if *input >= PICKED => {
-                TermNode::In { input: *input - PICKED + given, view: *view }
-            }
-            n => n.clone(),
-        };
         let dtype = |p: &Pick| self.kernel.inputs.get(p.table).map_or(DType::F32, |o| o.dtype);
         let picked = self.picks.iter().map(|p| Operand { dtype: dtype(p), access: Access::Full });
         let mut kernel = self.kernel.clone();
         kernel.inputs.extend(picked);
-        kernel.term = Term { nodes: term.nodes.iter().map(node).collect(), roots: term.roots.clone() };
+        kernel.term = picks_behind(term, self.kernel.inputs.len());
         PointwiseKernel { outputs, ..kernel }
     }
 

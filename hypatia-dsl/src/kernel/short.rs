@@ -22,7 +22,7 @@ use crate::scalar::{Term, TermBuilder, TermNode};
 
 use self::rewrite::Rewriter;
 use self::subject::Leaves;
-use super::{PointwiseKernel, RowAccess, RowwiseKernel};
+use super::{PICKED, PointwiseKernel, RowAccess, RowwiseKernel};
 
 pub use self::rule::TermRule;
 
@@ -59,13 +59,24 @@ impl<'p> Shortener<'p> {
     /// Shortens a pointwise kernel. With `tf32` it follows products that keep 10 bits of their
     /// operands.
     pub fn pointwise(&self, kernel: &mut PointwiseKernel, tf32: bool) -> Vec<RuleId> {
+        self.part(kernel, &[], tf32)
+    }
+
+    /// The same of a part of a launch, whose picks are from the operands `tables`.
+    pub fn part(&self, kernel: &mut PointwiseKernel, tables: &[usize], tf32: bool) -> Vec<RuleId> {
         let kept = kernel.outputs.iter().map(|d| mantissa_bits(*d)).max().unwrap_or(52);
         let Some(rules) = self.allowed(if tf32 { TF32_BITS } else { kept }) else { return Vec::new() };
         let (acc, inputs) = (kernel.acc, &kernel.inputs);
         let number = default_type(inputs.iter().map(|o| o.dtype).chain(acc).chain(kernel.outputs.iter().copied()));
         let leaf = |node: &TermNode| match node {
             TermNode::Acc => acc,
-            TermNode::In { input, .. } => inputs.get(*input as usize).map(|o| o.dtype),
+            TermNode::In { input, .. } => {
+                let at = match input.checked_sub(PICKED) {
+                    Some(pick) => *tables.get(pick as usize)?,
+                    None => *input as usize,
+                };
+                inputs.get(at).map(|o| o.dtype)
+            }
             _ => None,
         };
         rules.rewrite(&mut kernel.term, number, &Leaves { types: &leaf, elements: &|_| None })

@@ -2,6 +2,8 @@
 //!
 //! In: the grammar's furthest failure in one item. Out: a diagnostic that mentions no grammar rule.
 
+mod habits;
+
 use pest::error::{Error, ErrorVariant, InputLocation};
 
 use super::scan::{ITEM_WORDS, Kind, Token, opens_item};
@@ -308,6 +310,9 @@ impl Site<'_> {
         Some(match (&word[..split], &word[split..]) {
             (_, rest) if rest.starts_with('_') => d.hint("write the digits without `_`"),
             ("0", rest) if rest.starts_with(['x', 'X', 'b', 'o']) => d.hint("write it in decimal"),
+            _ if let Some(digits) = without_suffix(word) => {
+                d.hint(format!("write `{digits}`: a number has the element type of what it is combined with"))
+            }
             (digits, name) => {
                 d.hint(format!("write a product as `{digits} * {}`; a name cannot start with a digit", shorten(name)))
             }
@@ -460,6 +465,19 @@ impl Site<'_> {
             }
             None => d.note("the file ends here"),
         })
+        .map(|d| match self.quotient() {
+            Some(hint) => d.hint(hint),
+            None => d,
+        })
+    }
+
+    /// `n // 2`: a comment, where other languages divide.
+    fn quotient(&self) -> Option<&'static str> {
+        let last = self.i.checked_sub(1).and_then(|i| self.tokens.get(i))?;
+        let rest = self.builder.text.get(last.end as usize..)?.trim_start_matches(' ');
+        let divisor = rest.strip_prefix("//")?.trim_start_matches(' ');
+        let divides = divisor.starts_with(|c: char| c.is_ascii_digit());
+        divides.then_some("`//` begins a comment; write a quotient as `a / b`")
     }
 
     /// An expected keyword that is close to the one found.
@@ -511,6 +529,9 @@ impl Site<'_> {
         });
         if let Some(sign) = self.invisible() {
             return d.hint(format!("remove the invisible character U+{:04X} in front of this", u32::from(sign)));
+        }
+        if let Some(hint) = self.habit() {
+            return d.hint(hint);
         }
         if let Some(hint) = self.wrong_sign() {
             return d.hint(hint);
@@ -745,6 +766,12 @@ fn list(all: &[String]) -> String {
         [only] => only.clone(),
         [first @ .., last] => format!("{} or {last}", first.join(", ")),
     }
+}
+
+/// A number without the suffix that names its type in other languages: `1e-5f`.
+fn without_suffix(word: &str) -> Option<&str> {
+    let digits = word.strip_suffix(['f', 'F', 'd', 'D', 'h', 'H', 'l', 'L'])?;
+    digits.parse::<f64>().is_ok().then_some(digits)
 }
 
 /// Whether a word is an integer.

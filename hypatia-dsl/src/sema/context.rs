@@ -282,7 +282,8 @@ impl<'a> Cx<'a> {
                 d.hint(format!("a term stands inside of an op that takes one: `gemm(a, b, f({name}), to = d)`"))
             }
             (Sort::Tensor, Sort::Attr | Sort::Shape) => d.hint(format!(
-                "write `value({name})` for its number, `shape({name})` or `dim({name}, i)` for its sizes"
+                "write `value({name})` for its number, `shape({name})` or `dim({name}, i)` for its sizes, \
+                 `dtype({name})` for its type, `nonneg({name})` if none of its numbers is below 0"
             )),
             (Sort::Tensor, Sort::DType) => d.hint(format!("write `dtype({name})`")),
             (Sort::Tensors, Sort::Tensor) => d.hint(format!("write `..{name}` to pass all of them")),

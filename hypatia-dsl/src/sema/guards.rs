@@ -142,6 +142,11 @@ impl<'a> Cx<'a> {
                             e.span,
                         )
                         .label("expected a number or a size");
+                        let compares = matches!(&e.kind, ExprKind::Binary(Lt | Le | Gt | Ge, ..));
+                        let d = match compares && matches!(op, Lt | Le | Gt | Ge) {
+                            true => d.hint("write two comparisons: `0 < n and n < 4`"),
+                            false => d,
+                        };
                         return self.report(d);
                     }
                 }
@@ -153,6 +158,12 @@ impl<'a> Cx<'a> {
                     span,
                 )
                 .label("these two values cannot be compared");
+                let d = match (kx, ky) {
+                    (AKind::List, AKind::Number) | (AKind::Number, AKind::List) => {
+                        d.hint("compare a list with a list, `shape(x) == [4]`, or one size, `dim(x, 0) == 4`")
+                    }
+                    _ => d,
+                };
                 return self.report(d);
             }
             In | NotIn if !matches!(ky, AKind::List | AKind::Unknown) => {

@@ -6,8 +6,7 @@
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::PICKED;
-use hypatia_dsl::scalar::{Term, TermNode};
+use hypatia_dsl::kernel::picks_behind;
 use smallvec::SmallVec;
 
 use super::interp::Code;
@@ -30,17 +29,6 @@ struct CompiledPart {
     indices: Vec<Code>,
 }
 
-/// The input of a compiled term for an input of a part's, where picks come behind so many reads.
-fn flat(term: &Term, reads: usize) -> Term {
-    let node = |n: &TermNode| match n {
-        TermNode::In { input, view } if *input >= PICKED => {
-            TermNode::In { input: *input - PICKED + reads as u32, view: *view }
-        }
-        n => n.clone(),
-    };
-    Term { nodes: term.nodes.iter().map(node).collect(), roots: term.roots.clone() }
-}
-
 /// The first result in each buffer that a step writes.
 pub fn buffers(step: &Step) -> impl Iterator<Item = &View> {
     let first = |(i, w): &(usize, &View)| !step.writes[..*i].iter().any(|v| v.buffer == w.buffer);
@@ -55,10 +43,11 @@ impl HorizontalCode {
             let reads = k.inputs.len();
             let picked = p.picks.iter().filter_map(|pick| k.inputs.get(pick.table));
             let inputs: Vec<DType> = k.inputs.iter().chain(picked).map(|o| o.dtype).collect();
-            let index = |pick: &Pick| Code::new(program, &flat(&pick.index, reads), None, &inputs, &[DType::I64]);
+            let index =
+                |pick: &Pick| Code::new(program, &picks_behind(&pick.index, reads), None, &inputs, &[DType::I64]);
             Ok(CompiledPart {
                 part: p.clone(),
-                code: Code::new(program, &flat(&k.term, reads), None, &inputs, &k.outputs)?,
+                code: Code::new(program, &picks_behind(&k.term, reads), None, &inputs, &k.outputs)?,
                 indices: p.picks.iter().map(index).collect::<Result<_>>()?,
             })
         };

@@ -23,7 +23,7 @@ mod through;
 use std::collections::HashMap;
 
 use hypatia_dsl::ir::InView;
-use hypatia_dsl::kernel::{Access, Operand, PointwiseKernel};
+use hypatia_dsl::kernel::{Access, HORIZONTAL_AXES, Operand, PointwiseKernel};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 
 use self::again::spread;
@@ -48,6 +48,7 @@ const MOST_PICKS: usize = 4;
 const MOST_AGAIN: usize = 1 << 22;
 /// Functions that take as long as an element of a table.
 const LOOKUP: usize = 8;
+
 /// Joins the steps of a plan. Which ones it joins depends on their sizes.
 pub(super) fn cluster(plan: &mut Plan) {
     if plan.allowed.batch_invariant {
@@ -203,7 +204,7 @@ fn words(part: &HorizontalPart) -> usize {
     tensors + (tensors + 1) * part.step.shape.len() + 1 + 2 * part.picks.len()
 }
 
-/// The step of these parts; `None` if they are too many for a launch.
+/// The step of these parts; `None` if they are none, or too many for a launch.
 fn step_of(name: String, parts: Vec<Part>) -> Option<Step> {
     if let [Part { term, reads, writes, picks }] = parts.as_slice()
         && picks.is_empty()
@@ -213,6 +214,10 @@ fn step_of(name: String, parts: Vec<Part>) -> Option<Step> {
         return Some(Step::new(name, Action::Pointwise(step), reads.clone(), writes.clone()));
     }
     let described: Vec<HorizontalPart> = parts.iter().map(Part::described).collect();
+    let fits = |p: &HorizontalPart| p.step.shape.len() <= HORIZONTAL_AXES;
+    if parts.is_empty() || !described.iter().all(fits) {
+        return None;
+    }
     if parts.len() > MOST_PARTS || described.iter().map(words).sum::<usize>() > MOST_WORDS {
         return None;
     }
@@ -232,7 +237,8 @@ fn joined(plan: &Plan, (readers, makers): (&Readers, &Makers), at: usize) -> Opt
     let mut places = vec![place, at];
     let mut apart = Vec::new();
     while let Some(i) = parts.iter().flat_map(|p| &p.reads).find_map(|v| makers.of(v, &[&*places, &*apart].concat())) {
-        match with_made(&plan.steps[i], &parts) {
+        let joined = with_made(&plan.steps[i], &parts);
+        match joined.filter(|more| step_of(String::new(), more.clone()).is_some()) {
             Some(more) => {
                 parts = more;
                 places.push(i);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::kernel::short::Shortener;
 
-use super::{Action, Called, ChainLayer, FactorFrom, Plan, PrologueStep, Shortened, Step, View};
+use super::{Action, Called, ChainLayer, FactorFrom, HorizontalPart, Plan, PrologueStep, Shortened, Step, View};
 
 /// Applies the rules to generated kernels.
 pub(super) fn shorten(plan: &mut Plan) {
@@ -23,7 +23,11 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
     let rules = match &mut step.action {
         Action::Pointwise(p) => shortener.pointwise(&mut p.kernel, tf32),
         Action::Horizontal(h) => {
-            h.parts.iter_mut().flat_map(|p| shortener.pointwise(&mut p.step.kernel, tf32)).collect()
+            let part = |p: &mut HorizontalPart| {
+                let tables: Vec<usize> = p.picks.iter().map(|pick| pick.table).collect();
+                shortener.part(&mut p.step.kernel, &tables, tf32)
+            };
+            h.parts.iter_mut().flat_map(part).collect()
         }
         Action::Rowwise(r) => shortener.rowwise(&mut r.kernel),
         Action::Conv(c) if !c.is_plain() => {

@@ -180,7 +180,8 @@ pub struct HorizontalPart {
     pub picks: Vec<Pick>,
 }
 
-/// An element of a table at a computed index (a gather). Beside the table it is 0.
+/// An element of a table at a computed index (a gather). Beside the table it is 0 on a GPU, and an
+/// error on a host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pick {
     /// The index along an axis of the table, as an integer. A negative one counts from the end. It

@@ -13,11 +13,10 @@ use super::{
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick, PointwiseKernel};
+use hypatia_dsl::kernel::{
+    Access, HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick, PointwiseKernel,
+};
 use hypatia_dsl::scalar::TermNode;
-
-/// Maximum number of axes of a part.
-const MAX_RANK: usize = 16;
 
 pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaSource, EmitError> {
     check(kernel)?;
@@ -108,7 +107,7 @@ fn check(kernel: &HorizontalKernel) -> Result<(), EmitError> {
         if !c.picks.iter().all(|p| strided(p) && p.index.roots.len() == 1) {
             return bad("a pick from a table without strides, or without an index");
         }
-        if k.rank == 0 || k.rank > MAX_RANK || c.vector == 0 {
+        if k.rank == 0 || k.rank > HORIZONTAL_AXES || c.vector == 0 {
             return bad("a part without axes, or of more than 16");
         }
     }

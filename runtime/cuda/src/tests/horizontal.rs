@@ -270,6 +270,34 @@ fn single() -> Vec<Case> {
     out
 }
 
+/// Empty tables and results are planned like any other.
+#[test]
+fn what_is_empty_is_planned() {
+    let mut cases = Vec::new();
+    for elements in [false, true] {
+        let mut g = Made::new(DType::F32);
+        let (table, i) = (g.input(&[0, 4]), g.indices(DType::I64, if elements { &[2, 4] } else { &[2] }, 1));
+        let rows = if elements { g.gather_elements(table, i, 0) } else { g.gather(table, i, 0) };
+        let y = g.call("neg", &[rows]);
+        cases.push(g.case("an empty table", &[y]));
+    }
+    let mut g = Made::new(DType::F32);
+    let (x, y) = (g.input(&[0, 4]), g.input(&[0, 3]));
+    let whole = g.concat(&[x, y], 1);
+    let y = g.call("neg", &[whole]);
+    cases.push(g.case("an empty concatenation", &[y]));
+    let mut g = Made::new(DType::F32);
+    let x = g.input(&[0, 4]);
+    let whole = g.pad(x, &[0, 1], &[0, 1]);
+    let y = g.call("neg", &[whole]);
+    cases.push(g.case("an empty padding", &[y]));
+    for case in cases {
+        // Development builds check plans.
+        let plan = super::planned(&hypatia_target::device::Device::named("h200").unwrap(), &case.graph);
+        assert!(plan.validate().is_ok(), "{}\n{plan}", case.what);
+    }
+}
+
 #[test]
 fn emulated_horizontal_work_agrees_with_the_reference() {
     let cases = single();

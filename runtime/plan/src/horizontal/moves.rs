@@ -70,10 +70,11 @@ fn composed(plan: &Plan, readers: &Readers, at: usize) -> Option<Joined> {
 
 /// The step that moves elements to a buffer which one step alone reads.
 fn maker(plan: &Plan, readers: &Readers, buffer: BufferId, but: &[BufferId]) -> Option<(BufferId, usize)> {
-    let alone = readers.get(&buffer).is_some_and(|r| r.len() == 1) && !but.contains(&buffer);
+    if readers.get(&buffer).is_none_or(|r| r.len() != 1) || but.contains(&buffer) {
+        return None;
+    }
     let makes = |s: &Step| moves(s) && s.writes.iter().any(|w| w.buffer == buffer);
-    let place = plan.steps.iter().position(makes).filter(|_| alone)?;
-    Some((buffer, place))
+    Some((buffer, plan.steps.iter().position(makes)?))
 }
 
 /// These pieces, where they read `made` by what its pieces read; `None` if strides cannot say it,
@@ -84,6 +85,9 @@ fn through(found: &[Piece], made: &View, inner: &[Piece]) -> Option<Vec<Piece>> 
         if piece.read.buffer != made.buffer {
             out.push(Piece { region: piece.region.clone(), read: piece.read.clone() });
             continue;
+        }
+        if piece.read.dtype != made.dtype {
+            return None;
         }
         let reading = Reading::of(&piece.read, made)?;
         for q in inner {

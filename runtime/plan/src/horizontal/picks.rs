@@ -19,7 +19,11 @@ fn input(input: u32) -> Term {
 }
 
 /// The part that picks from the second read by the first one. Both have the shape of the result.
+/// `None` for an empty table: no element of it has the shape of the result.
 fn picked(step: &Step, indices: View, table: View, (stride, size): (isize, usize)) -> Option<Part> {
+    if step.reads.iter().any(View::is_empty) {
+        return None;
+    }
     let pick = Pick { index: input(0), table: 1, stride: usize::try_from(stride).ok()?, size };
     Some(Part {
         term: input(PICKED),

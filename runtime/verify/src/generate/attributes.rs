@@ -30,6 +30,8 @@ fn reads(e: &AExpr, var: VarId) -> bool {
     }
 }
 
+/// The longest axis that is divided into stated parts.
+const MOST_DIVIDED: i64 = 1 << 16;
 /// How many parts of a split a search may add to the usual ones.
 const MORE_PARTS: usize = 4;
 
@@ -221,6 +223,9 @@ impl Generator<'_, '_> {
             },
             _ => return None,
         };
+        if !(0..=MOST_DIVIDED).contains(&total) {
+            return None;
+        }
         let least = if axis < 0 { axis.unsigned_abs() as usize } else { axis as usize + 1 };
         let rank = match want {
             OpenShape::Free => least + self.source.pick(3),

@@ -79,11 +79,12 @@ impl Generator<'_, '_> {
         };
         let of = |which: End| {
             let own = self.hints.ranges.iter().filter(move |(v, end, _)| *v == var && *end == which);
-            own.filter_map(|(_, _, e)| number(e)).collect::<Vec<f64>>()
+            own.filter_map(|(_, _, e)| number(e)).filter(|n| n.is_finite()).collect::<Vec<f64>>()
         };
         let least = of(End::Least).into_iter().reduce(f64::max);
         let largest = of(End::Largest).into_iter().reduce(f64::min);
-        if least.is_none() && largest.is_none() {
+        let empty = least.zip(largest).is_some_and(|(a, b)| a > b);
+        if empty || (least.is_none() && largest.is_none()) {
             return None;
         }
         let part = self.source.pick(STEPS + 1) as f64 / STEPS as f64;
