@@ -56,6 +56,12 @@ pub struct Hints<'a> {
 }
 
 impl<'a> Hints<'a> {
+    /// Whether guards give a constant's values two ends.
+    pub fn is_ranged(&self, var: VarId) -> bool {
+        let ends = |end: End| self.ranges.iter().any(|(v, e, _)| *v == var && *e == end);
+        ends(End::Least) && ends(End::Largest)
+    }
+
     /// The hints of a rule.
     pub fn of(program: &Program, rule: &'a Rule) -> Hints<'a> {
         let constants = Constants::of(program, rule);

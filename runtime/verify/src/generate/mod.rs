@@ -504,8 +504,7 @@ impl Generator<'_, '_> {
                     AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
                     _ => None,
                 });
-                let ranged = values.is_empty() && self.hints.ranges.iter().any(|(of, ..)| *of == v);
-                if ranged && self.source.pick(4) > 0 {
+                if values.is_empty() && self.hints.is_ranged(v) && self.source.pick(4) > 0 {
                     demand.is = self.within_range(v);
                 }
                 // -0 is 0, too.

@@ -67,7 +67,7 @@ impl Generator<'_, '_> {
         ends.flat_map(|v| [v, v, v - 1.0, v + 1.0]).map(AttrValue::Float).collect()
     }
 
-    /// A number between the ends of what guards allow a constant; none if they leave it open.
+    /// A number between the ends of what guards allow a constant; none if they leave one open.
     pub(super) fn within_range(&mut self, var: VarId) -> Option<f64> {
         /// Steps between the ends.
         const STEPS: usize = 64;
@@ -81,24 +81,16 @@ impl Generator<'_, '_> {
             let own = self.hints.ranges.iter().filter(move |(v, end, _)| *v == var && *end == which);
             own.filter_map(|(_, _, e)| number(e)).filter(|n| n.is_finite()).collect::<Vec<f64>>()
         };
-        let least = of(End::Least).into_iter().reduce(f64::max);
-        let largest = of(End::Largest).into_iter().reduce(f64::min);
-        let empty = least.zip(largest).is_some_and(|(a, b)| a > b);
-        if empty || (least.is_none() && largest.is_none()) {
-            return None;
-        }
+        let least = of(End::Least).into_iter().reduce(f64::max)?;
+        let largest = of(End::Largest).into_iter().reduce(f64::min).filter(|end| *end >= least)?;
         let part = self.source.pick(STEPS + 1) as f64 / STEPS as f64;
-        let room = |end: f64| end.abs().max(1.0);
-        Some(match (least, largest) {
-            // Small numbers occur as often as large ones.
-            (Some(a), Some(b)) if a >= 0.0 && b > 16.0 * a => {
-                let factor = if a > 0.0 { a / b } else { 2f64.powi(-24) };
-                b * factor.powf(1.0 - part)
+        // Small numbers occur as often as large ones.
+        Some(match least >= 0.0 && largest > 16.0 * least {
+            true => {
+                let factor = if least > 0.0 { least / largest } else { 2f64.powi(-24) };
+                largest * factor.powf(1.0 - part)
             }
-            (Some(a), Some(b)) => a + (b - a) * part,
-            (Some(a), None) => a + 2.0 * room(a) * part,
-            (None, Some(b)) => b - 2.0 * room(b) * part,
-            (None, None) => return None,
+            false => least + (largest - least) * part,
         })
     }
 

@@ -262,7 +262,7 @@ fn focus_of(aspect: Aspect, attempt: u64) -> Focus {
         Aspect::Long(size) => {
             let dtype = [None, Some(DType::I8), None, Some(DType::U8)][at % 4];
             let distribution =
-                Some([Distribution::Last(3), Distribution::Last(3), Distribution::Neighbours(63)][at % 3]);
+                Some([Distribution::Last(3), Distribution::Last(4), Distribution::Neighbours(63)][at % 3]);
             Focus { sizes: Sizes::Long(size), distribution, dtype, ..Focus::default() }
         }
         Aspect::Factors => Focus { sizes: Sizes::Factors(PRODUCTS[at % PRODUCTS.len()]), ..Focus::default() },
