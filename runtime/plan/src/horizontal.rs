@@ -92,6 +92,21 @@ struct Joined {
 }
 
 impl Joined {
+    /// These parts at `place` instead of the steps at `places`, if they are several and that is
+    /// predicted to be faster.
+    fn of(plan: &Plan, mut places: Vec<usize>, place: usize, parts: Vec<Part>) -> Option<Joined> {
+        places.sort_unstable();
+        places.dedup();
+        let before: Vec<Step> = places.iter().map(|i| plan.steps[*i].clone()).collect();
+        if before.len() == 1 {
+            return None;
+        }
+        let step = step_of(joined_name(&before), parts)?;
+        let seconds = |steps: &[Step]| steps.iter().map(|s| s.predicted(&plan.device)).sum::<f64>();
+        let gone = places.into_iter().filter(|i| *i != place).collect();
+        (seconds(std::slice::from_ref(&step)) < seconds(&before)).then_some(Joined { step, at: place, gone })
+    }
+
     fn apply(self, plan: &mut Plan) {
         plan.steps[self.at] = self.step;
         let mut place = 0..;
@@ -158,11 +173,7 @@ fn parts_of(step: &Step) -> Option<Vec<Part>> {
         }
         _ => {
             let (whole, pieces) = pieces(step)?;
-            let part = |p: Piece| {
-                let (writes, reads) = (vec![cut(&whole, &p.region)], vec![p.read]);
-                Part { term: identity(), writes, reads, picks: Vec::new() }
-            };
-            pieces.into_iter().map(part).collect()
+            pieces.iter().map(|p| Part::moved(&whole, p)).collect()
         }
     };
     let full = !parts.is_empty() && parts.iter().all(|p| p.writes.iter().all(|w| !w.is_empty()));
@@ -170,6 +181,12 @@ fn parts_of(step: &Step) -> Option<Vec<Part>> {
 }
 
 impl Part {
+    /// A piece of a result, as it is read.
+    fn moved(whole: &View, piece: &Piece) -> Part {
+        let (writes, reads) = (vec![cut(whole, &piece.region)], vec![piece.read.clone()]);
+        Part { term: identity(), writes, reads, picks: Vec::new() }
+    }
+
     /// The part as a plan has it.
     fn described(&self) -> HorizontalPart {
         let strides: Vec<Vec<isize>> = self.reads.iter().chain(&self.writes).map(|v| v.strides.clone()).collect();
@@ -246,16 +263,7 @@ fn joined(plan: &Plan, (readers, makers): (&Readers, &Makers), at: usize) -> Opt
             None => apart.push(i),
         }
     }
-    places.sort_unstable();
-    places.dedup();
-    let before: Vec<Step> = places.iter().map(|i| plan.steps[*i].clone()).collect();
-    if before.len() == 1 {
-        return None;
-    }
-    let step = step_of(joined_name(&before), parts)?;
-    let seconds = |steps: &[Step]| steps.iter().map(|s| s.predicted(&plan.device)).sum::<f64>();
-    let gone = places.into_iter().filter(|i| *i != place).collect();
-    (seconds(std::slice::from_ref(&step)) < seconds(&before)).then_some(Joined { step, at: place, gone })
+    Joined::of(plan, places, place, parts)
 }
 
 /// The parts of what only moves elements, with the pointwise work of its only reader, and the

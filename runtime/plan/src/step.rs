@@ -1,7 +1,8 @@
 //! Steps: what one launch computes, from which views to which.
 //!
 //! In: nothing; `lower` makes them. Out: what executors run. Invariant: a step reads only inputs,
-//! constants and results of earlier steps; its results are whole buffers.
+//! constants and results of earlier steps; its results are whole buffers, or parts of one (see
+//! [`HorizontalStep`]).
 
 use hypatia_dsl::builtin::ScatterReduction;
 use hypatia_dsl::dtype::DType;

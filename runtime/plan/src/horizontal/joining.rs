@@ -78,11 +78,7 @@ impl Joining<'_> {
         let first = self.picks.len();
         for pick in &made.picks {
             let mut terms = TermBuilder::new();
-            let of = |terms: &mut TermBuilder, input: u32| match input.checked_sub(PICKED) {
-                Some(pick) => input_of(terms, PICKED as usize + first + pick as usize),
-                None => input_of(terms, reads[input as usize]),
-            };
-            let roots = replaced(&mut terms, &pick.index, &of);
+            let roots = replaced(&mut terms, &pick.index, first, &|terms, at| input_of(terms, reads[at]));
             self.picks.push(Pick { index: terms.finish(roots), table: reads[pick.table], ..pick.clone() });
         }
         Some(Source::Made { place, reads, first })
@@ -91,24 +87,17 @@ impl Joining<'_> {
     /// A term of the part, whose picks are those from `first` on.
     fn term(&self, term: &Term, first: usize) -> Term {
         let mut terms = TermBuilder::new();
-        let of = |terms: &mut TermBuilder, input: u32| match input.checked_sub(PICKED) {
-            Some(pick) => input_of(terms, PICKED as usize + first + pick as usize),
-            None => match &self.sources[input as usize] {
-                Source::Read(at) => input_of(terms, *at),
-                Source::Made { place, reads, first } => self.value(terms, *place, reads, *first),
-            },
+        let of = |terms: &mut TermBuilder, at: usize| match &self.sources[at] {
+            Source::Read(at) => input_of(terms, *at),
+            Source::Made { place, reads, first } => self.value(terms, *place, reads, *first),
         };
-        let roots = replaced(&mut terms, term, &of);
+        let roots = replaced(&mut terms, term, first, &of);
         terms.finish(roots)
     }
 
     /// A result of what is made.
     fn value(&self, terms: &mut TermBuilder, place: usize, reads: &[usize], first: usize) -> TermId {
-        let of = |terms: &mut TermBuilder, input: u32| match input.checked_sub(PICKED) {
-            Some(pick) => input_of(terms, PICKED as usize + first + pick as usize),
-            None => input_of(terms, reads[input as usize]),
-        };
-        let value = replaced(terms, &self.made.term, &of)[place];
+        let value = replaced(terms, &self.made.term, first, &|terms, at| input_of(terms, reads[at]))[place];
         let out = self.made.writes[place].dtype;
         // What has the type of the result in memory is not rounded, nor is a truth value.
         let table = |pick: u32| self.reads[self.picks[pick as usize].table].dtype;
@@ -128,12 +117,21 @@ fn input_of(terms: &mut TermBuilder, input: usize) -> TermId {
     terms.add(TermNode::In { input: input as u32, view: InView::Broadcast })
 }
 
-/// The roots of a term in another one, with these values for its inputs.
-fn replaced(terms: &mut TermBuilder, term: &Term, value: &impl Fn(&mut TermBuilder, u32) -> TermId) -> Vec<TermId> {
+/// The roots of a term in another one, where its picks are those from `first` on, and its other
+/// inputs have these values.
+fn replaced(
+    terms: &mut TermBuilder,
+    term: &Term,
+    first: usize,
+    value: &impl Fn(&mut TermBuilder, usize) -> TermId,
+) -> Vec<TermId> {
     let mut moved: Vec<TermId> = Vec::with_capacity(term.nodes.len());
     for node in &term.nodes {
         let id = match node {
-            TermNode::In { input, .. } => value(terms, *input),
+            TermNode::In { input, .. } => match input.checked_sub(PICKED) {
+                Some(pick) => input_of(terms, PICKED as usize + first + pick as usize),
+                None => value(terms, *input as usize),
+            },
             node => terms.add(node.map_args(|a| moved[a.0 as usize])),
         };
         moved.push(id);

@@ -9,10 +9,9 @@
 use std::ops::Range;
 
 use super::pieces::{Piece, pieces};
-use super::{Joined, MOST_PARTS, Part, Work, identity, reader, step_of};
+use super::{Joined, MOST_PARTS, Part, Work, reader};
 use crate::prologue::{Readers, readers};
 use crate::view::{View, row_major};
-use crate::whole::joined_name;
 use crate::{Action, BufferId, Plan, Step};
 
 /// Joins moves, the last ones of a chain first.
@@ -51,21 +50,9 @@ fn composed(plan: &Plan, readers: &Readers, at: usize) -> Option<Joined> {
     }
     let worked = reader(plan, readers, &whole).and_then(|i| Some((i, Work::of(&plan.steps[i], &whole)?)));
     let place = worked.as_ref().map_or(at, |(i, _)| *i);
-    let part = |p: &Piece| match &worked {
-        Some((_, work)) => work.on(p),
-        None => {
-            let writes = vec![super::pieces::cut(&whole, &p.region)];
-            Part { term: identity(), reads: vec![p.read.clone()], writes, picks: Vec::new() }
-        }
-    };
-    let parts: Vec<Part> = found.iter().map(part).collect();
-    places.extend((place != at).then_some(place));
-    places.sort_unstable();
-    let before: Vec<Step> = places.iter().map(|i| plan.steps[*i].clone()).collect();
-    let step = step_of(joined_name(&before), parts)?;
-    let seconds = |steps: &[Step]| steps.iter().map(|s| s.predicted(&plan.device)).sum::<f64>();
-    let gone = places.into_iter().filter(|i| *i != place).collect();
-    (seconds(std::slice::from_ref(&step)) < seconds(&before)).then_some(Joined { step, at: place, gone })
+    let part = |p: &Piece| worked.as_ref().map_or_else(|| Part::moved(&whole, p), |(_, work)| work.on(p));
+    places.push(place);
+    Joined::of(plan, places, place, found.iter().map(part).collect())
 }
 
 /// The step that moves elements to a buffer which one step alone reads.
