@@ -35,6 +35,7 @@ pub const TEMPLATES: &[(&str, &str)] = &[
     ("checksum.cu.j2", include_str!("../checksum.cu.j2")),
     ("disturb.cu.j2", include_str!("../disturb.cu.j2")),
     ("disturb_result.cu.j2", include_str!("../disturb_result.cu.j2")),
+    ("gemm_multiply.cu.j2", include_str!("../gemm_multiply.cu.j2")),
     ("gather.cu.j2", include_str!("../gather.cu.j2")),
     ("position.cu.j2", include_str!("../position.cu.j2")),
     ("horizontal.cu.j2", include_str!("../horizontal.cu.j2")),
