@@ -54,7 +54,7 @@ fn common(source: &CudaSource, stem: &str, name: &str) -> Value {
             Geometry::Rows { block, .. } | Geometry::Parts { block, .. } | Geometry::Problems { block, .. } => {
                 (block, 1)
             }
-            Geometry::Blocks { block, .. } => (block, 1),
+            Geometry::Blocks { block, .. } | Geometry::Accesses { block, .. } => (block, 1),
             Geometry::Clusters { block, blocks, .. } => (block, blocks),
             Geometry::Tiles { block, cluster, .. } => (block, cluster),
             Geometry::Declared => (0, 1),
@@ -356,6 +356,8 @@ fn torch_type(dtype: DType) -> &'static str {
 fn outer_axes(body: &Body, axes: usize) -> Option<usize> {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) => Some(axes - 1),
+        // All elements count as one row.
+        Body::Horizontal(k) if k.parts.len() == 1 => Some(0),
         Body::Rowwise(k) => Some(k.axes[0]),
         Body::Argmax(k) => Some(k.outer),
         Body::Move(k) => Some(match k.moves {

@@ -80,13 +80,24 @@ pub struct HorizontalKernel {
     pub codes: Vec<HorizontalPart>,
     /// The code of each part.
     pub parts: Vec<usize>,
+    /// Whether 32 bits count the elements of each part, and hold how far each of its operands and
+    /// outputs reaches.
+    pub narrow: bool,
+    /// Whether an output may lie where an operand does that is indexed alike.
+    pub in_place: bool,
 }
 
 impl HorizontalKernel {
     /// The kernel of these parts, in that order.
     pub fn of(name: &str, parts: impl IntoIterator<Item = HorizontalPart>) -> HorizontalKernel {
-        let mut kernel =
-            HorizontalKernel { name: name.into(), doc: String::new(), codes: Vec::new(), parts: Vec::new() };
+        let mut kernel = HorizontalKernel {
+            name: name.into(),
+            doc: String::new(),
+            codes: Vec::new(),
+            parts: Vec::new(),
+            narrow: false,
+            in_place: false,
+        };
         for part in parts {
             let at = kernel.codes.iter().position(|code| *code == part).unwrap_or_else(|| {
                 kernel.codes.push(part);

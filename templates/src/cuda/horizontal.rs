@@ -2,14 +2,16 @@
 //!
 //! In: a [`HorizontalKernel`]. Out: its source: a function for each code, and an entry point that
 //! divides the blocks among the parts. Invariant: a part's arguments are its operands, its outputs,
-//! its sizes and their strides, in this order, those of the first part first.
+//! its sizes and their strides, in this order, those of the first part first. Rows of a part are
+//! whole accesses.
 
 use minijinja::{Value, context};
 
 use super::pointwise::{Pointer, declarations, formulas, pointers, value_function};
 use super::term::{Functions, inlining};
 use super::{
-    Arg, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render, storage,
+    Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,
+    storage,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
@@ -22,23 +24,28 @@ pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaS
     check(kernel)?;
     let mut functions = Functions::new(program);
     functions.need("axes");
+    let restrict = if kernel.in_place { "" } else { " __restrict__" };
     let mut bodies = Vec::new();
     let mut codes = Vec::new();
     for (at, code) in kernel.codes.iter().enumerate() {
         let uses = kernel.parts.iter().filter(|p| **p == at).count() as u64;
         let code = Code::of(code, at);
-        if code.is_strided() {
+        if code.is_strided() && !kernel.narrow {
             functions.need("quotient");
         }
         let (texts, size) = code.functions(&mut functions)?;
         bodies.extend(texts);
-        codes.push(code.context(inlining(size * code.part.vector as u64, uses)));
+        codes.push(code.context(inlining(size * code.part.vector as u64, uses), restrict));
     }
     let args = arguments(kernel);
     let names = |p: &Part| p.args(kernel).map(|a| a.name).collect::<Vec<_>>();
     let parts = parts(kernel);
     let calls = parts.iter().map(|p| context! { code => part_name(p.code), arguments => names(p) });
-    let geometry = Geometry::Blocks { block: HORIZONTAL_BLOCK as u32, shared: 0 };
+    let block = HORIZONTAL_BLOCK as u32;
+    let geometry = match kernel.parts.as_slice() {
+        [one] => Geometry::Accesses { block, vector: kernel.codes[*one].vector as u32 },
+        _ => Geometry::Blocks { block, shared: 0 },
+    };
     let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
     let formula: Vec<String> = parts
         .iter()
@@ -57,23 +64,26 @@ pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaS
         .collect();
     let header = Header {
         name: &kernel.name,
-        kind: "pointwise work of several index spaces",
+        kind: if kernel.parts.len() > 1 { "pointwise work of several index spaces" } else { "a pointwise region" },
         doc: &kernel.doc,
         formula: &formula,
         args: &args,
         entries: &entries,
-        in_place: false,
+        in_place: kernel.in_place,
     };
+    let aliased = |a: &Arg| kernel.in_place && matches!(a.kind, ArgKind::Input(_) | ArgKind::Output(_));
+    let plain: Vec<String> = args.iter().filter(|a| aliased(a)).map(|a| a.name.clone()).collect();
     let types = |c: &HorizontalPart| c.kernel.inputs.iter().map(|o| o.dtype).chain(c.kernel.outputs.clone()).collect();
     let types: Vec<DType> = kernel.codes.iter().flat_map(|c| -> Vec<DType> { types(c) }).collect();
     let base = common(header, &functions, types.into_iter(), &bodies)?;
     let own = context! {
         entry => entries[0].name.clone(),
         block => HORIZONTAL_BLOCK,
+        narrow => kernel.narrow,
         picks => kernel.codes.iter().any(|c| !c.picks.is_empty()),
         codes => codes.into_iter().collect::<Value>(),
         parts => calls.collect::<Value>(),
-        args => declarations(&args, &[]),
+        args => declarations(&args, &plain),
     };
     let ctx = minijinja::value::merge_maps([own, base]);
     let text = render("horizontal.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
@@ -194,7 +204,7 @@ impl<'k> Code<'k> {
         }
     }
 
-    fn context(&self, inline: &str) -> Value {
+    fn context(&self, inline: &str, restrict: &str) -> Value {
         let used = self.used();
         let given = &self.operands[..self.part.kernel.inputs.len()];
         let live = || given.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o);
@@ -214,7 +224,7 @@ impl<'k> Code<'k> {
             vector => self.part.vector,
             rank => self.part.kernel.rank,
             strided => self.is_strided(),
-            params => self.params().into_iter().collect::<Value>(),
+            params => self.params(restrict).into_iter().collect::<Value>(),
             operands => live().map(|o| context! {
                 name => o.name.clone(), type => storage(o.dtype), access => o.access,
                 read => read.contains(&o.name.as_str()),
@@ -239,15 +249,15 @@ impl<'k> Code<'k> {
     }
 
     /// The parameters of its function, in the order of [`Part::args`].
-    fn params(&self) -> Vec<String> {
+    fn params(&self, restrict: &str) -> Vec<String> {
         let rank = self.part.kernel.rank;
         let axes = |name: &str| format!("const Axes<{rank}>& {name}_strides");
         let given = &self.operands[..self.part.kernel.inputs.len()];
         let strided = given.iter().filter(|o| o.access == "strided").map(|o| axes(&o.name));
         let picks = self.part.picks.len();
         let picked = (picks > 0).then(|| format!("const Axes<{}>& picks", 2 * picks));
-        let reads = given.iter().map(|o| format!("const {}* __restrict__ {}", storage(o.dtype), o.name));
-        let writes = self.outputs.iter().map(|(name, d)| format!("{}* __restrict__ {name}", storage(*d)));
+        let reads = given.iter().map(|o| format!("const {}*{restrict} {}", storage(o.dtype), o.name));
+        let writes = self.outputs.iter().map(|(name, d)| format!("{}*{restrict} {name}", storage(*d)));
         let scattered = self.outputs.iter().zip(&self.part.stored).filter(|(_, a)| **a == Access::Strided);
         reads
             .chain(writes)
@@ -286,6 +296,7 @@ impl Part {
         let code = &kernel.codes[self.code];
         let rank = code.kernel.rank;
         let about = |access: &Access| match access {
+            Access::Full if kernel.parts.len() == 1 => "all elements in row-major order".to_string(),
             Access::Full => format!("row-major, of sizes{}", self.at),
             Access::Splat => "one element".to_string(),
             _ => "with the strides of that name".to_string(),
@@ -301,7 +312,10 @@ impl Part {
             args.push(Arg::written(self.written + i, *d, about(access)));
             strides.extend((*access == Access::Strided).then(|| steps(ArgRole::Written(self.written + i))));
         }
-        args.push(Arg::sizes(SizeName::OfPart(self.at), rank, format!("sizes of the axes of part {}", self.at)));
+        args.push(match kernel.parts.len() {
+            1 => Arg::axes(rank, format!("sizes of the axes; the last one is a multiple of {}", code.vector)),
+            _ => Arg::sizes(SizeName::OfPart(self.at), rank, format!("sizes of the axes of part {}", self.at)),
+        });
         if !code.picks.is_empty() {
             let about = "of each pick, elements between neighbours along its axis, and the axis' size";
             args.push(Arg::sizes(SizeName::Picks(self.at), 2 * code.picks.len(), about));
@@ -312,6 +326,9 @@ impl Part {
 
 fn arguments(kernel: &HorizontalKernel) -> Vec<Arg> {
     let mut args: Vec<Arg> = parts(kernel).iter().flat_map(|p| p.args(kernel)).collect();
+    if kernel.parts.len() == 1 {
+        return args;
+    }
     let about = "blocks of the parts up to each one: ceil(ceil(its elements / elements of an access) / 256)";
     args.push(Arg::sizes(SizeName::Ends, kernel.parts.len(), about));
     args

@@ -286,6 +286,13 @@ pub enum Geometry {
         /// Elements that a thread handles at a time, in one or two accesses.
         vector: u32,
     },
+    /// A thread for every `vector` of `n` elements: no thread takes a second access.
+    Accesses {
+        /// Threads per block.
+        block: u32,
+        /// Elements per access.
+        vector: u32,
+    },
     /// A block covers columns along x and rows along y.
     Grid {
         /// Threads per block, over both axes.
@@ -359,7 +366,7 @@ pub enum Geometry {
 impl Geometry {
     /// True if a kernel is correct for that grid alone.
     pub fn is_prescribed(self) -> bool {
-        matches!(self, Geometry::Parts { .. } | Geometry::Blocks { .. })
+        matches!(self, Geometry::Parts { .. } | Geometry::Blocks { .. } | Geometry::Accesses { .. })
     }
 
     /// Dynamic shared memory of a launch, in bytes.
@@ -376,7 +383,7 @@ impl Geometry {
     pub fn launch(self, rows: u64, n: u64) -> ([u32; 3], [u32; 3]) {
         let cap = |v: u64, max: u64| v.clamp(1, max) as u32;
         match self {
-            Geometry::Flat { block, vector } => {
+            Geometry::Flat { block, vector } | Geometry::Accesses { block, vector } => {
                 let total = rows.saturating_mul(n).div_ceil(vector as u64);
                 ([cap(total.div_ceil(block as u64), i32::MAX as u64), 1, 1], [block, 1, 1])
             }
@@ -409,7 +416,9 @@ impl Geometry {
 impl fmt::Display for Geometry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Geometry::Flat { block, vector } => write!(f, "block ({block}), grid (ceil(n / {}))", block * vector),
+            Geometry::Flat { block, vector } | Geometry::Accesses { block, vector } => {
+                write!(f, "block ({block}), grid (ceil(n / {}))", block * vector)
+            }
             Geometry::Grid { block, vector } => write!(
                 f,
                 "lanes = ceil(n / {vector}); x = min({block}, next power of two of lanes); y = \

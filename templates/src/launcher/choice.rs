@@ -236,7 +236,9 @@ fn case(entry: usize, geometry: Geometry, work: &Rows, language: Language) -> Ca
     let line = |blocks: String, cluster: u32, block: u32| format!("{f}line({entry}, {blocks}, {cluster}, {block})");
     let always = |text: String, reads: Vec<Quantity>| Case { condition: None, launch: Expression { text, reads } };
     match geometry {
-        Geometry::Flat { block, vector } => always(line(ceil("n", block * vector), 1, block), vec![Length]),
+        Geometry::Flat { block, vector } | Geometry::Accesses { block, vector } => {
+            always(line(ceil("n", block * vector), 1, block), vec![Length])
+        }
         Geometry::Grid { block, vector } => {
             always(format!("{f}plane({entry}, rows, n, {block}, {vector})"), vec![Count, Length])
         }

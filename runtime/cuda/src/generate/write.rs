@@ -469,6 +469,7 @@ fn argument(a: &Arg) -> ArgEntry {
 fn function(e: &Entry, source: &CudaSource) -> FunctionEntry {
     let (geometry, block, vector, threads_per_row, up_to) = match e.geometry {
         Geometry::Flat { block, vector } => ("flat", block, Some(vector), None, None),
+        Geometry::Accesses { block, vector } => ("accesses", block, Some(vector), None, None),
         Geometry::Grid { block, vector } => ("grid", block, Some(vector), None, None),
         Geometry::Rows { block, threads, up_to } => ("rows", block, None, Some(threads), up_to),
         Geometry::Columns { block } => ("columns", block, None, None, None),
@@ -497,7 +498,9 @@ fn grid(geometry: Geometry, source: &CudaSource) -> Option<[String; 3]> {
     let ceil = |what: &str, by: u32| if by == 1 { what.to_string() } else { format!("({what} + {}) / {by}", by - 1) };
     let one = || "1".to_string();
     Some(match geometry {
-        Geometry::Flat { block, vector } => [ceil("n", block * vector), one(), one()],
+        Geometry::Flat { block, vector } | Geometry::Accesses { block, vector } => {
+            [ceil("n", block * vector), one(), one()]
+        }
         Geometry::Grid { .. } => ["(lanes + x - 1) / x".into(), "min(65535, (rows + y - 1) / y)".into(), one()],
         Geometry::Rows { block, threads, .. } => [ceil("rows", block / threads), one(), one()],
         Geometry::Columns { block } => [ceil("rows", block), one(), one()],

@@ -1,30 +1,58 @@
 //! Horizontally fused pointwise work: the elements of an access, the blocks of each part.
 //!
-//! In: a step of several parts. Out: its kernel and the work. Invariant: rows of whole accesses
+//! In: a step of several parts, or pointwise work with strides, which is a step of one part. Out:
+//! its kernel and the work. Invariant: rows of whole accesses
 //! begin where an access may, if the memory of each tensor does; otherwise a kernel reads and
 //! writes single elements.
 
-use hypatia_dsl::kernel::{Access, HorizontalKernel, HorizontalPart, PICKED, Pick};
+use hypatia_dsl::kernel::{Access, HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick};
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, SizeName, vector_width};
 use hypatia_templates::instances::Body;
 
 use super::Work;
-use hypatia_plan::{HorizontalPart as Part, HorizontalStep, Step, View, row_major};
+use hypatia_plan::{HorizontalPart as Part, HorizontalStep, PointwiseStep, Step, View, row_major};
 
 /// Threads that occupy a GPU: with fewer elements, each thread takes fewer.
 const FEW_THREADS: usize = 1 << 16;
 
+/// Pointwise work as one part, if an operand has strides.
+pub(super) fn strided(p: &PointwiseStep, [reads, writes]: [&[View]; 2]) -> Option<(HorizontalKernel, Work)> {
+    let strided = p.kernel.inputs.iter().any(|o| o.access == Access::Strided);
+    let fits = p.kernel.acc.is_none() && p.shape.len() <= HORIZONTAL_AXES && !p.shape.contains(&0);
+    if !strided || !fits {
+        return None;
+    }
+    let mut own = p.clone();
+    for o in &mut own.kernel.inputs {
+        if matches!(o.access, Access::Row | Access::Col) {
+            o.access = Access::Strided;
+        }
+    }
+    own.kernel.rank = p.shape.len();
+    let stored = vec![row_major(&p.shape); writes.len()];
+    let part = Part { step: own, stored, picks: Vec::new() };
+    let (mut kernel, work) = kernel(&[part], [reads, writes]);
+    kernel.name.clone_from(&p.kernel.name);
+    Some((kernel, work))
+}
+
 pub(super) fn horizontal(h: &HorizontalStep, step: &Step) -> (Body, Work) {
+    let (kernel, work) = kernel(&h.parts, [&step.reads, &step.writes]);
+    (Body::Horizontal(kernel), work)
+}
+
+/// The kernel of these parts, which read and write these views in turn.
+fn kernel(parts: &[Part], [all_reads, all_writes]: [&[View]; 2]) -> (HorizontalKernel, Work) {
     let mut work = Work::default();
     let mut ends: Vec<usize> = Vec::new();
     let mut codes = Vec::new();
     let (mut read, mut written) = (0, 0);
-    for (at, part) in h.parts.iter().enumerate() {
+    for (at, part) in parts.iter().enumerate() {
         let (reads, writes) = (part.step.strides.len(), part.stored.len());
-        let views = [&step.reads[read..read + reads], &step.writes[written..written + writes]];
+        let views = [&all_reads[read..read + reads], &all_writes[written..written + writes]];
         let code = code(part, views);
-        work = work.sizes(SizeName::OfPart(at), &part.step.shape);
+        work = work.sizes(if parts.len() == 1 { SizeName::Axes } else { SizeName::OfPart(at) }, &part.step.shape);
         if !part.picks.is_empty() {
             let picks: Vec<usize> = part.picks.iter().flat_map(|p| [p.stride, p.size]).collect();
             work = work.sizes(SizeName::Picks(at), &picks);
@@ -44,8 +72,23 @@ pub(super) fn horizontal(h: &HorizontalStep, step: &Step) -> (Body, Work) {
         codes.push(code);
         (read, written) = (read + reads, written + writes);
     }
-    work = Work { rows: ends.last().copied().unwrap_or(0), n: 1, ..work.sizes(SizeName::Ends, &ends) };
-    (Body::Horizontal(HorizontalKernel::of("horizontal", codes)), work)
+    work = match parts {
+        [one] => Work { rows: 1, n: one.len(), ..work },
+        _ => Work { rows: ends.last().copied().unwrap_or(0), n: 1, ..work.sizes(SizeName::Ends, &ends) },
+    };
+    let narrow = parts.iter().all(is_narrow);
+    (HorizontalKernel { narrow, ..HorizontalKernel::of("horizontal", codes) }, work)
+}
+
+/// Whether 32 bits count the elements of a part, and hold how far its operands and outputs reach.
+fn is_narrow(part: &Part) -> bool {
+    let shape = &part.step.shape;
+    let reach = |strides: &Vec<isize>| {
+        shape.iter().zip(strides).map(|(n, s)| (n - 1) as u64 * s.unsigned_abs() as u64).sum::<u64>()
+    };
+    // Threads of the last block count on, by an access each.
+    let most = i32::MAX as u64 - (HORIZONTAL_BLOCK * 16) as u64;
+    part.len() as u64 <= most && part.step.strides.iter().chain(&part.stored).all(|s| reach(s) <= most)
 }
 
 /// The code of a part with these reads and writes.

@@ -144,7 +144,7 @@ pub(super) fn argsort(step: &Step, axis: usize, descending: bool) -> Kernels {
 /// updates.
 pub(super) fn scatter(step: &Step, reduction: ScatterReduction) -> Kernels {
     let ([x, ids, updates], Some(out)) = (step.reads.as_slice(), step.writes.first()) else { return None };
-    let mut kernels = vec![copy(x)];
+    let mut kernels = vec![copy(x, out)];
     let Some(order) = step.workspace().first() else { return Some(kernels) };
     let size = *x.shape.first()?;
     let room = step.workspace().get(1);

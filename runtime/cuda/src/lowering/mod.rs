@@ -31,8 +31,8 @@ mod windows;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{
-    Access, ArgmaxKernel, JoinSumsKernel, Move, MoveKernel, Operand, PointwiseKernel, PoolKernel, Reduction, RowAccess,
-    RowLayout, RowSumsKernel, RowwiseKernel, SumSplit, UnfoldKernel,
+    Access, ArgmaxKernel, HorizontalKernel, JoinSumsKernel, Move, MoveKernel, Operand, PointwiseKernel, PoolKernel,
+    Reduction, RowAccess, RowLayout, RowSumsKernel, RowwiseKernel, SumSplit, UnfoldKernel,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
@@ -152,7 +152,7 @@ fn step_kernel(step: &Step) -> Option<(Body, Work)> {
         Action::Pointwise(p) => Some(pointwise(p, step)),
         Action::Horizontal(h) => Some(horizontal::horizontal(h, step)),
         Action::Rowwise(r) => Some(rowwise(r)),
-        Action::Copy => step.reads.first().map(copy),
+        Action::Copy => Some(copy(step.reads.first()?, step.writes.first()?)),
         Action::Concat(axis) => concat(step, *axis),
         Action::Pad(before) => pad(step, before),
         Action::Unfold(how) => unfold(step, how),
@@ -167,8 +167,12 @@ fn step_kernel(step: &Step) -> Option<(Body, Work)> {
 
 fn pointwise(p: &PointwiseStep, step: &Step) -> (Body, Work) {
     let kernel = PointwiseKernel { name: "pointwise".into(), doc: String::new(), ..p.kernel.clone() };
-    let work = pointwise_work(&kernel, &p.shape, &p.strides);
     let shared = step.shared();
+    let named = PointwiseStep { kernel: kernel.clone(), ..p.clone() };
+    if let Some((part, work)) = horizontal::strided(&named, [&step.reads, &step.writes]) {
+        return (Body::Horizontal(HorizontalKernel { in_place: !shared.is_empty(), ..part }), work);
+    }
+    let work = pointwise_work(&kernel, &p.shape, &p.strides);
     (if shared.is_empty() { Body::Pointwise(kernel) } else { Body::InPlace(kernel, shared) }, work)
 }
 
@@ -218,7 +222,8 @@ fn row_sums(step: &Step, r: &RowwiseStep) -> Option<Vec<(Body, Work)>> {
     Some(vec![(Body::RowSums(rows), work.view(ArgRole::Sums, sums)), (Body::JoinSums(join), joined)])
 }
 
-fn copy(view: &View) -> (Body, Work) {
+/// A copy of a view to a result of the same shape.
+fn copy(view: &View, to: &View) -> (Body, Work) {
     let (shape, strides) = collapse(&view.shape, &[view.strides.clone(), row_major(&view.shape)]);
     let mut term = Term::empty();
     let root = term.add(TermNode::In { input: 0, view: InView::Broadcast });
@@ -232,8 +237,12 @@ fn copy(view: &View) -> (Body, Work) {
         term,
         acc: None,
     };
-    let work = pointwise_work(&kernel, &shape, &strides);
-    (Body::Pointwise(kernel), work)
+    let p = PointwiseStep { kernel, shape, strides: strides[..1].to_vec() };
+    if let Some((part, work)) = horizontal::strided(&p, [std::slice::from_ref(view), std::slice::from_ref(to)]) {
+        return (Body::Horizontal(part), work);
+    }
+    let work = pointwise_work(&p.kernel, &p.shape, &p.strides);
+    (Body::Pointwise(p.kernel), work)
 }
 
 fn move_body(name: &str, moves: Move, dtype: DType) -> Body {

@@ -302,6 +302,7 @@ fn launchers_ask_the_driver_for_what_plans_ask_for() {
         let (chosen, ..) = entry(&one.source, &one.work).unwrap();
         let kind = match one.source.entries[chosen].geometry {
             Geometry::Flat { .. } => "flat",
+            Geometry::Accesses { .. } => "accesses",
             Geometry::Grid { .. } => "grid",
             Geometry::Rows { .. } => "rows",
             Geometry::Columns { .. } => "columns",
@@ -316,7 +317,7 @@ fn launchers_ask_the_driver_for_what_plans_ask_for() {
         *kinds.entry(kind).or_default() += 1;
     }
     println!("{} kernels: {kinds:?}", all.len());
-    for kind in ["flat", "grid", "rows", "columns", "tiles"] {
+    for kind in ["flat", "accesses", "grid", "rows", "columns", "tiles"] {
         assert!(kinds.contains_key(kind), "no kernel of {kind}");
     }
     std::fs::write(at.join("run.c"), format!("{includes}\nint main(void)\n{{\n{main}  return 0;\n}}\n")).unwrap();
