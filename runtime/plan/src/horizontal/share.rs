@@ -1,25 +1,25 @@
 //! Independent steps in one launch.
 //!
-//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which small steps
-//! that do not depend on each other are parts of one. Invariant: a step still runs after all that
-//! it reads, and before all that read it.
+//! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which steps that
+//! do not depend on each other are parts of one. Invariant: a step still runs after all that it
+//! reads, and before all that read it.
 
 use super::{of_constants, parts_of, step_of};
 use crate::whole::joined_name;
 use crate::{Action, BufferId, Plan, Step};
 
-/// Bytes that a step reads and writes, up to which it shares a launch with an independent one: a
-/// GPU moves as many in the time of a few launches.
+/// Bytes that a small step reads and writes at most.
 const SMALL: f64 = (4 << 20) as f64;
-/// How many steps lie between two that share a launch, at most: what is computed earlier takes
-/// memory for longer.
-const APART: usize = 16;
+/// How many steps lie between two small ones that share a launch, at most, and between others: what
+/// is computed earlier takes memory for longer.
+const APART: [usize; 2] = [16, 4];
 
-/// Gives small independent steps one launch.
+/// Gives independent steps one launch. Steps of any size gain by it: the last blocks of one run
+/// beside the first of the next.
 pub(super) fn share(plan: &mut Plan) {
     let mut at = 1;
     while at < plan.steps.len() {
-        let earlier = (at.saturating_sub(APART)..at).rev().find_map(|i| Some((i, shared(plan, i, at)?)));
+        let earlier = (at.saturating_sub(APART[0])..at).rev().find_map(|i| Some((i, shared(plan, i, at)?)));
         match earlier {
             // The later step is computed earlier, or the earlier one later.
             Some((i, Shared::Earlier(step))) => {
@@ -44,7 +44,8 @@ enum Shared {
 /// The launch of two steps, the first one before the other.
 fn shared(plan: &Plan, first: usize, second: usize) -> Option<Shared> {
     let steps = [&plan.steps[first], &plan.steps[second]];
-    if !steps.iter().all(|s| is_small(plan, s)) {
+    let small = steps.iter().all(|s| s.work().bytes <= SMALL);
+    if !steps.iter().all(|s| may_share(plan, s)) || !(small || second - first <= APART[1]) {
         return None;
     }
     let reads = |step: &Step, of: &Step| step.reads.iter().any(|v| writes(of, v.buffer));
@@ -62,13 +63,13 @@ fn writes(step: &Step, buffer: BufferId) -> bool {
     step.writes.iter().any(|w| w.buffer == buffer)
 }
 
-/// True for a step that takes hardly longer than a launch, and that may share one.
-fn is_small(plan: &Plan, step: &Step) -> bool {
+/// True for a step whose work may be a part of a launch.
+fn may_share(plan: &Plan, step: &Step) -> bool {
     let moves = match &step.action {
         Action::Pointwise(_) => !of_constants(plan, step),
         Action::Copy | Action::Concat(_) | Action::Pad(_) | Action::Horizontal(_) => true,
         Action::Gather(_) | Action::GatherElements(_) => true,
         _ => false,
     };
-    moves && step.kernel.is_none() && step.work().bytes <= SMALL
+    moves && step.kernel.is_none()
 }
