@@ -10,7 +10,8 @@
 //!
 //! [`mod@pieces`] says which elements of a result come from where, [`through`] what a step reads
 //! whose result is read through a view, [`picks`] what a gather reads; [`joining`] puts what a step
-//! makes where a part reads it, and [`mod@moves`] makes one move of several.
+//! makes where a part reads it, and [`mod@moves`] makes one move of several, and [`stored`] stores
+//! what several parts make where a move would put it.
 
 mod again;
 mod joining;
@@ -18,6 +19,7 @@ mod moves;
 mod picks;
 mod pieces;
 mod share;
+mod stored;
 mod through;
 
 use std::collections::HashMap;
@@ -30,6 +32,7 @@ use self::again::spread;
 use self::moves::compose;
 use self::pieces::{Piece, cut, pieces};
 use self::share::share;
+use self::stored::with_stored;
 use super::prologue::{Readers, readers};
 use super::view::{View, collapse, row_major};
 use super::whole::{joined_name, substituted};
@@ -293,8 +296,9 @@ impl Makers {
         };
         let makes = |step: &Step| match &step.action {
             Action::Pointwise(_) | Action::Gather(_) | Action::GatherElements(_) | Action::Copy => true,
-            // A gather that is joined already.
-            Action::Horizontal(h) => h.parts.len() == 1 && step.writes.iter().all(View::is_contiguous),
+            // A gather that is joined already, and the parts of a result.
+            Action::Horizontal(h) if h.parts.len() == 1 => step.writes.iter().all(View::is_contiguous),
+            Action::Horizontal(_) => step.writes.iter().all(|w| w.buffer == step.writes[0].buffer),
             _ => false,
         };
         let joins = |step: &Step| makes(step) && step.kernel.is_none();
@@ -312,6 +316,9 @@ impl Makers {
 /// These parts, with what a step makes computed where they read it; `None` if strides cannot say
 /// what that reads, or if much is computed again.
 fn with_made(maker: &Step, parts: &[Part]) -> Option<Vec<Part>> {
+    if matches!(&maker.action, Action::Horizontal(h) if h.parts.len() > 1) {
+        return with_stored(maker, parts);
+    }
     let made = parts_of(maker)?.pop()?;
     let own = |v: &&View| made.writes.iter().any(|w| w.buffer == v.buffer);
     if matches!(maker.action, Action::Copy) && !parts.iter().all(|p| p.only_indexes(&own)) {
