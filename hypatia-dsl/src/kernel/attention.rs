@@ -1,4 +1,4 @@
-//! Attention without stored scores: softmax(score(q k^T)) v, and how it is cut into tiles.
+//! Attention without stored scores: finish(softmax(score(q k^T)) v), and how it is cut into tiles.
 //!
 //! In: an attention of a plan, with the layout of its operands; a row-wise kernel that may be a
 //! softmax. Out: an [`AttentionProblem`], and for each [`AttentionTiling`] that fits an
@@ -117,7 +117,27 @@ pub enum Along {
     Strided,
 }
 
-/// softmax(score(q k^T)) v for a batch of heads. Sums and scores are f32.
+/// A function of each element of the result, and what it reads.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// What the term's `In` leaves read, each `Splat` or `Strided`.
+    pub inputs: Vec<Operand>,
+    /// For each input, how it varies along the axes: those of the batch, queries, a value.
+    pub along: Vec<[Along; BATCH + 2]>,
+    /// What is stored, from the quotient of the sums; the second accumulator is the log-sum-exp of
+    /// the query's scores.
+    pub term: Term,
+}
+
+impl Finish {
+    /// Whether the term reads the log-sum-exp.
+    pub fn reads_lse(&self) -> bool {
+        self.term.nodes.contains(&TermNode::Second)
+    }
+}
+
+/// softmax(score(q k^T)) v for a batch of heads, or a function of its elements. Sums and scores are
+/// f32.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionProblem {
     /// An identifier.
@@ -147,6 +167,8 @@ pub struct AttentionProblem {
     /// True if the log-sum-exp of each query's scores is a second result, f32; that of a row whose
     /// weights are all 0 is infinity.
     pub lse: bool,
+    /// What is stored of each element, if it is not the element itself; there is no `lse` then.
+    pub finish: Option<Finish>,
 }
 
 impl AttentionProblem {
@@ -157,11 +179,16 @@ impl AttentionProblem {
             () if !half(self.dtype) => Some("its operands are not f16 or bf16"),
             () if self.head == 0 || self.value == 0 => Some("its heads are empty"),
             () if self.head > MAX_HEAD || self.value > MAX_HEAD => Some("its heads have more than 256 elements"),
-            () if self.inputs.iter().any(|o| half(o.dtype) && o.dtype != self.dtype) => {
-                Some("its scores read both f16 and bf16")
+            () if self.all_inputs().any(|o| half(o.dtype) && o.dtype != self.dtype) => {
+                Some("its terms read both f16 and bf16")
             }
             () => None,
         }
+    }
+
+    /// What its terms read: the score's, then the result's.
+    fn all_inputs(&self) -> impl Iterator<Item = &Operand> {
+        self.inputs.iter().chain(self.finish.iter().flat_map(|f| &f.inputs))
     }
 
     /// Elements of a query as the matrix units take them.

@@ -159,6 +159,7 @@ mod tests {
             short: true,
             intervals: false,
             lse: false,
+            finish: None,
         };
         WarpAttention { problem, units: [16; 4], tiling: WarpAttentionTiling::named(values).unwrap() }
     }

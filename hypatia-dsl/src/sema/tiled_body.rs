@@ -40,18 +40,12 @@ pub(crate) fn not_generated(program: &Program, kernel: &Kernel) -> Option<String
         1 => "one product",
         n if n < products => "too few products",
         _ if !gradients && !softmax => "products, but no softmax",
-        _ if !gradients && results.first().is_some_and(is_function) => "work behind the second product",
         _ if !gradients && results.first().is_some_and(|b| works_on_weights(program, b)) => {
             "work between the softmax and the second product"
         }
         _ => return None,
     };
     Some(format!("its body has {lacks}; `tiled` generates attention, `matmul(softmax(..), v)`, and its gradients"))
-}
-
-/// True for a function of numbers.
-fn is_function(b: &Build) -> bool {
-    matches!(b, Build::Node(n) if matches!(n.head, Head::Scalar(_)))
 }
 
 /// True for a product whose left factor is arithmetic on what an op with a softmax gives. What

@@ -25,14 +25,18 @@ pub struct Attention {
     pub safe: bool,
     /// True if the log-sum-exp of each query's scores is a second result, `[.., m, 1]` in f32.
     pub lse: bool,
+    /// What is stored of each element of the product with the values.
+    pub finish: Term,
+    /// What that term reads; each broadcasts to `[.., m, e]`. None if there is an `lse`.
+    pub beside: Vec<Value>,
 }
 
 impl Attention {
     /// The attention whose results are a graph's.
     pub fn of(graph: &Graph) -> Option<Attention> {
         let ((_, out), further) = graph.outputs.split_first()?;
-        let ([weights, values], beside, term) = product(graph, *out)?;
-        if !beside.is_empty() || term != Product::plain() {
+        let ([weights, values], beside, finish) = product(graph, *out)?;
+        if finish != Product::plain() && (!further.is_empty() || finish.roots.len() != 1) {
             return None;
         }
         let mut scores = Scores::new(graph, 1);
@@ -57,7 +61,8 @@ impl Attention {
             return None;
         }
         let term = prune(&scores.terms.finish(vec![root]));
-        Some(Attention { factors: [queries, keys, values], reads: scores.reads, term, safe, lse })
+        let (factors, reads) = ([queries, keys, values], scores.reads);
+        Some(Attention { factors, reads, term, safe, lse, finish, beside })
     }
 }
 

@@ -9,8 +9,8 @@ use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
 use super::{
-    arena, beside, chain, concat, copies, horizontal, laid_out, long_rows, lower, narrow_weights, pool, prepare,
-    prologue, results, short,
+    arena, beside, chain, concat, copies, finish, horizontal, laid_out, long_rows, lower, narrow_weights, pool,
+    prepare, prologue, results, short,
 };
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
@@ -61,6 +61,7 @@ impl Plan {
                 beside::cluster(&mut plan);
                 results::cluster(&mut plan);
                 prologue::cluster(&mut plan);
+                finish::cluster(&mut plan);
             }
             long_rows::split(&mut plan);
             if options.cluster {

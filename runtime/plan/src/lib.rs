@@ -21,6 +21,7 @@ mod checked;
 mod concat;
 mod copies;
 mod dense_weights;
+mod finish;
 mod horizontal;
 mod laid_out;
 mod long_rows;

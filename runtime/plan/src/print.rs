@@ -136,7 +136,13 @@ impl Plan {
             Action::Call(e) => {
                 let read = |first: usize| reads.get(first..e.reads).unwrap_or_default();
                 let what = match &e.called {
-                    Called::Attention(a) => format!("attention, score {}", self.term(&a.term, read(3))),
+                    Called::Attention(a) => {
+                        let score = format!("attention, score {}", self.term(&a.term, read(3)));
+                        match &a.finish.nodes[a.finish.root().0 as usize] {
+                            TermNode::Acc => score,
+                            _ => format!("{score}, then {}", self.term(&a.finish, read(e.reads - a.beside))),
+                        }
+                    }
                     Called::AttentionGrad(a) => {
                         format!("gradients of attention, weight {}", self.term(&a.weight, read(4)))
                     }

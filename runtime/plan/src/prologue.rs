@@ -209,7 +209,7 @@ fn factor(p: &PointwiseStep, maker: &Step, view: &View, side: Side, g: &GemmStep
 }
 
 /// An operand of a pointwise step over its collapsed index space.
-fn seen(view: &View, shape: &[usize], strides: &[isize]) -> View {
+pub(super) fn seen(view: &View, shape: &[usize], strides: &[isize]) -> View {
     View { shape: shape.to_vec(), strides: strides.to_vec(), ..view.clone() }
 }
 

@@ -40,7 +40,12 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
             // their errors.
             let to = step.writes[0].dtype;
             match &mut e.called {
-                Called::Attention(a) => a.short = shortener.exponential(to),
+                Called::Attention(a) => {
+                    a.short = shortener.exponential(to);
+                    let beside = &step.reads[e.reads - a.beside..e.reads];
+                    let inputs: Vec<DType> = beside.iter().map(|v| v.dtype).collect();
+                    shortener.product(&mut a.finish, &inputs, &[to]);
+                }
                 Called::AttentionGrad(a) => a.short = shortener.exponential(to),
                 _ => {}
             }

@@ -213,10 +213,11 @@ pub struct RowwiseStep {
     pub lookups: Vec<(usize, usize)>,
 }
 
-/// Attention over a batch of heads: softmax(score(q k^T)) v. `reads[0]` is `batch + [queries,
-/// head]`, `reads[1]` `batch + [keys, head]`, `reads[2]` `batch + [keys, value]`. The operands of
-/// the term follow, broadcast to `batch + [queries, keys]`. The result is `batch + [queries,
-/// value]`; with `lse`, `batch + [queries, 1]` is another one.
+/// Attention over a batch of heads: finish(softmax(score(q k^T)) v). `reads[0]` is `batch +
+/// [queries, head]`, `reads[1]` `batch + [keys, head]`, `reads[2]` `batch + [keys, value]`. The
+/// operands of the score follow, broadcast to `batch + [queries, keys]`, then those of `finish`,
+/// broadcast to `batch + [queries, value]`. The result is `batch + [queries, value]`; with `lse`,
+/// `batch + [queries, 1]` is another one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionStep {
     /// The leading axes.
@@ -237,6 +238,11 @@ pub struct AttentionStep {
     pub short: bool,
     /// True if the log-sum-exp of each query's scores is a second result.
     pub lse: bool,
+    /// What is stored of each element of the product with the values; the second accumulator is the
+    /// log-sum-exp of its query's scores.
+    pub finish: Term,
+    /// How many of the reads, the last ones, that term reads.
+    pub beside: usize,
 }
 
 /// The gradients of attention over a batch of heads: of queries, keys and values. With w a weight

@@ -386,13 +386,15 @@ fn chain(layers: &[ChainLayer], reads: &[View], writes: &[View]) -> bool {
 fn attention(a: &AttentionStep, reads: &[View], writes: &[View]) -> bool {
     let ([q, k, v, beside @ ..], [out, lse @ ..]) = (reads, writes) else { return false };
     let shaped = |view: &View, rows: usize, columns: usize| view.shape == [&a.batch[..], &[rows, columns]].concat();
+    let Some((masks, beside)) = beside.split_at_checked(beside.len().wrapping_sub(a.beside)) else { return false };
     let second = lse.len() == usize::from(a.lse) && lse.iter().all(|l| shaped(l, a.queries, 1));
     shaped(q, a.queries, a.head)
         && shaped(k, a.keys, a.head)
         && shaped(v, a.keys, a.value)
         && shaped(out, a.queries, a.value)
         && second
-        && beside.iter().all(|view| shaped(view, a.queries, a.keys))
+        && masks.iter().all(|view| shaped(view, a.queries, a.keys))
+        && beside.iter().all(|view| shaped(view, a.queries, a.value))
 }
 
 fn attention_grad(a: &AttentionGradStep, reads: &[View], writes: &[View]) -> bool {

@@ -56,7 +56,7 @@ impl Step {
             Action::Call(CallStep { called: Called::Attention(a), .. }) => {
                 let scores = len / (a.value.max(1) as f64) * a.keys as f64;
                 // Besides the score: the maximum, the exponential, the sum.
-                scores * (2.0 * (a.head + a.value) as f64 + calls(&a.term) + 4.0)
+                scores * (2.0 * (a.head + a.value) as f64 + calls(&a.term) + 4.0) + len * calls(&a.finish)
             }
             Action::Call(CallStep { called: Called::AttentionGrad(a), .. }) => {
                 let scores = len / (a.head.max(1) as f64) * a.keys as f64;

@@ -3,27 +3,33 @@
 //! In: an [`AttentionKernel`] whose tiling fits. Out: its source, and that of the kernel that joins
 //! the chunks of keys if the tiling has some; what the template of warps shares with it
 //! ([`Scores`]). Invariant: the score is one inlined function of the product and of what the term
-//! reads; a positive factor of the whole score becomes a factor of the exponent, and nothing else
-//! of the term is changed.
+//! reads, and so is what is stored of a result; a positive factor of the whole score becomes a
+//! factor of the exponent, and nothing else of the term is changed.
 
+use minijinja::value::merge_maps;
 use minijinja::{Value, context};
 
 use super::term::{Functions, compute_name};
 use super::tiles::{FLOATS, OnTiles, Tiles, loaded};
 use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName};
-use hypatia_dsl::builtin::BuiltinScalar;
+use hypatia_dsl::builtin::{BuiltinScalar, SECOND};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::attention::{Along, AttentionKernel, AttentionProblem, BATCH, QUERY_ROWS};
+use hypatia_dsl::kernel::attention::{Along, AttentionKernel, AttentionProblem, BATCH, Finish, QUERY_ROWS};
 use hypatia_dsl::kernel::{Access, Operand};
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode, prune};
 
 /// The name of the score's function, and its comment.
 const SCORE: (&str, &str) = ("score", "The score of a query and a key, from their product.");
+/// The name of the function of an element of the result, and its comment.
+const FINISH: (&str, &str) = ("finish", "What is stored of an element of the result.");
 /// Queries, keys and values, which come before what the scores read.
 pub(super) const FACTORS: usize = 3;
 /// Axes of the tensors that the copy engine moves: elements of a head, rows, the batch.
 pub(super) const AXES: usize = 2 + BATCH;
+/// The indices of a score, and of an element of the result, in the templates.
+const OF_SCORES: [&str; AXES] = ["tile.b0", "tile.b1", "tile.b2", "min(q_row, m - 1)", "min(q_col, n - 1)"];
+const OF_RESULTS: [&str; AXES] = ["tile.b0", "tile.b1", "tile.b2", "o_row", "o_col"];
 /// Columns that the copy engine moves at a time.
 const COLUMNS: usize = 64;
 /// Threads of a block that joins chunks, at most.
@@ -33,8 +39,8 @@ const JOIN_BLOCK: usize = 128;
 pub(super) struct Scores<'p> {
     /// The functions that the score calls.
     pub functions: Functions<'p>,
-    /// The score's own function.
-    pub body: String,
+    /// The functions of the terms.
+    pub bodies: Vec<String>,
     /// What is computed, for people.
     pub formula: String,
     /// Values of the template.
@@ -42,8 +48,14 @@ pub(super) struct Scores<'p> {
 }
 
 impl<'p> Scores<'p> {
-    /// Of a problem whose score is called `copies` times.
-    pub fn of(program: &'p Program, of: &AttentionProblem, copies: usize) -> Result<Scores<'p>, EmitError> {
+    /// Of a problem whose score is called `copies` times. With `stores`, the kernel stores results,
+    /// not sums of chunks.
+    pub fn of(
+        program: &'p Program,
+        of: &AttentionProblem,
+        copies: usize,
+        stores: bool,
+    ) -> Result<Scores<'p>, EmitError> {
         if let Some(why) = of.refusal() {
             return Err(malformed(of, why));
         }
@@ -55,16 +67,54 @@ impl<'p> Scores<'p> {
             functions.need("axes");
         }
         let written = OnTiles { term: &of.term, ..score }.formula(program);
-        let formula = format!("out0 = softmax({written}) in2, where acc = in0 transpose(in1)");
+        let Finished { body: finish, formula, values: finished } = Finished::of(&mut functions, of, stores)?;
+        let formula = format!("{formula}softmax({written}) in2, where acc = in0 transpose(in1)");
         let values = context! {
             head => of.padded_head(),
             value => of.padded_value(),
             intervals => of.intervals,
             inputs => inputs(&of.inputs, &of.along, FACTORS),
             lse => of.lse,
-            ..softmax(of, factor)
+            ..merge_maps([finished, softmax(of, factor)])
         };
-        Ok(Scores { functions, body, formula, values })
+        Ok(Scores { functions, bodies: std::iter::once(body).chain(finish).collect(), formula, values })
+    }
+}
+
+/// What is stored of an element of the result.
+struct Finished {
+    /// Its function, if it is not the element itself.
+    body: Option<String>,
+    /// How the formula of a result begins.
+    formula: String,
+    /// Values of the template.
+    values: Value,
+}
+
+impl Finished {
+    fn of(functions: &mut Functions<'_>, of: &AttentionProblem, stores: bool) -> Result<Finished, EmitError> {
+        let program = functions.program();
+        let finish = of.finish.as_ref().filter(|_| stores);
+        let Some(Finish { inputs, along, term }) = finish else {
+            let values = context! { finish => false, finish_lse => false, finish_inputs => Vec::<Value>::new() };
+            return Ok(Finished { body: None, formula: "out0 = ".into(), values });
+        };
+        let factors = FACTORS + of.inputs.len();
+        let second = of.finish.as_ref().is_some_and(Finish::reads_lse);
+        let term = OnTiles { term, pair: second, inputs, factors, types: FLOATS };
+        let body = term.function(functions, FINISH, &[DType::F32], (of.padded_value() / 2) as u64)?;
+        if inputs.iter().any(|o| o.access != Access::Splat) {
+            functions.need("axes");
+        }
+        let at = |(i, (o, along)): (usize, (&Operand, &[Along; AXES]))| input(i + factors, o, along, OF_RESULTS);
+        let list: Value = inputs.iter().zip(along).enumerate().map(at).collect();
+        let lse = if second { format!("{SECOND} is the log-sum-exp of the scores, ") } else { String::new() };
+        let formula = format!("out0 = {}, where {lse}acc = ", term.formula(program));
+        Ok(Finished {
+            body: Some(body),
+            formula,
+            values: context! { finish => true, finish_lse => second, finish_inputs => list },
+        })
     }
 }
 
@@ -79,7 +129,7 @@ pub(super) fn flag(b: bool) -> &'static str {
 pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSource, EmitError> {
     let (of, t) = (&kernel.problem, &kernel.tiling);
     // The score is called for tiles that hide keys, and for those that hide none.
-    let mut scores = Scores::of(program, of, t.keys)?;
+    let mut scores = Scores::of(program, of, t.keys, t.chunk == 0)?;
     let stages = kernel.stages();
     let stages = stages.ok_or_else(|| malformed(of, "its tiles do not fit into shared memory or registers"))?;
     if of.lse && t.chunk == 0 {
@@ -98,7 +148,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
             columns: of.padded_value().next_multiple_of(COLUMNS) as u32,
             shared: kernel.shared() as u32,
         },
-        bodies: vec![scores.body],
+        bodies: scores.bodies,
         template: "attention_sm90.cu.j2",
     };
     let uses = |i: usize| of.varies[i].iter().map(|v| u8::from(*v)).collect::<Value>();
@@ -108,6 +158,7 @@ pub(super) fn emit(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         consumers => t.consumers,
         turns => flag(t.consumers > 1),
         stages => stages,
+        value_size => of.value,
         own_staging => flag(kernel.has_staging() || t.chunk > 0),
         split => t.chunk > 0,
         lse => of.lse && t.chunk == 0,
@@ -129,14 +180,15 @@ pub(super) fn join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
     let block = of.padded_value().next_multiple_of(32).min(JOIN_BLOCK);
     let mut functions = Functions::bare(program);
     functions.need("axes");
+    let Finished { body, formula, values: finished } = Finished::of(&mut functions, of, true)?;
     let tiles = Tiles {
         name: &of.name,
         doc: &of.doc,
         kind: "attention's chunks of keys, joined",
-        formula: "out0 = sums of weights and values over all chunks, divided by the sum of the weights".into(),
+        formula: formula + "sums of weights and values over all chunks, divided by the sum of the weights",
         args: join_arguments(kernel),
         geometry: Geometry::Rows { block: block as u32, threads: block as u32, up_to: None },
-        bodies: Vec::new(),
+        bodies: body.into_iter().collect(),
         template: "attention_join.cu.j2",
     };
     let own = context! {
@@ -144,7 +196,7 @@ pub(super) fn join(program: &Program, kernel: &AttentionKernel) -> Result<CudaSo
         sums => of.padded_value(),
         block => block,
         lse => of.lse,
-        ..softmax(of, factor)
+        ..merge_maps([finished, softmax(of, factor)])
     };
     tiles.render(&functions, own)
 }
@@ -184,13 +236,12 @@ fn factored(program: &Program, term: &Term) -> (f64, Term) {
 
 /// The operands of the scores, which come after the factors, as the template sees them.
 pub(super) fn inputs(operands: &[Operand], along: &[[Along; AXES]], factors: usize) -> Value {
-    operands.iter().zip(along).enumerate().map(|(i, (o, along))| input(i + factors, o, along)).collect()
+    operands.iter().zip(along).enumerate().map(|(i, (o, along))| input(i + factors, o, along, OF_SCORES)).collect()
 }
 
-fn input(at: usize, o: &Operand, along: &[Along; AXES]) -> Value {
+fn input(at: usize, o: &Operand, along: &[Along; AXES], places: [&str; AXES]) -> Value {
     let name = format!("in{at}");
     let load = |index: &str| loaded(o.dtype, &format!("{name}[{index}]"));
-    let places = ["tile.b0", "tile.b1", "tile.b2", "min(q_row, m - 1)", "min(q_col, n - 1)"];
     let steps = places.iter().zip(along).enumerate().filter_map(|(axis, (place, along))| match along {
         Along::Same => None,
         Along::Dense => Some((*place).to_string()),
@@ -222,6 +273,7 @@ fn join_arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     let about = "elements of out0 between neighbours along the batch's axes, queries and values";
     out.push(Arg::strides(ArgRole::Written(0), AXES, about));
     out.extend(lse(&kernel.problem));
+    out.extend(read_behind(&kernel.problem));
     out.push(Arg::rows("queries of all heads"));
     let sizes = [
         (SizeName::Queries, "queries of each head"),
@@ -252,6 +304,9 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
         out.extend(lse(of));
     }
     out.extend(read(&of.inputs, FACTORS));
+    if t.chunk == 0 {
+        out.extend(read_behind(of));
+    }
     out.extend(sizes(ArgRole::TiledRows, ArgRole::Named));
     out.push(section());
     if t.chunk > 0 {
@@ -262,7 +317,12 @@ fn arguments(kernel: &AttentionKernel) -> Vec<Arg> {
     out
 }
 
-/// What the scores read.
+/// What is read where results are stored.
+pub(super) fn read_behind(of: &AttentionProblem) -> Vec<Arg> {
+    of.finish.as_ref().map_or_else(Vec::new, |f| read(&f.inputs, FACTORS + of.inputs.len()))
+}
+
+/// What a term reads.
 pub(super) fn read(operands: &[Operand], factors: usize) -> Vec<Arg> {
     let mut out = Vec::new();
     for (i, o) in operands.iter().enumerate() {
@@ -272,7 +332,7 @@ pub(super) fn read(operands: &[Operand], factors: usize) -> Vec<Arg> {
             continue;
         }
         out.push(Arg::read(at, o.dtype, "read with its strides"));
-        let about = format!("elements of in{at} between neighbours along the batch's axes, queries and keys");
+        let about = format!("elements of in{at} between neighbours along the batch's axes, rows and columns");
         out.push(Arg::strides(ArgRole::Read(at), AXES, about));
     }
     out

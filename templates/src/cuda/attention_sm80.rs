@@ -5,7 +5,7 @@
 
 use minijinja::context;
 
-use super::attention::{AXES, FACTORS, Scores, flag, lse, malformed, masked, read, section, sizes};
+use super::attention::{AXES, FACTORS, Scores, flag, lse, malformed, masked, read, read_behind, section, sizes};
 use super::tiles::Tiles;
 use super::{Arg, ArgRole, CudaSource, EmitError, Geometry};
 use hypatia_dsl::ir::Program;
@@ -17,7 +17,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpAttention) -> Result<CudaSour
         return Err(malformed(of, "its tiles do not fit into shared memory or registers"));
     }
     // The score is called for tiles that hide keys, and for those that hide none.
-    let mut scores = Scores::of(program, of, kernel.row_tiles() * t.keys)?;
+    let mut scores = Scores::of(program, of, kernel.row_tiles() * t.keys, true)?;
     scores.functions.need("axes");
     let tiles = Tiles {
         name: &of.name,
@@ -32,7 +32,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpAttention) -> Result<CudaSour
             columns: of.padded_value() as u32,
             shared: kernel.shared() as u32,
         },
-        bodies: vec![scores.body],
+        bodies: scores.bodies,
         template: "attention_sm80.cu.j2",
     };
     let [.., out] = kernel.units;
@@ -72,6 +72,7 @@ fn arguments(kernel: &WarpAttention) -> Vec<Arg> {
     out.extend([Arg::written(0, of.dtype, "batch x queries x value"), strides(ArgRole::Written(0), "queries")]);
     out.extend(lse(of));
     out.extend(read(&of.inputs, FACTORS));
+    out.extend(read_behind(of));
     out.extend(sizes(ArgRole::TiledRows, ArgRole::Named));
     out.push(section());
     out.extend(masked(of.intervals, t.rows, t.keys));

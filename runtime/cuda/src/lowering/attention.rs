@@ -9,7 +9,7 @@
 //! are rows of one tile.
 
 use hypatia_dsl::ir::Kernel;
-use hypatia_dsl::kernel::attention::{Along, AttentionProblem, AttentionTiling, BATCH, QUERY_ROWS};
+use hypatia_dsl::kernel::attention::{Along, AttentionProblem, AttentionTiling, BATCH, Finish, QUERY_ROWS};
 use hypatia_dsl::kernel::attention_sm80::WarpAttentionTiling;
 use hypatia_dsl::kernel::{Access, Operand, StoredTiling};
 use hypatia_dsl::scalar::{Term, TermNode};
@@ -91,7 +91,7 @@ pub(super) struct Attended {
     pub problem: AttentionProblem,
     /// Queries, keys, values, results.
     pub factors: [(View, Strides); 4],
-    /// The strides of what the scores read.
+    /// The strides of what the terms read.
     strides: Vec<(ArgRole, Vec<i64>)>,
     /// What each input of the term reads, by its place among the step's operands.
     reads: Vec<(ArgRole, View)>,
@@ -109,13 +109,22 @@ impl Attended {
         let ([q, k, v, beside @ ..], [out, lse @ ..]) = (reads, writes) else { return None };
         let all: Vec<&View> = [q, k, v, out].into_iter().chain(beside).chain(lse).collect();
         let heads = Heads::of(&step.batch, [step.queries, step.keys], &all)?;
-        let masks = &heads.strides[4..][..beside.len()];
-        let (terms, intervals, kept) = shown(plan, [&step.term, &step.term], (beside, masks), heads.sizes);
+        let (masked, finished) = beside.split_at_checked(beside.len().checked_sub(step.beside)?)?;
+        let masks = &heads.strides[4..][..masked.len()];
+        let (terms, intervals, kept) = shown(plan, [&step.term, &step.term], (masked, masks), heads.sizes);
         let [term, _] = terms;
         let read: Vec<usize> = kept.iter().map(|at| at + 4).collect();
+        let after: Vec<usize> = (0..finished.len()).map(|i| 4 + masked.len() + i).collect();
         let placed: Vec<usize> = (0..lse.len()).map(|i| 4 + beside.len() + i).collect();
-        let (Heads { sizes, strides }, each) = heads.packed(&[read.as_slice(), &placed].concat());
-        let Beside { inputs, along, of_inputs, views } = Beside::of(&all, &strides, &read, (sizes, 3));
+        let (Heads { sizes, strides }, each) = heads.packed(&[read.as_slice(), &after, &placed].concat());
+        let Beside { inputs, along, mut of_inputs, mut views } = Beside::of(&all, &strides, &read, (sizes, 3));
+        let [b0, b1, b2, queries, _] = sizes;
+        let of_results = [b0, b1, b2, queries, step.value];
+        let after = Beside::of(&all, &strides, &after, (of_results, 3 + read.len()));
+        of_inputs.extend(after.of_inputs);
+        views.extend(after.views);
+        let plain = step.finish.nodes[step.finish.root().0 as usize] == TermNode::Acc;
+        let finish = (!plain).then(|| Finish { inputs: after.inputs, along: after.along, term: step.finish.clone() });
         let varies = |s: &Strides| [0, 1, 2].map(|a| sizes[a] > 1 && s[a] != 0);
         let problem = AttentionProblem {
             name: "tiled_attention".into(),
@@ -131,6 +140,7 @@ impl Attended {
             short: step.short,
             intervals: intervals.is_some(),
             lse: step.lse,
+            finish,
         };
         let alike = all[..4].iter().all(|v| v.dtype == q.dtype);
         let stored = [0, 1, 2].iter().all(|a| sizes[*a] == 1 || strides[3][*a] != 0);
@@ -155,14 +165,19 @@ impl Attended {
         let section = cached.clamp(1, batches.max(1));
         work = work.size(SizeName::Queries, queries).size(SizeName::Keys, keys).size(SizeName::Section, section);
         work = work.size(SizeName::Batch0, b0).size(SizeName::Batch1, b1).size(SizeName::Batch2, b2);
-        work.strides.extend(self.strides.iter().cloned());
+        self.read_by(&mut work);
         work.strides.extend(self.results());
-        work.views.extend(self.reads.iter().cloned());
         if let Some(intervals) = &self.intervals {
             work.data.push((ArgRole::Ranges, ranges(intervals, [rows, of_tile], keys)));
             work.data.push((ArgRole::Intervals, intervals.iter().flatten().copied().collect()));
         }
         work
+    }
+
+    /// Says where what the terms read lies.
+    pub fn read_by(&self, work: &mut Work) {
+        work.strides.extend(self.strides.iter().cloned());
+        work.views.extend(self.reads.iter().cloned());
     }
 
     /// The strides of the results.

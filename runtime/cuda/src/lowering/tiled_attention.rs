@@ -71,6 +71,7 @@ impl TiledAttention {
         let mut join = Work::new(rows, 1).size(SizeName::Queries, queries).size(SizeName::Chunks, chunks);
         join = join.size(SizeName::Batch1, b1).size(SizeName::Batch2, b2);
         join.strides.extend(self.attended.results());
+        self.attended.read_by(&mut join);
         join.rooms.clone_from(&rooms);
         vec![(Body::Attention(kernel.clone()), Work { rooms, ..work }), (Body::AttentionJoin(kernel), join)]
     }

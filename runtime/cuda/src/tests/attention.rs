@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
+use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::StoredTiling;
 use hypatia_dsl::kernel::attention::{AttentionKernel, AttentionProblem, AttentionTiling};
+use hypatia_dsl::kernel::attention_sm80::WarpAttentionTiling;
 use hypatia_dsl::scalar::{TermBuilder, TermNode};
 use rand::prelude::*;
 use rand_chacha::ChaCha8Rng;
@@ -57,6 +59,11 @@ pub(super) const SCORES: [&str; 13] = [
     "alibi",
     "softcap, bias",
 ];
+
+/// Scores with work on the result behind them: a gate of the merged heads, a factor and a number of
+/// each head, the share that a sink leaves.
+pub(super) const FINISHES: [&str; 6] =
+    ["plain; gate", "causal; heads", "mask; gate", "softcap, bias; heads", "plain; sink", "padding; gate"];
 
 /// Whether a mask of these scores is known when the plan is made, so that tiles are skipped.
 fn has_intervals(scores: &str) -> bool {
@@ -117,6 +124,22 @@ impl Case {
         shaped(BuiltinOp::Reshape, all, &[b, g * each, rows, d])
     }
 
+    /// Attention beside whose keys a number of each head takes its share (a sink).
+    fn shared(&mut self, [q, k, v]: [Value; 3], [h, d]: [usize; 2]) -> Value {
+        let dtype = self.dtype;
+        let scale = AttrValue::Float(1.0 / (d as f64).sqrt());
+        let both = self.graph.call("attention_lse", &[q, k, v], &[("scale", scale)]).unwrap();
+        let sink = self.input(&[h, 1, 1], |_, x| x * 3.0);
+        let cast = |graph: &mut Graph, v: Value, to: DType| {
+            graph.builtin(BuiltinOp::Cast, &[v], vec![AttrValue::DType(to)]).unwrap()[0]
+        };
+        let [out, sink] = [both[0], sink].map(|v| cast(&mut self.graph, v, DType::F32));
+        let less = self.call("sub", &[both[1], sink]);
+        let share = self.call("sigmoid", &[less]);
+        let shared = self.call("mul", &[out, share]);
+        cast(&mut self.graph, shared, dtype)
+    }
+
     /// Heads `[b, h, rows, d]`, in memory as they are or as `[b, rows, h, d]`.
     fn heads(&mut self, [b, h, rows, d]: [usize; 4], apart: bool) -> Value {
         if apart {
@@ -160,6 +183,7 @@ pub(super) fn grouped(
     let scale = c.number(1.0 / (d as f64).sqrt());
     let mut y = c.call("mul", &[product, scale]);
     let ahead = n as isize - m as isize;
+    let (scores, finish) = scores.split_once("; ").unwrap_or((scores, ""));
     let seen = |i: usize| (i % n) as isize <= (i / n) as isize + ahead.max(0);
     let hides = |hidden: bool| if hidden { f64::NEG_INFINITY } else { 0.0 };
     let mut soft = "softmax";
@@ -222,11 +246,26 @@ pub(super) fn grouped(
         }
         other => panic!("{other}"),
     }
-    let soft = c.call(soft, &[y]);
-    let out = c.graph.builtin(BuiltinOp::Matmul, &[soft, v], vec![]).unwrap()[0];
+    let mut out = match finish {
+        "sink" => c.shared([q, k, v], [h, d]),
+        _ => {
+            let soft = c.call(soft, &[y]);
+            c.graph.builtin(BuiltinOp::Matmul, &[soft, v], vec![]).unwrap()[0]
+        }
+    };
+    if finish == "heads" {
+        let (by, more) = (c.input(&[h, 1, 1], |_, x| x), c.input(&[e], |_, x| x));
+        let scaled = c.call("mul", &[out, by]);
+        out = c.call("add", &[scaled, more]);
+    }
     // As the next product reads it.
     let out = c.transposed(out, &[0, 2, 1, 3]);
-    let out = c.graph.builtin(BuiltinOp::Reshape, &[out], vec![list(&[b, m, h * e])]).unwrap()[0];
+    let mut out = c.graph.builtin(BuiltinOp::Reshape, &[out], vec![list(&[b, m, h * e])]).unwrap()[0];
+    if finish == "gate" {
+        let gate = c.input(&[b, m, h * e], |_, x| x * 4.0);
+        let open = c.call("sigmoid", &[gate]);
+        out = c.call("mul", &[out, open]);
+    }
     c.graph.output("y", out);
     (c.graph, c.inputs)
 }
@@ -448,6 +487,44 @@ fn every_split_of_keys_agrees_with_the_reference_on_a_gpu() {
     agree(&declared(true), 9, None, chosen);
 }
 
+/// Work on a result is part of the launch, where the result is stored as the next product reads it.
+#[test]
+fn work_on_the_result_is_part_of_the_launch() {
+    for target in ["h200", "a100"] {
+        for (i, scores) in FINISHES.iter().enumerate() {
+            let (graph, _) = case(DType::BF16, SHAPES[i], i % 2 == 0, scores);
+            let plan = planned(&Device::named(target).unwrap(), &graph);
+            let [step] = plan.steps.as_slice() else { panic!("{scores} on {target}\n{plan}") };
+            let Action::Call(CallStep { called: Called::Attention(a), .. }) = &step.action else { panic!("{plan}") };
+            assert!(a.finish.nodes.len() > 1 && !a.lse, "{plan}");
+            assert!(generated(&plan).is_some(), "{plan}");
+        }
+    }
+    // What something else reads, too, is stored, and so is what its work sees in another order.
+    let (mut graph, _) = case(DType::BF16, SHAPES[0], true, "plain");
+    let y = graph.outputs[0].1;
+    let twice = graph.call("add", &[y, y], &[]).unwrap()[0];
+    graph.output("twice", twice);
+    let plan = planned(&Device::named("h200").unwrap(), &graph);
+    assert_eq!(plan.steps.len(), 2, "{plan}");
+    let (mut graph, _) = case(DType::BF16, SHAPES[0], true, "plain");
+    let y = graph.outputs.remove(0).1;
+    let turned = graph.builtin(BuiltinOp::Transpose, &[y], vec![list(&[0, 2, 1])]).unwrap()[0];
+    let other = graph.input("other", ty(DType::BF16, &[1, 64, 128]));
+    let sum = graph.call("add", &[turned, other], &[]).unwrap()[0];
+    graph.output("sum", sum);
+    let plan = planned(&Device::named("h200").unwrap(), &graph);
+    assert!(plan.steps.len() == 2, "{plan}");
+}
+
+#[test]
+fn work_on_the_result_agrees_with_the_reference_on_a_gpu() {
+    let chosen = |at: usize| ((SHAPES[at % SHAPES.len()], 1), FINISHES[at % FINISHES.len()], at % 2 == 0);
+    agree(&declared(false), 3, None, chosen);
+    let few = |at: usize| (FEW[at % FEW.len()], FINISHES[at / 2 % FINISHES.len()], at.is_multiple_of(2));
+    agree(&declared(true), 3, None, few);
+}
+
 /// The kernel that joins chunks, on a host: chunks without any key that a query attends to, rows
 /// without one, a NaN among the scores, more chunks than a warp has lanes, several rounds of
 /// values.
@@ -543,6 +620,38 @@ fn split_attention_compiles() {
                     std::fs::write(name, &source.text).unwrap();
                 }
                 compiler.compile(&source.text, "k.cu", body.only_arch().unwrap_or("sm_80")).unwrap();
+            }
+        }
+    }
+}
+
+/// Kernels with work on the result compile, for whole sums and for chunks.
+#[test]
+fn work_on_the_result_compiles() {
+    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
+        Ok(compiler) => compiler,
+        Err(why) => return eprintln!("SKIPPED: {why}"),
+    };
+    for (i, scores) in FINISHES.iter().enumerate() {
+        let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
+        for (target, shape, words) in [
+            ("h200", SHAPES[i], AttentionTiling::named(&[("tile_n", 64)]).unwrap().words()),
+            ("h200", [1, 2, 1, 300, 80, 96], AttentionTiling { keys: 64, consumers: 1, chunk: 128 }.words()),
+            ("a100", SHAPES[i], WarpAttentionTiling::named(&[]).unwrap().words()),
+        ] {
+            let plan = planned(&Device::named(target).unwrap(), &case(dtype, shape, true, scores).0);
+            // Parts of few scores with a log-sum-exp are predicted to be faster.
+            if shape[2] == 1 && scores.contains("sink") {
+                continue;
+            }
+            let attention = generated(&plan).unwrap_or_else(|| panic!("{scores} {shape:?} {target}\n{plan}"));
+            let launches = attention.launches(&words);
+            assert!(!launches.is_empty(), "{scores} {shape:?} {target}");
+            for (body, _) in launches {
+                let source = body.emit(&plan.program).unwrap();
+                let compiled = compiler.compile(&source.text, "k.cu", body.only_arch().unwrap_or("sm_80"));
+                compiled.unwrap_or_else(|e| panic!("{scores} {shape:?} {target}: {e}\n{}", source.text));
             }
         }
     }

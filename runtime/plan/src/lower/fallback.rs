@@ -171,6 +171,9 @@ fn attention(a: &Attention, values: &HashMap<Value, View>, out: &View) -> Option
     for read in &a.reads {
         reads.push(values.get(read)?.broadcast(&of(*queries, keys))?);
     }
+    for read in &a.beside {
+        reads.push(values.get(read)?.broadcast(&of(*queries, *value))?);
+    }
     let step = AttentionStep {
         batch: batch.to_vec(),
         queries: *queries,
@@ -181,6 +184,8 @@ fn attention(a: &Attention, values: &HashMap<Value, View>, out: &View) -> Option
         safe: a.safe,
         short: false,
         lse: a.lse,
+        finish: a.finish.clone(),
+        beside: a.beside.len(),
     };
     Some((step, reads))
 }
