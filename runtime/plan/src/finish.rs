@@ -11,7 +11,7 @@ use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 use super::prologue::{Readers, readers, seen};
 use super::view::row_major;
 use super::whole::{joined_name, substituted};
-use super::{Action, AttentionStep, CallStep, Called, Plan, PointwiseStep, Step, View};
+use super::{Action, AttentionStep, CallStep, Called, Plan, PointwiseStep, Step, View, horizontal};
 
 /// Joins each attention with the work on its result.
 pub(super) fn cluster(plan: &mut Plan) {
@@ -19,38 +19,74 @@ pub(super) fn cluster(plan: &mut Plan) {
     let mut at = 0;
     while at < plan.steps.len() {
         if is_attention(&plan.steps[at])
-            && let Some((step, reader)) = joined(plan, &readers(plan), at)
+            && let Some(Joined { step, reader, gone }) = joined(plan, &readers(plan), at)
         {
             // What it reads is there in front of its reader.
             plan.steps[reader] = step;
-            plan.steps.remove(at);
+            let mut place = 0..;
+            plan.steps.retain(|_| place.next().is_none_or(|i| !gone.contains(&i)));
         } else {
             at += 1;
         }
     }
 }
 
-/// The attention at that place with the work on its result, and the place of that work.
-fn joined(plan: &Plan, readers: &Readers, at: usize) -> Option<(Step, usize)> {
+/// An attention with the work on its result.
+struct Joined {
+    step: Step,
+    /// The place of that work, where the step stands.
+    reader: usize,
+    /// The places of the attention, and of work on the log-sum-exp that only the work reads.
+    gone: Vec<usize>,
+}
+
+/// The attention at that place with the work on its result.
+fn joined(plan: &Plan, readers: &Readers, at: usize) -> Option<Joined> {
     let step = &plan.steps[at];
     let Action::Call(CallStep { called: Called::Attention(a), reads, writes, .. }) = &step.action else { return None };
     step.kernel?;
     let (own, results) = (&step.reads[..*reads], &step.writes[..*writes]);
     let [reader] = readers.get(&results[0].buffer)?.as_slice() else { return None };
-    let work = plan.steps.get(*reader)?;
-    let Action::Pointwise(p) = &work.action else { return None };
-    let alone = results.iter().all(|w| readers.get(&w.buffer).is_some_and(|r| r.as_slice() == [*reader]));
+    let after = plan.steps.get(*reader).filter(|s| is_work(s))?;
+    let on_lse = match &results[1..] {
+        [] => None,
+        [lse] => work_on(plan, readers, lse, *reader)?,
+        _ => return None,
+    };
     // Nothing in between changes what the attention reads.
     let between = || plan.steps[at + 1..*reader].iter().flat_map(|s| &s.writes);
     let kept = !between().any(|w| step.reads.iter().any(|r| r.buffer == w.buffer));
-    if !alone || !kept || a.beside > 0 || !is_plain(&a.finish) || p.kernel.acc.is_some() || work.kernel.is_some() {
+    if !kept || a.beside > 0 || !is_plain(&a.finish) {
         return None;
     }
-    let (finish, beside, out) = finished(p, work, results)?;
+    let gone: Vec<usize> = std::iter::once(at).chain(on_lse).collect();
+    let work = match on_lse {
+        Some(i) => horizontal::within(&plan.steps[i], after)?,
+        None => after.clone(),
+    };
+    let Action::Pointwise(p) = &work.action else { return None };
+    let (finish, beside, out) = finished(p, &work, results)?;
     let called = AttentionStep { lse: false, finish, beside: beside.len(), ..a.clone() };
-    let parts = vec![step.clone(), work.clone()];
+    let parts: Vec<Step> = gone.iter().chain([reader]).map(|i| plan.steps[*i].clone()).collect();
     let joined = Step::call(&joined_name(&parts), Called::Attention(called), [own, &beside].concat(), vec![out], parts);
-    Some((Step { kernel: step.kernel, ..joined }, *reader))
+    Some(Joined { step: Step { kernel: step.kernel, ..joined }, reader: *reader, gone })
+}
+
+/// The work on a log-sum-exp whose result the step at `reader` alone reads, if that step does not
+/// read the log-sum-exp itself; `None` if anything else reads it.
+fn work_on(plan: &Plan, readers: &Readers, lse: &View, reader: usize) -> Option<Option<usize>> {
+    let [first] = readers.get(&lse.buffer)?.as_slice() else { return None };
+    if *first == reader {
+        return Some(None);
+    }
+    let made = plan.steps.get(*first).filter(|s| is_work(s))?.writes.first()?;
+    (readers.get(&made.buffer)?.as_slice() == [reader]).then_some(Some(*first))
+}
+
+/// Pointwise work with one result.
+fn is_work(step: &Step) -> bool {
+    let alone = step.writes.len() == 1 && step.kernel.is_none();
+    alone && matches!(&step.action, Action::Pointwise(p) if p.kernel.acc.is_none())
 }
 
 fn is_plain(term: &Term) -> bool {

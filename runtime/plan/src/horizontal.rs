@@ -218,6 +218,15 @@ impl Part {
     }
 }
 
+/// Pointwise work that computes what other work makes where it reads that; `None` if strides cannot
+/// say what it reads.
+pub(super) fn within(maker: &Step, reader: &Step) -> Option<Step> {
+    let made = parts_of(maker)?.pop()?;
+    let part = parts_of(reader)?.pop()?;
+    let part = part.refined(&made.writes[0].shape).with(&made).or_else(|| part.split(&made)?.with(&made))?;
+    step_of(joined_name(&[maker.clone(), reader.clone()]), vec![part])
+}
+
 /// The words of a part's arguments.
 fn words(part: &HorizontalPart) -> usize {
     let tensors = part.step.strides.len() + part.stored.len();

@@ -145,10 +145,10 @@ pub(super) fn all_tilings(plan: &Plan) -> [Vec<StoredTiling>; 2] {
     [hopper.iter().map(Tiling::words).collect(), warps.iter().map(WarpTiling::words).collect()]
 }
 
-/// The source of a plan's only step for a tiling, if it fits.
+/// The source of a plan's only step for a tiling, if a template computes the step and it fits.
 pub(super) fn source(plan: &Plan, tiling: &StoredTiling) -> Option<CudaSource> {
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
-    let timed = Timed::of(plan, (step, e, tiled::kernel(plan, step).unwrap())).unwrap();
+    let timed = Timed::of(plan, (step, e, tiled::kernel(plan, step).unwrap()))?;
     Some(timed.launches(tiling).first()?.0.emit(&plan.program).unwrap())
 }
 
