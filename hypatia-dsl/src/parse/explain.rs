@@ -563,7 +563,13 @@ impl Site<'_> {
                 shorten(name)
             ));
         }
-        if self.text(self.i) == "let" && self.i > 1 && matches!(self.text(0), "op" | "rule") {
+        if self.text(self.i) == "let" && self.text(0) == "test" {
+            return d.hint("a test has no `let`: write the expression where it is used, in `given` and in `expect`");
+        }
+        if self.text(self.i) == "let" && self.i > 1 && self.text(0) == "rule" {
+            return d.hint("`let` stands behind the right side: `relu(x + c) => max(x, z) let z = value(c) + 1.0`");
+        }
+        if self.text(self.i) == "let" && self.i > 1 && self.text(0) == "op" {
             return d.hint("write `let` after the expression that uses it: `= c * c let c = x - y;`");
         }
         if self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word) && is_reserved(self.text(self.i)) {

@@ -259,6 +259,9 @@ impl<'a> Cx<'a> {
         let mut d = Diagnostic::error(code::UNBOUND, format!("`{}` is not bound", one.node), p.span)
             .label("no value is bound to this name");
         d = match near {
+            _ if ["None", "null", "nil", "NULL"].contains(&one.node.as_str()) => {
+                d.hint("an operand that is absent is written `none`")
+            }
             Some(s) => d.hint(format!("did you mean `{s}`?")),
             None => d.hint(self.bind_hint.replace("{}", &one.node)),
         };

@@ -321,7 +321,7 @@ impl<'a> Cx<'a> {
                         "add `use core::*;`: the function of numbers is declared there (of sizes and attributes, \
                          `{name}` is known everywhere)"
                     )];
-                } else if AFn::from_name(name).is_some() {
+                } else if AFn::from_name(name).is_some() && crate::foreign::function(name).is_none() {
                     d.hints = vec![format!(
                         "`{name}` computes sizes and numbers, no tensors: name what it gives, \
                          `let n = {name}(..)`, and write `n`"

@@ -349,11 +349,17 @@ impl<'a> Sema<'a> {
         if let Some(hint) = self.no_single_rule(code, name) {
             return d.hint(hint);
         }
-        if let Some(module) = self.declares_rule(name) {
+        let base = name.split('[').next().unwrap_or_default();
+        let in_sight = self.program.rules.iter().any(|r| r.base_name == base);
+        if let Some(module) = self.declares_rule(name).filter(|_| !in_sight) {
             return d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
         }
         match crate::spell::closest(name, names.into_iter()) {
             Some(s) => d.hint(format!("did you mean `{s}`?")),
+            None if !self.rules_beside(name).is_empty() => {
+                let set = name.split("::").next().unwrap_or_default();
+                d.hint(format!("the rules of `{set}` in sight are {}", self.rules_beside(name)))
+            }
             None => {
                 let what = if code == code::CONTRACT { "contract" } else { "test" };
                 d.hint(format!(
@@ -361,6 +367,17 @@ impl<'a> Sema<'a> {
                 ))
             }
         }
+    }
+
+    /// The rules in sight of the ruleset that a name begins with, if they are few.
+    fn rules_beside(&self, name: &str) -> String {
+        const FEW: usize = 8;
+        let Some((set, _)) = name.split_once("::") else { return String::new() };
+        let own = |r: &&Rule| self.program.rulesets[r.ruleset.index()].name == set;
+        let mut names: Vec<String> =
+            self.program.rules.iter().filter(own).map(|r| format!("`{}`", r.base_name)).collect();
+        names.dedup();
+        if names.len() > FEW { String::new() } else { names.join(", ") }
     }
 
     /// What to write where a ruleset or a module is named instead of a rule.
