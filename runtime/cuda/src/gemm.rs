@@ -20,7 +20,7 @@ pub struct Calls {
 }
 
 /// Alignment in bytes of all addresses of a matrix operand: base, offset, and batch strides.
-fn alignment(view: &View, batch: &[isize]) -> u32 {
+pub fn alignment(view: &View, batch: &[isize]) -> u32 {
     let size = view.dtype.size();
     let steps = std::iter::once(view.offset).chain(batch.iter().map(|s| s.unsigned_abs()));
     // Bases are aligned to 256 bytes on the device and to 64 in the arena.
@@ -146,6 +146,7 @@ pub fn calls(step: &GemmStep, reads: &[View], d: &View, terms: Terms) -> Result<
         // Calls of one step run concurrently and cannot share a workspace.
         workspace: if batches.offsets.len() > 1 { 0 } else { WORKSPACE },
         in_order,
+        added: None,
     };
     Ok(Calls { product, offsets: batches.offsets })
 }

@@ -25,6 +25,8 @@ pub struct Product {
     pub bias: Option<Location>,
     /// The second matrix of its epilogue.
     pub aux: Option<Location>,
+    /// The matrix that it is added to.
+    pub added: Option<Location>,
     /// The same product over the transposed weight.
     pub transposed: Option<TransposedProduct>,
 }

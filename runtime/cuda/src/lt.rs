@@ -95,6 +95,8 @@ pub struct Product {
     pub workspace: usize,
     /// True to add up each sum in one order, whatever the number of rows and of products.
     pub in_order: bool,
+    /// The alignment in bytes of a matrix that the product is added to (C), which lies as D does.
+    pub added: Option<u32>,
 }
 
 impl Product {
@@ -260,7 +262,7 @@ impl Preference {
         preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace as u64)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b.alignment)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a.alignment)?;
-        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.d.alignment)?;
+        preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.added.unwrap_or(p.d.alignment))?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.d.alignment)?;
         Ok(preference)
     }
@@ -369,6 +371,8 @@ pub struct Pointers {
     pub b: u64,
     /// D.
     pub d: u64,
+    /// The matrix that the product is added to, if there is one.
+    pub c: u64,
     /// The bias that the epilogue reads, or the destination of its gradient.
     pub bias: u64,
     /// The second matrix, if the epilogue reads or stores one.
@@ -583,7 +587,9 @@ impl Matmul {
         call: Call<'_>,
     ) -> Result<()> {
         // The scales have the compute type.
-        let beta = if call.adds { 1.0 } else { 0.0 };
+        let added = self.product.added.is_some();
+        let beta = if call.adds || added { 1.0 } else { 0.0 };
+        let from = if added && !call.adds { at.c } else { at.d };
         let (scale32, beta32, scale64, beta64) = (self.scale as f32, beta as f32, self.scale, beta);
         let (scale, beta): (*const c_void, *const c_void) = match self.product.dtype {
             DType::F64 => ((&raw const scale64).cast(), (&raw const beta64).cast()),
@@ -600,7 +606,7 @@ impl Matmul {
                 call.a.0,
                 at.a as *const c_void,
                 call.b.0,
-                at.d as *const c_void,
+                from as *const c_void,
                 self.d.0,
                 at.d as *mut c_void,
                 self.d.0,
@@ -619,7 +625,7 @@ struct Call<'a> {
     description: &'a Description,
     a: &'a Matrix,
     b: &'a Matrix,
-    /// True if the result is added to D (beta is 1).
+    /// True if the result is added to what D holds (beta is 1), which another call wrote.
     adds: bool,
 }
 

@@ -26,7 +26,7 @@ use super::{fallback, gemm, trial, weight_layout};
 use crate::lowering::checksum::{Checksum, Seen};
 use crate::lowering::{Kept, Work, step_kernels};
 use crate::tuner::Effort;
-use hypatia_plan::{Action, CallStep, Checks, GemmStep, Plan, Step, View};
+use hypatia_plan::{Action, CallStep, Called, Checks, GemmStep, Plan, Step, View};
 use hypatia_target::cublaslt::Epilogue;
 use hypatia_templates::instances::Body;
 use hypatia_tensor::error::{Error, Result};
@@ -543,6 +543,7 @@ fn product(plan: &Plan, step: &Step, g: &GemmStep) -> Result<Launch> {
         lists: 0,
         bias: step.reads.get(2).map(|v| Location::of(plan, v)),
         aux: None,
+        added: None,
         transposed: if in_order { None } else { weight_layout::transposed(plan, step, &calls, scale)? },
     })))
 }
@@ -581,7 +582,15 @@ fn called(plan: &Plan, step: &Step, e: &CallStep) -> Result<(gemm::Calls, f64)> 
     let [d, ..] = &step.writes[..e.writes] else { return Err(Error::Internal("a call without a result".into())) };
     let in_order = plan.allowed.batch_invariant;
     let terms = gemm::Terms { epilogue, tf32: plan.device.tf32, addresses: named.is_none(), in_order };
-    Ok((gemm::calls(product, &step.reads[..e.reads], d, terms)?, scale))
+    let mut calls = gemm::calls(product, &step.reads[..e.reads], d, terms)?;
+    calls.product.added = added(e, step).map(|c| gemm::alignment(c, &[]));
+    Ok((calls, scale))
+}
+
+/// The matrix that a call adds its product to.
+fn added<'s>(e: &CallStep, step: &'s Step) -> Option<&'s View> {
+    let last = e.reads.checked_sub(1).filter(|_| matches!(e.called, Called::Sum(_)));
+    last.and_then(|i| step.reads.get(i))
 }
 
 /// The call of a step with a fallback; `None` if the library does not support these operands.
@@ -610,9 +619,9 @@ fn call(gpu: &Arc<Gpu>, plan: &Plan, step: &Step, e: &CallStep, tuner: &mut Tune
     let (read, stored) = (reads.get(2), stored.first());
     let bias = if epilogue.stores_sums() { stored } else { read.filter(|_| epilogue.has_bias()) };
     let aux = if epilogue.stores_aux() { stored } else { read.filter(|_| epilogue.has_aux()) };
-    let [bias, aux] = [bias, aux].map(|v| v.map(|v| Location::of(plan, v)));
+    let [bias, aux, added] = [bias, aux, added(e, step)].map(|v| v.map(|v| Location::of(plan, v)));
     let calls = locations(plan, step, &calls.offsets);
-    let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, transposed: None };
+    let product = Product { matmul, algorithms, guessed: false, calls, lists: 0, bias, aux, added, transposed: None };
     Ok(Some(Launch::Product(Box::new(product))))
 }
 

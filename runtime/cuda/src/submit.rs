@@ -117,7 +117,7 @@ pub(super) unsafe fn submit(
         }
         Launch::Product(product) => {
             let transposed = product.transposed_weight().map(|t| (t.side, bases.transposed[t.constant]));
-            let Product { matmul, algorithms, calls, lists, bias, aux, .. } = product.as_mut();
+            let Product { matmul, algorithms, calls, lists, bias, aux, added, .. } = product.as_mut();
             let what = *matmul.product();
             let list = (what.outer * what.batch * size_of::<u64>()) as u64;
             let algorithm = algorithms.first().ok_or_else(|| Error::Internal("no algorithm".into()))?;
@@ -137,6 +137,7 @@ pub(super) unsafe fn submit(
                     a,
                     b,
                     d,
+                    c: added.as_ref().map_or(0, |c| bases.address(c)),
                     bias: bias.as_ref().map_or(0, |b| bases.address(b)),
                     aux: aux.as_ref().map_or(0, |a| bases.address(a)),
                     workspace: bases.workspace,

@@ -184,7 +184,7 @@ pub(super) fn problem(p: &Product, cold: bool) -> String {
         format!("{}{}{outer}+{}@{}", if l.transposed { "t" } else { "n" }, l.ld, l.batch_stride, l.alignment)
     };
     format!(
-        "{}x{}x{} batch {}{} {}{}->{} {:?}({}) a {} b {} d {}{}{}{}",
+        "{}x{}x{} batch {}{} {}{}->{} {:?}({}) a {} b {} d {}{}{}{}{}",
         p.m,
         p.n,
         p.k,
@@ -200,6 +200,7 @@ pub(super) fn problem(p: &Product, cold: bool) -> String {
         if p.is_dense() { format!("@{}", p.d.alignment) } else { side(&p.d) },
         if p.workspace == 0 { ", no workspace" } else { "" },
         if p.in_order { ", in order" } else { "" },
+        p.added.map_or(String::new(), |alignment| format!(", added to @{alignment}")),
         if cold { ", cold" } else { ", warm" },
     )
 }
@@ -262,6 +263,8 @@ struct Operands {
     b: Vec<DeviceMemory>,
     d: Vec<DeviceMemory>,
     aux: Vec<DeviceMemory>,
+    /// The matrices that the product is added to.
+    added: Vec<DeviceMemory>,
     /// Address lists, if the product uses them.
     lists: Vec<DeviceMemory>,
     bias: DeviceMemory,
@@ -290,6 +293,7 @@ impl Operands {
             d,
             lists,
             list: (p.outer * p.batch * size_of::<u64>()) as u64,
+            added: if p.added.is_some() { take(p.out, spans(p)[2])? } else { Vec::new() },
             aux: if p.epilogue.has_aux() { take(p.out, p.batch * p.m * p.n)? } else { Vec::new() },
             bias: random(stream, p.bias, p.n.max(p.m))?,
             workspace: DeviceMemory::new(stream, WORKSPACE)?,
@@ -303,7 +307,8 @@ impl Operands {
             false => [0, 1, 2].map(|side| address(&self.lists) + side * self.list),
         };
         let [a, b, d] = operands;
-        Pointers { a, b, d, bias: self.bias.address(), aux: address(&self.aux), workspace: self.workspace.address() }
+        let (c, aux) = (address(&self.added), address(&self.aux));
+        Pointers { a, b, d, c, bias: self.bias.address(), aux, workspace: self.workspace.address() }
     }
 }
 

@@ -97,6 +97,7 @@ mod tests {
             bias: DType::BF16,
             workspace: 0,
             in_order: false,
+            added: None,
         }
     }
 

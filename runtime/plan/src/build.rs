@@ -5,11 +5,12 @@
 //! In: a graph, the values of its symbolic sizes, settings, and the model's constants. Out: a
 //! [`Plan`]. Invariant: debug builds validate every plan.
 
+use super::horizontal::Sharing;
 use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
 use super::{
-    arena, beside, chain, concat, copies, finish, horizontal, laid_out, long_rows, lower, narrow_weights, pool,
+    added, arena, beside, chain, concat, copies, finish, horizontal, laid_out, long_rows, lower, narrow_weights, pool,
     prepare, prologue, results, short,
 };
 use hypatia_graph::{Constants, Graph, Symbols};
@@ -62,17 +63,30 @@ impl Plan {
                 results::cluster(&mut plan);
                 prologue::cluster(&mut plan);
                 finish::cluster(&mut plan);
+                added::cluster(&mut plan);
             }
             long_rows::split(&mut plan);
-            if options.cluster {
-                horizontal::cluster(&mut plan);
-            }
-            short::shorten(&mut plan);
         }
-        arena::assign(&mut plan, options.memory)?;
+        let steps = plan.steps.clone();
+        if plan.placed(options, Sharing::Any).is_err() {
+            // Large results that share a launch take memory for longer.
+            plan.steps = steps;
+            plan.placed(options, Sharing::Small)?;
+        }
         if cfg!(debug_assertions) {
             plan.validate()?;
         }
         Ok(plan)
+    }
+
+    /// Joins independent steps, and places the buffers.
+    fn placed(&mut self, options: &Options, sharing: Sharing) -> Result<()> {
+        if !self.device.is_host() {
+            if options.cluster {
+                horizontal::cluster(self, sharing);
+            }
+            short::shorten(self);
+        }
+        arena::assign(self, options.memory)
     }
 }

@@ -31,6 +31,7 @@ use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 use self::again::spread;
 use self::moves::compose;
 use self::pieces::{Piece, cut, pieces};
+pub(super) use self::share::Sharing;
 use self::share::share;
 use self::stored::with_stored;
 use super::prologue::{Readers, readers};
@@ -53,14 +54,14 @@ const MOST_AGAIN: usize = 1 << 22;
 const LOOKUP: usize = 8;
 
 /// Joins the steps of a plan. Which ones it joins depends on their sizes.
-pub(super) fn cluster(plan: &mut Plan) {
+pub(super) fn cluster(plan: &mut Plan, sharing: Sharing) {
     if plan.allowed.batch_invariant {
         return;
     }
     compose(plan);
     join(plan);
     spread(plan);
-    share(plan);
+    share(plan, sharing);
     // What several steps read that share a launch now, one step reads.
     join(plan);
 }

@@ -12,6 +12,7 @@
 //! nothing; results that are live at the same time do not overlap, except where a step declares
 //! that it works in place. [`Plan::validate`] checks all of it.
 
+mod added;
 mod arena;
 mod beside;
 mod buffer;

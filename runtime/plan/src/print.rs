@@ -154,7 +154,9 @@ impl Plan {
                         format!("template {}", kernel.unwrap_or_default())
                     }
                     Called::Product(g) if g.is_plain() => format!("gemm with {} results", e.writes),
-                    Called::Product(g) => format!("gemm{}, {}", several(g), self.term(&g.term, read(2))),
+                    Called::Product(g) | Called::Sum(g) => {
+                        format!("gemm{}, {}", several(g), self.term(&g.term, read(2)))
+                    }
                 };
                 format!("{what} (fallback: {} steps)", e.fallback.len())
             }

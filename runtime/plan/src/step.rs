@@ -378,6 +378,9 @@ pub enum Called {
     /// A product. Its accumulator is stored unchanged or, without a kernel, scaled. Of a tiled
     /// kernel it has the epilogue, with a result for each root.
     Product(GemmStep),
+    /// A product that the library adds to a matrix: `reads` are both factors, the bias if the
+    /// kernel's epilogue has one, and the matrix, which lies as the result does.
+    Sum(GemmStep),
     /// Two products of one left operand, by a tiled kernel: `reads` are the left operand, the two
     /// right ones, and what the epilogue reads, broadcast to the result. The epilogue's
     /// accumulators are those of both products.
@@ -419,7 +422,7 @@ impl CallStep {
     /// The product, if that is what the launch computes.
     pub fn product(&self) -> Option<&GemmStep> {
         match &self.called {
-            Called::Product(g) => Some(g),
+            Called::Product(g) | Called::Sum(g) => Some(g),
             Called::Template(t) => t.product.as_ref(),
             Called::Pair(_) | Called::Chain(_) | Called::Prologue(_) => None,
             Called::Attention(_) | Called::AttentionGrad(_) => None,

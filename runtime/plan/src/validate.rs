@@ -264,6 +264,7 @@ impl Plan {
                 };
                 match &e.called {
                     Called::Product(g) => own.len() >= 2 && results(g, stored) && factors(g, own, &stored[0]),
+                    Called::Sum(g) => own.len() >= 3 && stored.len() == 1 && factors(g, own, &stored[0]),
                     Called::Pair(g) => results(g, stored) && pair(g, own, stored),
                     Called::Chain(layers) => chain(layers, own, stored),
                     Called::Prologue(p) => prologue(p, own, stored),

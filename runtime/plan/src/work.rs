@@ -32,7 +32,7 @@ impl Step {
     pub fn work(&self) -> StepWork {
         let len = self.writes.first().map_or(0, View::len) as f64;
         let flops = match &self.action {
-            Action::Gemm(g) | Action::Call(CallStep { called: Called::Product(g), .. }) => {
+            Action::Gemm(g) | Action::Call(CallStep { called: Called::Product(g) | Called::Sum(g), .. }) => {
                 len * (2.0 * g.k as f64 + calls(&g.term))
             }
             Action::Call(CallStep { called: Called::Pair(g), .. }) => len * (4.0 * g.k as f64 + calls(&g.term)),
@@ -114,7 +114,7 @@ impl Step {
         match &self.action {
             Action::Gemm(g) => Some(g),
             Action::Call(call) => match &call.called {
-                Called::Product(g) | Called::Pair(g) => Some(g),
+                Called::Product(g) | Called::Sum(g) | Called::Pair(g) => Some(g),
                 Called::Template(t) => t.product.as_ref(),
                 Called::Prologue(p) => Some(&p.product),
                 Called::Chain(_) | Called::Attention(_) | Called::AttentionGrad(_) => None,

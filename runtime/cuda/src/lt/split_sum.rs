@@ -133,6 +133,7 @@ mod tests {
             bias: DType::F32,
             workspace: 0,
             in_order: false,
+            added: None,
         }
     }
 

@@ -5,6 +5,7 @@
 //! failure, for machines with a GPU.
 #![allow(clippy::unwrap_used)]
 
+mod added;
 mod attention;
 mod attention_grad;
 mod attention_sm80;

@@ -63,6 +63,7 @@ fn whole_numbers(gpu: &Arc<Gpu>, [batch, m, n, k]: [usize; 4], order: [bool; 2],
         bias: DType::F32,
         workspace: WORKSPACE,
         in_order: false,
+        added: None,
     };
     let stream = gpu.context().new_stream().unwrap();
     let put = |values: &[f32]| {
@@ -82,6 +83,7 @@ fn whole_numbers(gpu: &Arc<Gpu>, [batch, m, n, k]: [usize; 4], order: [bool; 2],
             a: da.address(),
             b: db.address(),
             d: d.address(),
+            c: 0,
             bias: dbias.address(),
             aux: 0,
             workspace: workspace.address(),

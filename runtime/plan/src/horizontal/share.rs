@@ -14,12 +14,21 @@ const SMALL: f64 = (4 << 20) as f64;
 /// is computed earlier takes memory for longer.
 const APART: [usize; 2] = [16, 4];
 
+/// Which independent steps share a launch.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Sharing {
+    /// All that may.
+    Any,
+    /// Small ones.
+    Small,
+}
+
 /// Gives independent steps one launch. Steps of any size gain by it: the last blocks of one run
 /// beside the first of the next.
-pub(super) fn share(plan: &mut Plan) {
+pub(super) fn share(plan: &mut Plan, sharing: Sharing) {
     let mut at = 1;
     while at < plan.steps.len() {
-        let earlier = (at.saturating_sub(APART[0])..at).rev().find_map(|i| Some((i, shared(plan, i, at)?)));
+        let earlier = (at.saturating_sub(APART[0])..at).rev().find_map(|i| Some((i, shared(plan, sharing, (i, at))?)));
         match earlier {
             // The later step is computed earlier, or the earlier one later.
             Some((i, Shared::Earlier(step))) => {
@@ -42,15 +51,17 @@ enum Shared {
 }
 
 /// The launch of two steps, the first one before the other.
-fn shared(plan: &Plan, first: usize, second: usize) -> Option<Shared> {
+fn shared(plan: &Plan, sharing: Sharing, (first, second): (usize, usize)) -> Option<Shared> {
     let steps = [&plan.steps[first], &plan.steps[second]];
     let small = steps.iter().all(|s| s.work().bytes <= SMALL);
-    if !steps.iter().all(|s| may_share(plan, s)) || !(small || second - first <= APART[1]) {
+    if !steps.iter().all(|s| may_share(plan, s)) || !(small || sharing == Sharing::Any && second - first <= APART[1]) {
         return None;
     }
     let reads = |step: &Step, of: &Step| step.reads.iter().any(|v| writes(of, v.buffer));
     let earlier = !plan.steps[first..second].iter().any(|s| reads(steps[1], s));
-    let later = || !plan.steps[first + 1..=second].iter().any(|s| reads(s, steps[0]));
+    // Large results of several parts are not delayed again.
+    let delayed = matches!(&steps[0].action, Action::Horizontal(h) if h.parts.len() > 1) && !small;
+    let later = || !delayed && !plan.steps[first + 1..=second].iter().any(|s| reads(s, steps[0]));
     if !earlier && !later() {
         return None;
     }
