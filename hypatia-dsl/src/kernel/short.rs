@@ -86,6 +86,17 @@ impl<'p> Shortener<'p> {
     /// Of the types of the results, the finest determines how many digits count.
     pub fn product(&self, term: &mut Term, inputs: &[DType], outputs: &[DType]) -> Vec<RuleId> {
         let kept = outputs.iter().map(|d| mantissa_bits(*d)).max().unwrap_or(52);
+        self.keeping(kept, (term, inputs, outputs))
+    }
+
+    /// Shortens work on the result of a tiled kernel, as a pass over that would be: in TF32 it
+    /// keeps 10 bits.
+    pub fn finish(&self, term: &mut Term, inputs: &[DType], output: DType, tf32: bool) -> Vec<RuleId> {
+        let kept = if tf32 { TF32_BITS } else { mantissa_bits(output) };
+        self.keeping(kept, (term, inputs, &[output]))
+    }
+
+    fn keeping(&self, kept: i32, (term, inputs, outputs): (&mut Term, &[DType], &[DType])) -> Vec<RuleId> {
         let Some(rules) = self.allowed(kept) else { return Vec::new() };
         let number = default_type(inputs.iter().chain(outputs).copied().chain([DType::F32]));
         let leaf = |node: &TermNode| match node {

@@ -90,7 +90,7 @@ impl Tilings {
             work.launches(words).into_iter().map(source).collect()
         };
         let first = all.first().map(sources).transpose()?.unwrap_or_default();
-        let Some((first, _)) = first.first() else {
+        if first.is_empty() {
             // Other sizes have such a kernel: its parts would add up in another order.
             return match all.is_empty() || !plan.allowed.batch_invariant {
                 true => Ok(None),
@@ -99,8 +99,9 @@ impl Tilings {
                     work.name(kernel)
                 ))),
             };
-        };
-        let problem = problem(plan, step, call, &work.name(kernel), &first.text);
+        }
+        let text: String = first.iter().map(|(source, _)| source.text.as_str()).collect();
+        let problem = problem(plan, step, call, &work.name(kernel), &text);
         let known = tuner.known(&machine(gpu), &problem).filter(|c| accepted(&all, c));
         let chosen = |c: &Choice| if c.algorithm == FALLBACK { Vec::new() } else { vec![c.algorithm] };
         let wanted: Vec<StoredTiling> = match (known, tuner.effort()) {
@@ -160,9 +161,9 @@ pub(crate) fn problem_of(
     multiprocessors: usize,
 ) -> Option<String> {
     let first = work.plausible(kernel, multiprocessors).into_iter().next()?;
-    let (body, _) = work.launches(&first).into_iter().next()?;
-    let source = body.emit(&plan.program).ok()?;
-    Some(problem(plan, step, call, &work.name(kernel), &source.text))
+    let text = |(body, _): (Body, Work)| Some(body.emit(&plan.program).ok()?.text);
+    let texts: Vec<String> = work.launches(&first).into_iter().map(text).collect::<Option<_>>()?;
+    (!texts.is_empty()).then(|| problem(plan, step, call, &work.name(kernel), &texts.concat()))
 }
 
 /// The name of a problem in tuning files: sizes, layouts, and a hash of what is computed.

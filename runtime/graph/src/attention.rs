@@ -53,6 +53,10 @@ impl Attention {
             [(_, lse)] => scores.of_rows(*lse, logsumexp_of)? == (root, safe),
             _ => return None,
         };
+        // What the result's term reads is no score and no weight: these are not stored.
+        if beside.iter().any(|v| scores.hides(*v)) {
+            return None;
+        }
         let [[queries, keys]] = scores.products[..] else { return None };
         // Every axis of the scores comes from the product.
         let shape = &graph.ty(weights).shape;

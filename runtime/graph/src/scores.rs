@@ -79,6 +79,12 @@ impl<'a> Scores<'a> {
         self.region.push(value.node);
     }
 
+    /// Whether a value is not stored, or is a product whose terms are.
+    pub fn hides(&self, value: Value) -> bool {
+        let of_scores = |factors: &[Value; 2]| product(self.graph, value).is_some_and(|(own, ..)| own == *factors);
+        self.region.contains(&value.node) || self.products.iter().any(of_scores)
+    }
+
     /// The place of a product with these factors; `None` if there are too many.
     fn place(&mut self, factors: [Value; 2]) -> Option<usize> {
         let known = self.products.iter().position(|f| *f == factors);

@@ -5,6 +5,7 @@
 //! gate, a factor of each head, a sink's share. Invariant: a result is rounded as it would be
 //! stored; the work sees each element once, wherever it lies.
 
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
 
@@ -15,6 +16,10 @@ use super::{Action, AttentionStep, CallStep, Called, Plan, PointwiseStep, Step, 
 
 /// Joins each attention with the work on its result.
 pub(super) fn cluster(plan: &mut Plan) {
+    // Which steps are joined depends on their sizes.
+    if plan.allowed.batch_invariant {
+        return;
+    }
     let is_attention = |s: &Step| matches!(&s.action, Action::Call(CallStep { called: Called::Attention(_), .. }));
     let mut at = 0;
     while at < plan.steps.len() {
@@ -123,6 +128,10 @@ fn finished(p: &PointwiseStep, work: &Step, results: &[View]) -> Option<(Term, V
                 beside.push(view);
                 beside.len() - 1
             });
+            // A thread of a tiled kernel has no registers for wider numbers.
+            if beside[input].dtype.compute().size() > DType::F32.size() {
+                return None;
+            }
             TermNode::In { input: input as u32, view: InView::Broadcast }
         };
         values.push(terms.add(node));

@@ -44,7 +44,7 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
                     a.short = shortener.exponential(to);
                     let beside = &step.reads[e.reads - a.beside..e.reads];
                     let inputs: Vec<DType> = beside.iter().map(|v| v.dtype).collect();
-                    shortener.product(&mut a.finish, &inputs, &[to]);
+                    shortener.finish(&mut a.finish, &inputs, to, tf32);
                 }
                 Called::AttentionGrad(a) => a.short = shortener.exponential(to),
                 _ => {}

@@ -301,6 +301,7 @@ impl Part {
             Access::Splat => "one element".to_string(),
             _ => "with the strides of that name".to_string(),
         };
+        let limit = if kernel.narrow { "; 32 bits count the elements and hold every reach" } else { "" };
         let steps = |of: ArgRole| Arg::strides(of, rank, "elements between neighbours along each axis");
         let mut args = Vec::new();
         let mut strides = Vec::new();
@@ -313,8 +314,8 @@ impl Part {
             strides.extend((*access == Access::Strided).then(|| steps(ArgRole::Written(self.written + i))));
         }
         args.push(match kernel.parts.len() {
-            1 => Arg::axes(rank, format!("sizes of the axes; the last one is a multiple of {}", code.vector)),
-            _ => Arg::sizes(SizeName::OfPart(self.at), rank, format!("sizes of the axes of part {}", self.at)),
+            1 => Arg::axes(rank, format!("sizes of the axes; the last one is a multiple of {}{limit}", code.vector)),
+            _ => Arg::sizes(SizeName::OfPart(self.at), rank, format!("sizes of the axes of part {}{limit}", self.at)),
         });
         if !code.picks.is_empty() {
             let about = "of each pick, elements between neighbours along its axis, and the axis' size";
