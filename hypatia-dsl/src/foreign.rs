@@ -53,7 +53,6 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("squeeze", "reshape(x, shape = s)"),
     ("stack", "concat(x, y, axis = a)"),
     ("subtract", "x - y"),
-    ("tan", "sin(x) / cos(x)"),
     ("tile", "concat(x, x, axis = a)"),
     ("to", "cast(x, to = f16)"),
     ("topk", "argsort(x, axis = -1, descending = true)"),
