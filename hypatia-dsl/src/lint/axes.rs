@@ -1,4 +1,5 @@
-//! Lint for axes that a tensor of a written type does not have, and for sizes in place of axes.
+//! Lint for axes that a tensor of a written type does not have, for sizes in place of axes, and for
+//! sizes below 0.
 //!
 //! In: the left sides and conditions of the user's rules. Out: a warning for each rule that can
 //! therefore never match, or never apply. Invariant: nothing is said of a tensor whose number of
@@ -7,10 +8,12 @@
 use std::collections::HashMap;
 
 use crate::ast::BinaryOp;
+use crate::builtin::BuiltinOp;
 use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{
-    AExpr, AttrPat, AttrType, AttrValue, DimPat, Fact, Head, NodePat, ParamKind, Pat, Program, Rule, TypePat, VarId,
+    AExpr, AttrPat, AttrType, AttrValue, DimPat, Fact, Head, NodePat, OpBody, ParamKind, Pat, Program, Rule, TypePat,
+    VarId,
 };
 use crate::resolve::Resolved;
 use crate::source::Span;
@@ -86,6 +89,9 @@ impl Known<'_> {
         let Head::Op(id) = n.head else { return None };
         let def = self.program.op(id);
         let rank = n.args.first().and_then(|a| self.rank(a));
+        if let Some(d) = self.vector(n, span).or_else(|| self.below_zero(n, span)) {
+            return Some(d);
+        }
         for (attr, (_, param)) in n.attrs.iter().zip(def.attrs()) {
             let ParamKind::Attr { ty: AttrType::Axis | AttrType::Axes, .. } = param.kind else { continue };
             let (name, op) = (&param.name, &def.name);
@@ -104,6 +110,31 @@ impl Known<'_> {
             }
         }
         None
+    }
+
+    /// A factor of a product with fewer than two axes.
+    fn vector(&self, n: &NodePat, span: Span) -> Option<Diagnostic> {
+        const MATRIX: usize = 2;
+        let Head::Op(id) = n.head else { return None };
+        let def = self.program.op(id);
+        let OpBody::Builtin(BuiltinOp::Matmul | BuiltinOp::Gemm) = def.body else { return None };
+        let rank = n.args.iter().take(2).filter_map(|a| self.rank(a)).find(|rank| *rank < MATRIX)?;
+        let said = format!("factors of `{}` have at least 2 axes, and one has {} here", def.name, count(rank));
+        let hint = "a vector is a matrix of one row, `T[1, n]`; a product of vectors is `sum(x * y, axes = [-1])`";
+        Some(self.unmatchable(span).note(said).hint(hint))
+    }
+
+    /// A size below 0 among those that an op makes.
+    fn below_zero(&self, n: &NodePat, span: Span) -> Option<Diagnostic> {
+        let Head::Op(id) = n.head else { return None };
+        let def = self.program.op(id);
+        let sizes = |p: &ParamKind| matches!(p, ParamKind::Attr { ty: AttrType::Dims, .. });
+        let all = n.attrs.iter().zip(def.attrs()).filter(|(_, (_, p))| sizes(&p.kind));
+        let (attr, (_, param)) = all.into_iter().find(|(a, _)| constants(a).iter().any(|n| *n < 0))?;
+        let size = constants(attr).into_iter().find(|n| *n < 0)?;
+        let said = format!("`{}` of `{}` has {size}, but a size is at least 0", param.name, def.name);
+        let hint = format!("-1 does not stand for the size that is left: bind the sizes, `{} = s`", param.name);
+        Some(self.unmatchable(span).note(said).hint(hint))
     }
 
     /// A variable of the attribute that is the size of an axis.

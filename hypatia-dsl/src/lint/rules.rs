@@ -117,22 +117,41 @@ fn reachable_ops(p: &Program) -> HashSet<OpId> {
             out.insert(*id);
         }
     }
-    for r in &p.rules {
-        for b in &r.rhs {
-            walk_build(
-                b,
-                &mut |b, _| {
-                    if let Build::Node(n) = b
-                        && let Head::Op(id) = n.head
-                    {
-                        out.insert(id);
-                    }
-                },
-                true,
-            );
+    // A rule builds only what a graph contains that its left side needs.
+    loop {
+        let known = out.len();
+        for r in &p.rules {
+            if r.lhs.iter().all(|pat| needs_only(pat, &out)) {
+                r.rhs.iter().for_each(|b| walk_build(b, &mut |b, _| out.extend(built(b)), true));
+            }
+        }
+        if out.len() == known {
+            return out;
         }
     }
-    out
+}
+
+/// The op that an expression applies.
+fn built(b: &Build) -> Option<OpId> {
+    if let Build::Node(n) = b
+        && let Head::Op(id) = n.head
+    {
+        return Some(id);
+    }
+    None
+}
+
+/// Whether a pattern needs no other ops; of alternatives, one suffices.
+fn needs_only(pat: &Pat, ops: &HashSet<OpId>) -> bool {
+    match pat {
+        Pat::Node(n) => {
+            let own = if let Head::Op(id) = n.head { ops.contains(&id) } else { true };
+            own && n.operands().all(|a| needs_only(a, ops))
+        }
+        Pat::Bind(_, inner) | Pat::Typed(inner, _) => needs_only(inner, ops),
+        Pat::OneOf(all) => all.iter().any(|a| needs_only(a, ops)),
+        _ => true,
+    }
 }
 
 /// Reports ops in a pattern that never occur in an e-graph. A defined op is inlined on insertion;
