@@ -43,12 +43,15 @@ impl Language {
     }
 }
 
+/// The most elements that a kernel counts in 32 bits: the threads of its last block count on.
+const MOST_NARROW: i64 = i32::MAX as i64 - 4096;
+
 /// Where the number of rows and their length come from.
 pub(super) enum Rows {
     /// Arguments with these roles.
     Arguments,
-    /// The product of the first axes of `sizes`, and that of the others.
-    Sizes { outer: usize, axes: usize },
+    /// The product of the first axes of `sizes`, and that of the others; whether 32 bits count all.
+    Sizes { outer: usize, axes: usize, narrow: bool },
     /// The product of these arguments and of their tiles, each with the size of a tile.
     Tiles { batches: Vec<String>, tiles: Vec<(String, u32)> },
     /// The caller passes both.
@@ -84,7 +87,10 @@ impl Rows {
                     _ => None,
                 });
                 match axes.and_then(|axes| Some((outer_axes(body, axes)?, axes))) {
-                    Some((outer, axes)) => Rows::Sizes { outer, axes },
+                    Some((outer, axes)) => {
+                        let narrow = matches!(body, Body::Horizontal(k) if k.narrow);
+                        Rows::Sizes { outer, axes, narrow }
+                    }
                     None => Rows::Caller,
                 }
             }
@@ -114,8 +120,8 @@ impl Rows {
 
     /// Statements that compute the number and the length of rows.
     pub(super) fn derived(&self, language: Language) -> Vec<String> {
-        let Rows::Sizes { outer, axes } = self else { return Vec::new() };
-        match language {
+        let Rows::Sizes { outer, axes, narrow } = self else { return Vec::new() };
+        let mut lines: Vec<String> = match language {
             Language::C => vec![
                 "int64_t rows = 1, n = 1;".into(),
                 format!("for (int i = 0; i < {outer}; ++i) rows *= sizes[i];"),
@@ -124,7 +130,17 @@ impl Rows {
             Language::Python => {
                 vec![format!("rows, n = math.prod(sizes[:{outer}]), math.prod(sizes[{outer}:])")]
             }
+        };
+        if *narrow {
+            lines.extend(match language {
+                Language::C => vec![format!("if (n > {MOST_NARROW}) return CUDA_ERROR_INVALID_VALUE;")],
+                Language::Python => vec![
+                    format!("if n > {MOST_NARROW}:"),
+                    format!("    raise ValueError(f\"{{STEM}}: 32 bits count the elements, and {{n}} are too many\")"),
+                ],
+            });
         }
+        lines
     }
 }
 
