@@ -5,7 +5,7 @@
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::ir::{AttrValue, Build, BuildArg, Rule};
-use hypatia_dsl::typing::codes;
+use hypatia_dsl::typing::{TensorType, codes};
 
 use super::generate::Instance;
 use hypatia_graph::instantiate::Numbers;
@@ -61,10 +61,23 @@ pub fn sides(rule: &Rule, instance: &Instance) -> Result<Sides, NotComparable> {
     for (l, r) in sides.left.iter().zip(&sides.right) {
         let (l, r) = (sides.graph.ty(*l), sides.graph.ty(*r));
         if l != r {
-            return Err(NotComparable::Broken(format!("the left side is {l}, the right side is {r}")));
+            return Err(NotComparable::Broken(differ(l, r)));
         }
     }
     Ok(sides)
+}
+
+/// Says that the sides have these types, and what may be meant where only the elements differ.
+fn differ(left: &TensorType, right: &TensorType) -> String {
+    let said = format!("the left side is {left}, the right side is {right}");
+    match left.shape == right.shape {
+        true => format!(
+            "{said}; write `to = dtype(x)` for the type of an operand `x`, or let the rule require it: \
+             `requires dtype(x) == {}`",
+            right.dtype
+        ),
+        false => said,
+    }
 }
 
 /// Like [`sides`], but accepts any type of the right side.
@@ -123,5 +136,23 @@ fn frozen(rule: &Rule, build: &Build, instance: &Instance, inside: bool) -> Resu
             BuildArg::One(b) => frozen(rule, b, instance, inside),
             BuildArg::Each { .. } | BuildArg::Spread(_) => Ok(()),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hypatia_dsl::dtype::DType;
+    use hypatia_dsl::shape::Dim;
+
+    fn ty(dtype: DType, shape: &[i64]) -> TensorType {
+        TensorType { dtype, shape: shape.iter().map(|d| Dim::from(*d)).collect() }
+    }
+
+    #[test]
+    fn another_element_type_has_a_hint() {
+        let narrow = ty(DType::F32, &[2, 2]);
+        assert!(differ(&ty(DType::F64, &[2, 2]), &narrow).ends_with("`requires dtype(x) == f32`"));
+        assert_eq!(differ(&ty(DType::F64, &[2]), &narrow), "the left side is f64[2], the right side is f32[2, 2]");
     }
 }
