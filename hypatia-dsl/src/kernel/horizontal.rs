@@ -11,6 +11,10 @@ use crate::scalar::{Term, TermNode};
 /// Threads of a block.
 pub const HORIZONTAL_BLOCK: usize = 256;
 
+/// The most elements that a narrow kernel counts, and the farthest that an operand reaches: threads
+/// of the last block count on, by an access of up to 16 elements each.
+pub const MOST_NARROW: u64 = i32::MAX as u64 - (HORIZONTAL_BLOCK * 16) as u64;
+
 /// Maximum number of axes of a part.
 pub const HORIZONTAL_AXES: usize = 16;
 /// The input of a part's terms that is its first pick.

@@ -50,7 +50,9 @@ pub use gemm::{GemmKernel, TILE_K, TUNE, Tiling};
 pub use gemm_sm80::{Factor, WARP_TUNE, WarpGemm, WarpTiling};
 pub use gemv::{GEMV_TUNE, GemvKernel, GemvTiling, MOST_ROWS};
 pub use group_windows::{ChannelGroups, GroupTile, GroupWindowsKernel};
-pub use horizontal::{HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick, picks_behind};
+pub use horizontal::{
+    HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, MOST_NARROW, PICKED, Pick, picks_behind,
+};
 pub use image_windows::{ImageWindows, WindowBounds};
 pub use interpret::interpret_rowwise;
 pub use layout::{RowLayout, RowSpace};

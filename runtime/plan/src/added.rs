@@ -9,8 +9,6 @@
 //! The library adds in another order than two steps do, so plans that must not round otherwise keep
 //! them. In 16 bits generated products do all of the work, whatever it is.
 
-use std::collections::HashMap;
-
 use hypatia_dsl::builtin::BuiltinScalar;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, InView, KernelId, Program};
@@ -86,13 +84,9 @@ fn joined(program: &Program, kernels: &Kernels, steps: &[Step], at: usize, kept:
     {
         return None;
     }
-    let mut readers = HashMap::from([(made.buffer, Vec::new())]);
-    for (i, s) in steps.iter().enumerate() {
-        if let Some(all) = readers.get_mut(&made.buffer).filter(|_| s.reads.iter().any(|r| r.buffer == made.buffer)) {
-            all.push(i);
-        }
-    }
-    let [pass] = readers.remove(&made.buffer)?[..] else { return None };
+    let reads = |(_, s): &(usize, &Step)| s.reads.iter().any(|r| r.buffer == made.buffer);
+    let readers: Vec<usize> = steps.iter().enumerate().filter(reads).map(|(i, _)| i).collect();
+    let [pass] = readers[..] else { return None };
     let work = steps.get(pass).filter(|s| s.kernel.is_none())?;
     let between = || steps.get(at + 1..pass).into_iter().flatten().flat_map(|s| &s.writes);
     if pass <= at || between().any(|w| step.reads.iter().any(|r| r.buffer == w.buffer)) {
@@ -157,12 +151,12 @@ impl Sum {
         let is_row = |v: &View| {
             let (last, lead) = v.strides.split_last()?;
             let still = lead.iter().zip(&v.shape).all(|(s, n)| *s == 0 || *n == 1);
-            (still && (*last == 1 || columns == 1) && v.dtype == DType::F32).then_some(())
+            Some(still && (*last == 1 || columns == 1) && v.dtype == DType::F32)
         };
         let (matrices, rows): (Vec<&View>, Vec<&View>) = others.into_iter().partition(|v| whole(v));
         let row = match rows[..] {
             [] => None,
-            [row] => Some(along(row).filter(|v| is_row(v).is_some())?),
+            [row] => Some(along(row).filter(|v| is_row(v) == Some(true))?),
             _ => return None,
         };
         let [matrix] = matrices[..] else { return None };

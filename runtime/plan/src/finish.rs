@@ -61,7 +61,7 @@ fn joined(plan: &Plan, readers: &Readers, at: usize) -> Option<Joined> {
     // Nothing in between changes what the attention reads.
     let between = || plan.steps[at + 1..*reader].iter().flat_map(|s| &s.writes);
     let kept = !between().any(|w| step.reads.iter().any(|r| r.buffer == w.buffer));
-    if !kept || a.beside > 0 || !is_plain(&a.finish) {
+    if !kept || a.beside > 0 || !a.is_plain() {
         return None;
     }
     let gone: Vec<usize> = std::iter::once(at).chain(on_lse).collect();
@@ -92,10 +92,6 @@ fn work_on(plan: &Plan, readers: &Readers, lse: &View, reader: usize) -> Option<
 fn is_work(step: &Step) -> bool {
     let alone = step.writes.len() == 1 && step.kernel.is_none();
     alone && matches!(&step.action, Action::Pointwise(p) if p.kernel.acc.is_none())
-}
-
-fn is_plain(term: &Term) -> bool {
-    term.nodes.get(term.root().0 as usize) == Some(&TermNode::Acc)
 }
 
 /// The work as a term of an element of the result and of the log-sum-exp, what it reads besides,

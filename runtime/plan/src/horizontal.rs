@@ -34,7 +34,7 @@ use self::pieces::{Piece, cut, pieces};
 pub(super) use self::share::Sharing;
 use self::share::share;
 use self::stored::with_stored;
-use super::prologue::{Readers, readers};
+use super::prologue::{Readers, readers, seen};
 use super::view::{View, collapse, row_major};
 use super::whole::{joined_name, substituted};
 use super::{Action, BufferId, HorizontalPart, HorizontalStep, Pick, Plan, PointwiseStep, Step, Storage};
@@ -134,18 +134,13 @@ fn without_acc(term: &Term, inputs: usize) -> Term {
     Term { nodes: term.nodes.iter().map(read).collect(), roots: term.roots.clone() }
 }
 
-/// The view of an operand along collapsed axes.
-fn along(view: &View, shape: &[usize], strides: &[isize]) -> View {
-    View { shape: shape.to_vec(), strides: strides.to_vec(), ..view.clone() }
-}
-
 /// A pointwise step as a part.
 fn pointwise(p: &PointwiseStep, step: &Step) -> Part {
     let dense = row_major(&p.shape);
     Part {
         term: without_acc(&p.kernel.term, p.kernel.inputs.len()),
-        reads: step.reads.iter().zip(&p.strides).map(|(v, strides)| along(v, &p.shape, strides)).collect(),
-        writes: step.writes.iter().map(|w| along(w, &p.shape, &dense)).collect(),
+        reads: step.reads.iter().zip(&p.strides).map(|(v, strides)| seen(v, &p.shape, strides)).collect(),
+        writes: step.writes.iter().map(|w| seen(w, &p.shape, &dense)).collect(),
         picks: Vec::new(),
     }
 }
@@ -163,7 +158,7 @@ fn parts_of(step: &Step) -> Option<Vec<Part>> {
                 let (own_reads, other_reads) = reads.split_at(p.step.strides.len());
                 let (own_writes, other_writes) = writes.split_at(p.stored.len());
                 let see = |views: &[View], strides: &[Vec<isize>]| -> Vec<View> {
-                    views.iter().zip(strides).map(|(v, s)| along(v, &p.step.shape, s)).collect()
+                    views.iter().zip(strides).map(|(v, s)| seen(v, &p.step.shape, s)).collect()
                 };
                 parts.push(Part {
                     term: p.step.kernel.term.clone(),

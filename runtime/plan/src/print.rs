@@ -138,9 +138,9 @@ impl Plan {
                 let what = match &e.called {
                     Called::Attention(a) => {
                         let score = format!("attention, score {}", self.term(&a.term, read(3)));
-                        match &a.finish.nodes[a.finish.root().0 as usize] {
-                            TermNode::Acc => score,
-                            _ => format!("{score}, then {}", self.term(&a.finish, read(e.reads - a.beside))),
+                        match a.is_plain() {
+                            true => score,
+                            false => format!("{score}, then {}", self.term(&a.finish, read(e.reads - a.beside))),
                         }
                     }
                     Called::AttentionGrad(a) => {

@@ -245,6 +245,13 @@ pub struct AttentionStep {
     pub beside: usize,
 }
 
+impl AttentionStep {
+    /// Whether each element of the product with the values is stored as it is.
+    pub fn is_plain(&self) -> bool {
+        self.finish.nodes.get(self.finish.root().0 as usize) == Some(&TermNode::Acc)
+    }
+}
+
 /// The gradients of attention over a batch of heads: of queries, keys and values. With w a weight
 /// and s the gradient of a score's product, these are s k, transpose(s) q and transpose(w) dy.
 /// `reads[0]` is `batch + [queries, head]`, `reads[1]` `batch + [keys, head]`, `reads[2]` `batch +

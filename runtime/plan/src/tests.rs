@@ -119,6 +119,26 @@ fn small_pointwise_work_joins_its_only_reader_on_a_gpu() {
     assert_eq!(launches("cpu", 8, false), 3);
 }
 
+/// Large independent work shares a launch, unless the plan fits only without.
+#[test]
+fn large_work_shares_a_launch_where_there_is_memory() {
+    let mut g = Graph::new(program());
+    let elements = 1 << 21;
+    for i in 0..2 {
+        let x = g.input(format!("x{i}"), ty(DType::F32, &[elements]));
+        let sums = g.builtin(BuiltinOp::Cumsum, &[x], vec![0.into(), false.into(), false.into()]).unwrap()[0];
+        let y = g.call("relu", &[sums], &[]).unwrap()[0];
+        g.output(format!("y{i}"), y);
+    }
+    let mut options = Options::new(Device::named("h200").unwrap());
+    let together = planned(&g, &options).unwrap();
+    assert_eq!(together.launches(), 3, "{together}");
+    options.memory = together.arena + 2 * elements * DType::F32.size() - 1;
+    let apart = planned(&g, &options).unwrap();
+    assert_eq!(apart.launches(), 4, "{apart}");
+    assert!(apart.arena < together.arena);
+}
+
 #[test]
 fn little_work_that_rows_share_is_done_again_on_a_gpu() {
     let launches = |device: &str, rows: usize, function: &str| {

@@ -10,6 +10,7 @@ use super::names::spelled;
 use super::outer_axes;
 use crate::cuda::{ArgKind, ArgRole, CudaSource, FEW_ELEMENTS, Geometry, MANY_ROWS};
 use crate::instances::Body;
+use hypatia_dsl::kernel::MOST_NARROW;
 
 /// A language of launchers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +43,6 @@ impl Language {
         }
     }
 }
-
-/// The most elements that a kernel counts in 32 bits: the threads of its last block count on.
-const MOST_NARROW: i64 = i32::MAX as i64 - 4096;
 
 /// Where the number of rows and their length come from.
 pub(super) enum Rows {

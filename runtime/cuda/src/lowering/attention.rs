@@ -123,8 +123,8 @@ impl Attended {
         let after = Beside::of(&all, &strides, &after, (of_results, 3 + read.len()));
         of_inputs.extend(after.of_inputs);
         views.extend(after.views);
-        let plain = step.finish.nodes[step.finish.root().0 as usize] == TermNode::Acc;
-        let finish = (!plain).then(|| Finish { inputs: after.inputs, along: after.along, term: step.finish.clone() });
+        let finish =
+            (!step.is_plain()).then(|| Finish { inputs: after.inputs, along: after.along, term: step.finish.clone() });
         let varies = |s: &Strides| [0, 1, 2].map(|a| sizes[a] > 1 && s[a] != 0);
         let problem = AttentionProblem {
             name: "tiled_attention".into(),

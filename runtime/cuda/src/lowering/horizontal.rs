@@ -1,11 +1,10 @@
 //! Horizontally fused pointwise work: the elements of an access, the blocks of each part.
 //!
 //! In: a step of several parts, or pointwise work with strides, which is a step of one part. Out:
-//! its kernel and the work. Invariant: rows of whole accesses
-//! begin where an access may, if the memory of each tensor does; otherwise a kernel reads and
-//! writes single elements.
+//! its kernel and the work. Invariant: rows of whole accesses begin where an access may, if the
+//! memory of each tensor does; otherwise a kernel reads and writes single elements.
 
-use hypatia_dsl::kernel::{Access, HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick};
+use hypatia_dsl::kernel::{Access, HORIZONTAL_AXES, HorizontalKernel, HorizontalPart, MOST_NARROW, PICKED, Pick};
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, SizeName, vector_width};
 use hypatia_templates::instances::Body;
@@ -86,9 +85,8 @@ fn is_narrow(part: &Part) -> bool {
     let reach = |strides: &Vec<isize>| {
         shape.iter().zip(strides).map(|(n, s)| (n - 1) as u64 * s.unsigned_abs() as u64).sum::<u64>()
     };
-    // Threads of the last block count on, by an access each.
-    let most = i32::MAX as u64 - (HORIZONTAL_BLOCK * 16) as u64;
-    part.len() as u64 <= most && part.step.strides.iter().chain(&part.stored).all(|s| reach(s) <= most)
+    let near = |s: &Vec<isize>| reach(s) <= MOST_NARROW;
+    part.len() as u64 <= MOST_NARROW && part.step.strides.iter().chain(&part.stored).all(near)
 }
 
 /// The code of a part with these reads and writes.

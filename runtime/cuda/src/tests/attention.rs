@@ -602,11 +602,7 @@ fn chunks_are_joined_as_if_summed_at_once() {
 /// Every tiling for few queries compiles, for sizes with and without padding, masks and intervals.
 #[test]
 fn split_attention_compiles() {
-    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
-        Ok(compiler) => compiler,
-        Err(why) => return eprintln!("SKIPPED: {why}"),
-    };
+    let Some(compiler) = super::compiler() else { return };
     for (i, (shape, each)) in FEW.into_iter().enumerate() {
         let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
         let (graph, _) = grouped(dtype, shape, each, true, ["plain", "causal", "mask"][i % 3]);
@@ -628,11 +624,7 @@ fn split_attention_compiles() {
 /// Kernels with work on the result compile, for whole sums and for chunks.
 #[test]
 fn work_on_the_result_compiles() {
-    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
-        Ok(compiler) => compiler,
-        Err(why) => return eprintln!("SKIPPED: {why}"),
-    };
+    let Some(compiler) = super::compiler() else { return };
     for (i, scores) in FINISHES.iter().enumerate() {
         let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };
         for (target, shape, words) in [

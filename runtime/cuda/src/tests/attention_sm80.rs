@@ -151,11 +151,7 @@ fn every_tiling_of_warps_agrees_with_the_reference_on_a_gpu() {
 /// Tilings of every head compile for Ampere.
 #[test]
 fn attention_of_warps_compiles() {
-    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
-        Ok(compiler) => compiler,
-        Err(why) => return eprintln!("SKIPPED: {why}"),
-    };
+    let Some(compiler) = super::compiler() else { return };
     let tilings = declared();
     for (i, shape) in SHAPES.into_iter().chain(RAGGED).enumerate() {
         let dtype = if i % 2 == 0 { DType::BF16 } else { DType::F16 };

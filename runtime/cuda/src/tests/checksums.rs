@@ -14,7 +14,6 @@ use super::tiled::{Case, Inputs, case, forced, tiled_step};
 use super::{cases, gpu, pair};
 use crate::exec::Disturbance;
 use crate::lowering::timed::Timed;
-use crate::nvrtc::Nvrtc;
 use crate::tuner::Tuner;
 use crate::{Executor, Gpu, tiled};
 use hypatia_eval::{Mode, evaluate};
@@ -83,11 +82,7 @@ fn some_tilings() -> Vec<Option<StoredTiling>> {
 /// NVRTC accepts all kernels of checked products; it needs no GPU.
 #[test]
 fn the_kernels_of_checksums_compile() {
-    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let compiler = match Nvrtc::find(&[local]) {
-        Ok(compiler) => compiler,
-        Err(why) => return eprintln!("SKIPPED: {why}"),
-    };
+    let Some(compiler) = super::compiler() else { return };
     let mut compiled = 0;
     for (i, tiling) in some_tilings().iter().flatten().enumerate() {
         let device = Device::named(if Tiling::of_words(tiling).is_some() { "h200" } else { "a100" }).unwrap();

@@ -181,11 +181,7 @@ fn every_tiling_of_few_rows_agrees_with_the_reference_on_a_gpu() {
 /// They compile for Ampere.
 #[test]
 fn products_of_few_rows_compile() {
-    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
-        Ok(compiler) => compiler,
-        Err(why) => return eprintln!("SKIPPED: {why}"),
-    };
+    let Some(compiler) = super::compiler() else { return };
     let compiles = |device: Device, arch: &str, tiling: &GemvTiling, graph: Graph| {
         let plan = planned(&device, &graph);
         if fits(&plan, &tiling.words()) {

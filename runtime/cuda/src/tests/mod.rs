@@ -78,6 +78,12 @@ fn executor(gpu: &Arc<Gpu>, graph: &Graph, cluster: bool) -> Result<(Arc<Plan>, 
     Ok((plan.clone(), Executor::new(plan, gpu.clone(), &mut tuner)?.poisoned()))
 }
 
+/// NVRTC, from the build folder too; says that a test is skipped where there is none.
+fn compiler() -> Option<crate::nvrtc::Nvrtc> {
+    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
+    crate::nvrtc::Nvrtc::find(&[local]).map_err(|why| eprintln!("SKIPPED: {why}")).ok()
+}
+
 /// The plan of an optimised graph for a device.
 fn planned(device: &hypatia_target::device::Device, graph: &Graph) -> Arc<Plan> {
     planned_with(&Options::new(device.clone()), graph)

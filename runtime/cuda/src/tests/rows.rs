@@ -89,11 +89,7 @@ fn sums_over_rows_mean_the_same_on_the_cpu() {
 /// lanes hold at once and not.
 #[test]
 fn rows_of_groups_compile() {
-    let local = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nvrtc");
-    let compiler = match crate::nvrtc::Nvrtc::find(&[local]) {
-        Ok(compiler) => compiler,
-        Err(why) => return eprintln!("SKIPPED: {why}"),
-    };
+    let Some(compiler) = super::compiler() else { return };
     let device = hypatia_target::device::Device::named("h200").unwrap();
     for sizes in [[4096, 2, 32], [4096, 8, 128], [4096, 32, 128], [200, 128, 128], [64, 512, 128], [99, 40, 96]] {
         let case = hypatia_testing::rows::quantised_groups(DType::BF16, sizes);
