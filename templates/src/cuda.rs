@@ -23,6 +23,7 @@ mod gemv;
 mod growth;
 mod horizontal;
 mod join_sums;
+mod joint_rows;
 mod limits;
 mod lines;
 mod moves;
@@ -59,8 +60,9 @@ use hypatia_dsl::kernel::attention_sm80::WarpAttention;
 use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, GroupWindowsKernel, HorizontalKernel, JoinSumsKernel, MoveKernel, PointwiseKernel, PoolKernel,
-    ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, HorizontalKernel, JoinSumsKernel, JointRowsKernel, MoveKernel, PointwiseKernel,
+    PoolKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel, WarpGemm,
+    WindowsKernel,
 };
 use term::Functions;
 
@@ -230,6 +232,11 @@ pub fn rowwise(program: &Program, kernel: &RowwiseKernel) -> Result<CudaSource, 
 /// Prints a row-wise kernel for these rows alone. It compiles faster and runs faster.
 pub fn rowwise_for(program: &Program, kernel: &RowwiseKernel, target: RowTarget) -> Result<CudaSource, EmitError> {
     rowwise::emit(program, kernel, Some(target))
+}
+
+/// Prints several row-wise kernels as one launch.
+pub fn joint_rows(program: &Program, kernel: &JointRowsKernel) -> Result<CudaSource, EmitError> {
+    joint_rows::emit(program, kernel)
 }
 
 /// Prints the kernel of rows whose columns are added up by blocks.
@@ -443,6 +450,12 @@ fn render(template: &str, file: &str, ctx: Value) -> Result<String, EmitError> {
     let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
     let text = environment()?.get_template(template).map_err(fail)?.render(ctx).map_err(fail)?;
     Ok(tidy(&text, file))
+}
+
+/// Renders a template into a text that another one includes.
+fn render_part(template: &str, ctx: Value) -> Result<String, EmitError> {
+    let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
+    environment()?.get_template(template).map_err(fail)?.render(ctx).map_err(fail)
 }
 
 /// Renders a template of a language other than CUDA C++.

@@ -20,9 +20,9 @@ use hypatia_dsl::kernel::chain::ChainKernel;
 use hypatia_dsl::kernel::short::Shortener;
 use hypatia_dsl::kernel::{
     ArgmaxKernel, BlockSumsKernel, ChannelWindowsKernel, ChecksumKernel, CumsumKernel, DisturbKernel, GemmKernel,
-    GemvKernel, GroupWindowsKernel, HorizontalKernel, HorizontalPart, JoinSumsKernel, MoveKernel, Operand,
-    PointwiseKernel, PoolKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel, UnfoldKernel,
-    WarpGemm, WindowsKernel,
+    GemvKernel, GroupWindowsKernel, HorizontalKernel, HorizontalPart, JoinSumsKernel, JointRowsKernel, MoveKernel,
+    Operand, PointwiseKernel, PoolKernel, ProductKernel, RowSumsKernel, RowwiseKernel, ScatterKernel, SortKernel,
+    UnfoldKernel, WarpGemm, WindowsKernel,
 };
 use hypatia_dsl::numerics::Allowed;
 use hypatia_dsl::scalar::Term;
@@ -74,6 +74,8 @@ pub enum Body {
     Horizontal(HorizontalKernel),
     /// Row by row.
     Rowwise(RowwiseKernel),
+    /// Row by row, of several tensors.
+    JointRows(JointRowsKernel),
     /// Row by row, and sums over the rows of each block.
     RowSums(RowSumsKernel),
     /// Sums over blocks.
@@ -134,6 +136,7 @@ impl Body {
             Body::InPlace(k, shared) => cuda::pointwise_in_place(program, k, shared),
             Body::Horizontal(k) => cuda::horizontal(program, k),
             Body::Rowwise(k) => cuda::rowwise(program, k),
+            Body::JointRows(k) => cuda::joint_rows(program, k),
             Body::RowSums(k) => cuda::row_sums(program, k),
             Body::JoinSums(k) => cuda::join_sums(program, k),
             Body::Gemm(k) => cuda::gemm(program, k),
@@ -186,6 +189,7 @@ impl Body {
                 k.codes.iter_mut().flat_map(code).collect()
             }
             Body::Rowwise(k) => shortener.rowwise(k),
+            Body::JointRows(k) => k.parts.iter_mut().flat_map(|p| shortener.rowwise(&mut p.kernel)).collect(),
             Body::RowSums(k) => shortener.rowwise(&mut k.kernel),
             Body::Gemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
             Body::WarpGemm(k) => shortener.product(&mut k.term, &types(&k.inputs), &k.outputs),
@@ -203,6 +207,7 @@ impl Body {
             Body::Pointwise(k) | Body::InPlace(k, _) => (&mut k.name, &mut k.doc),
             Body::Horizontal(k) => (&mut k.name, &mut k.doc),
             Body::Rowwise(k) => (&mut k.name, &mut k.doc),
+            Body::JointRows(k) => (&mut k.name, &mut k.doc),
             Body::RowSums(k) => (&mut k.kernel.name, &mut k.kernel.doc),
             Body::JoinSums(k) => (&mut k.name, &mut k.doc),
             Body::Gemm(k) => (&mut k.name, &mut k.doc),

@@ -24,8 +24,10 @@ pub use checker::Checker;
 pub const TEMPLATES: &[(&str, &str)] = &[
     ("prelude.cu.j2", include_str!("../prelude.cu.j2")),
     ("prologue.cu.j2", include_str!("../prologue.cu.j2")),
+    ("across.cu.j2", include_str!("../across.cu.j2")),
     ("flat.cu.j2", include_str!("../flat.cu.j2")),
     ("grid.cu.j2", include_str!("../grid.cu.j2")),
+    ("joint_rows.cu.j2", include_str!("../joint_rows.cu.j2")),
     ("pointwise.cu.j2", include_str!("../pointwise.cu.j2")),
     ("epilogue.cu.j2", include_str!("../epilogue.cu.j2")),
     ("rowwise.cu.j2", include_str!("../rowwise.cu.j2")),

@@ -141,7 +141,7 @@ fn parts(p: &Program, dtype: DType) -> Instance {
         for access in [Access::Full, Access::Splat, access.clone(), access] {
             kernel.inputs.push(Operand { dtype, access });
         }
-        HorizontalPart { kernel, stored: vec![stored], picks: Vec::new(), vector }
+        HorizontalPart { kernel, stored: vec![stored], picks: Vec::new(), vector, across: None }
     };
     let several = 16 / dtype.size().min(8);
     let parts = [

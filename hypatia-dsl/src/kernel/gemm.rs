@@ -151,6 +151,12 @@ pub struct GemmKernel {
     /// For the left and the right factors, true if k is the dense axis: `[m, k]` or `[n, k]` in
     /// memory.
     pub dense_k: [bool; 2],
+    /// For the left and the right factors, true if all products of a batch have the same one, which
+    /// lies in memory once.
+    pub shared: [bool; 2],
+    /// Elements of k that lie side by side in the left factor, and columns in the results, if other
+    /// axes lie between such parts: heads.
+    pub parts: [Option<usize>; 2],
     /// How the left factor and the right ones are computed, if they do not lie in memory.
     pub prologues: [Option<Prologue>; 2],
     /// The windows that are the rows of the left factor, if that is an image.
@@ -289,6 +295,12 @@ impl GemmKernel {
             () if self.windows.is_some() && (self.pair || self.computes() || !self.dense_k[0]) => {
                 Some("its windows are not the rows of one left factor")
             }
+            () if self.parts != [None, None] && (self.pair || self.windows.is_some() || self.computes()) => {
+                Some("its heads are those of one product whose factors lie in memory")
+            }
+            () if self.parts[0].is_some_and(|p| !self.dense_k[0] || !p.is_multiple_of(self.depth())) => {
+                Some("a slice of k has parts of several heads")
+            }
             () if self.windows.is_some_and(|w| !w.fits(factor)) => Some("the copy engine does not read such windows"),
             () if !is_half(factor) && !single && !bytes => Some("its factors are not f16, bf16, f32, i8 or u8"),
             () if factor != right && !bytes => Some("its factors have types that it does not multiply"),
@@ -331,7 +343,12 @@ impl GemmKernel {
     /// part of them that divides the columns.
     pub fn chunk(&self) -> usize {
         let widest = ROW / self.outputs[0].size();
-        [widest, widest / 2, widest / 4].into_iter().find(|c| self.kept().is_multiple_of(*c)).unwrap_or(widest)
+        [widest, widest / 2, widest / 4].into_iter().find(|c| self.is_cut_by(*c)).unwrap_or(widest)
+    }
+
+    /// Whether so many columns divide a block's, and the parts of a result.
+    fn is_cut_by(&self, chunk: usize) -> bool {
+        self.kept().is_multiple_of(chunk) && self.parts[1].is_none_or(|p| p.is_multiple_of(chunk))
     }
 
     /// Elements of k in a slice: 128 bytes.
@@ -395,7 +412,7 @@ impl GemmKernel {
         let [m, n] = self.tiling.cluster;
         let cut = |dense: bool, size: usize, parts: usize| dense || (size / parts).is_multiple_of(64);
         let cut = cut(a, self.tiling.block_rows(), n) && cut(b, self.tiling.columns, m);
-        let cut = cut && (!self.pair || self.tiling.has_pairs()) && self.kept().is_multiple_of(self.chunk());
+        let cut = cut && (!self.pair || self.tiling.has_pairs()) && self.is_cut_by(self.chunk());
         // Each block computes what it multiplies.
         let cut = cut && (!self.computes() || (self.tiling.blocks() == 1 && self.computes_in_registers()));
         let stages = SHARED.checked_sub(self.overhead())? / self.stage();
@@ -428,6 +445,8 @@ mod tests {
             types: [DType::BF16; 2],
             pair: false,
             dense_k: [true, true],
+            shared: [false, false],
+            parts: [None, None],
             prologues: [None, None],
             windows: None,
             inputs: vec![full; fulls],

@@ -135,6 +135,10 @@ pub struct WarpGemm {
     pub doc: String,
     /// What is multiplied: f16, bf16, f32 in TF32, or i8 and u8, of which each factor is one.
     pub multiplied: DType,
+    /// True if it is two products of one left factor: the term has both accumulators. Half of the
+    /// columns of a warp's part of a tile are of one right factor, half of the other, which lie
+    /// alike.
+    pub pair: bool,
     /// Both factors. Those that are computed where they are read lie as what has their size does.
     pub factors: [Factor; 2],
     /// How each factor is computed, if it does not lie in memory.
@@ -175,6 +179,11 @@ impl WarpGemm {
         if whole { DType::I32 } else { DType::F32 }
     }
 
+    /// Columns of the result in a tile.
+    pub fn columns(&self) -> usize {
+        if self.pair { self.tiling.columns / 2 } else { self.tiling.columns }
+    }
+
     /// Columns of a warp's part of a tile: a sum covers them.
     pub fn warp_columns(&self) -> usize {
         self.tiling.columns / self.tiling.layout().map_or(1, |[_, n]| n)
@@ -204,6 +213,9 @@ impl WarpGemm {
             () if bytes(b) && (self.multiplied == DType::F32 || !a.dense_k || !b.dense_k) => {
                 Some("bytes are widened only to f16 and bf16, and where k is the dense axis of both factors")
             }
+            () if self.pair && (integers || computed || bytes(b) || self.row_sums != RowSums::Off) => {
+                Some("two products at once are of f16, bf16 or TF32, of factors in memory, and not checked")
+            }
             () if computed && (!is_half(self.multiplied) || bytes(b) || self.row_sums != RowSums::Off) => {
                 Some("only products of f16 and bf16 that are not checked have computed factors")
             }
@@ -231,7 +243,8 @@ impl WarpGemm {
 
     /// Operands of both factors, which come before those of the epilogue.
     pub fn reads(&self) -> usize {
-        self.prologues.iter().map(|p| p.as_ref().map_or(1, |p| p.inputs.len())).sum()
+        let of_both: usize = self.prologues.iter().map(|p| p.as_ref().map_or(1, |p| p.inputs.len())).sum();
+        of_both + usize::from(self.pair)
     }
 
     /// Bytes of what the computed factors of a slice are computed from: whole units of all threads.
@@ -269,7 +282,12 @@ impl WarpGemm {
         let [a, b] = self.factors;
         // Each group has an even number of steps, of which each takes 32 bytes of k.
         let even = (t.depth * self.multiplied.size()).is_multiple_of(64 * t.split);
-        even && self.shared() <= SHARED && [row(a, t.rows), row(b, t.columns)].iter().all(|units| *units <= t.threads())
+        // A unit of the dense axis has elements of one right factor.
+        let half = self.warp_columns() / 2;
+        let halves = !self.pair || (half.is_multiple_of(UNIT) && half.is_multiple_of(self.vector));
+        even && halves
+            && self.shared() <= SHARED
+            && [row(a, t.rows), row(b, t.columns)].iter().all(|units| *units <= t.threads())
     }
 
     /// The most neighbours that one access can take, if rows of the result begin at multiples of so
@@ -302,6 +320,7 @@ mod tests {
             name: "k".into(),
             doc: String::new(),
             multiplied: DType::BF16,
+            pair: false,
             factors: [Factor { dtype: DType::BF16, dense_k: true, unit: 16 }; 2],
             prologues: [None, None],
             inputs: Vec::new(),

@@ -43,6 +43,19 @@ pub fn picks_behind(term: &Term, others: usize) -> Term {
     Term { nodes: term.nodes.iter().map(node).collect(), roots: term.roots.clone() }
 }
 
+/// Operands whose elements lie side by side along another axis than the last one: they are read in
+/// tiles along both, and turned in shared memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Across {
+    /// The axis.
+    pub axis: usize,
+    /// The operands: strided.
+    pub operands: Vec<usize>,
+}
+
+/// Lanes along a side of a tile of [`Across`]: each has an access.
+pub const TILE_LANES: usize = 32;
+
 /// The code of a part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HorizontalPart {
@@ -52,8 +65,11 @@ pub struct HorizontalPart {
     pub stored: Vec<Access>,
     /// What is read at computed places.
     pub picks: Vec<Pick>,
-    /// Elements of an access. Rows of the innermost axis are whole accesses.
+    /// Elements of an access. Rows of the innermost axis are whole accesses, and so are those of
+    /// the axis of `across`.
     pub vector: usize,
+    /// The operands that are turned, if any are. Such a part picks nothing.
+    pub across: Option<Across>,
 }
 
 impl HorizontalPart {
@@ -67,9 +83,22 @@ impl HorizontalPart {
         PointwiseKernel { outputs, ..kernel }
     }
 
-    /// The blocks of a part of that many elements: each thread computes one access.
-    pub fn blocks(&self, elements: usize) -> usize {
-        elements.div_ceil(self.vector).div_ceil(HORIZONTAL_BLOCK)
+    /// Bytes of the tiles of a block that are turned.
+    pub fn turned(&self) -> usize {
+        let side = TILE_LANES * self.vector;
+        let of = |i: &usize| self.kernel.inputs.get(*i).map_or(0, |o| o.dtype.size());
+        self.across.iter().flat_map(|a| &a.operands).map(of).sum::<usize>() * side * side
+    }
+
+    /// The blocks of a part of that shape: each thread computes one access, or each block a tile.
+    pub fn blocks(&self, shape: &[usize]) -> usize {
+        let elements: usize = shape.iter().product();
+        let (Some(across), Some(row)) = (&self.across, shape.last()) else {
+            return elements.div_ceil(self.vector).div_ceil(HORIZONTAL_BLOCK);
+        };
+        let lines = shape.get(across.axis).copied().unwrap_or(1);
+        let tile = TILE_LANES * self.vector;
+        elements / (lines * row).max(1) * lines.div_ceil(tile) * row.div_ceil(tile)
     }
 }
 

@@ -21,6 +21,7 @@ mod group_windows;
 mod horizontal;
 mod image_windows;
 mod interpret;
+mod joint_rows;
 mod layout;
 mod lines;
 mod moves;
@@ -51,10 +52,12 @@ pub use gemm_sm80::{Factor, WARP_TUNE, WarpGemm, WarpTiling};
 pub use gemv::{GEMV_TUNE, GemvKernel, GemvTiling, MOST_ROWS};
 pub use group_windows::{ChannelGroups, GroupTile, GroupWindowsKernel};
 pub use horizontal::{
-    HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, MOST_NARROW, PICKED, Pick, picks_behind,
+    Across, HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, MOST_NARROW, PICKED, Pick, TILE_LANES,
+    picks_behind,
 };
 pub use image_windows::{ImageWindows, WindowBounds};
 pub use interpret::interpret_rowwise;
+pub use joint_rows::{JointRowsKernel, RowsPart};
 pub use layout::{RowLayout, RowSpace};
 pub use lines::{CumsumKernel, ProductKernel, Running, SORT_TILE, ScatterKernel, SortKernel, Sorting};
 pub use moves::{ArgmaxKernel, Move, MoveKernel};

@@ -23,8 +23,8 @@ use super::context::Cx;
 /// The compute capability from which on products and attention are generated: Ampere, whose
 /// instructions the templates of warps use.
 const AMPERE_SM: i64 = 80;
-/// The compute capability from which on the rest is generated: Hopper. Two products at once are,
-/// and attention whose tuning parameters name no tiling for warps.
+/// The compute capability from which on the rest is generated: Hopper. Attention is, whose tuning
+/// parameters name no tiling for warps.
 const HOPPER_SM: i64 = 90;
 
 /// Bytes of the words in which the template of warps reads factors.
@@ -44,8 +44,7 @@ impl Kind {
     /// The tuning parameters, with the values that some template has.
     fn tune(self) -> Vec<(&'static str, Vec<i64>)> {
         let tables: &[_] = match self {
-            Kind::Product => &[TUNE, WARP_TUNE, GEMV_TUNE],
-            Kind::Pair => &[TUNE, GEMV_TUNE],
+            Kind::Product | Kind::Pair => &[TUNE, WARP_TUNE, GEMV_TUNE],
             Kind::Attention => &[ATTENTION_TUNE, WARP_ATTENTION_TUNE],
             Kind::AttentionGrad => &[ATTENTION_GRAD_TUNE],
         };
@@ -133,7 +132,7 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
     }
     let possible = match kind {
         Kind::Product => !Tiling::all(choices).is_empty() || !WarpTiling::all(choices).is_empty(),
-        Kind::Pair => Tiling::all(choices).iter().any(Tiling::has_pairs),
+        Kind::Pair => Tiling::all(choices).iter().any(Tiling::has_pairs) || !WarpTiling::all(choices).is_empty(),
         Kind::Attention => true,
         Kind::AttentionGrad => !AttentionGradTiling::all(choices).is_empty(),
     };
@@ -146,9 +145,6 @@ fn tune(cx: &mut Cx<'_>, k: &ast::Kernel, kind: Kind, choices: &[(String, Vec<i6
             Kind::AttentionGrad => d
                 .note("each warp has at least 16 rows of a tile")
                 .hint("add smaller values of `warps`, or larger ones of `tile_m`"),
-            Kind::Pair => d
-                .note(format!("two products share the columns of a tile, 128 or 256; {limits}"))
-                .hint("add 128 or 256 to the values of `tile_n`"),
             _ => d
                 .note(format!(
                     "{limits}; elsewhere, a warp's part has at least 16 x 16 and at most 4096 elements, and \
@@ -201,7 +197,7 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &
         [a, b] => vec![op(BinaryOp::Or, all(of_floats.concat()), all(of_bytes(*a, *b, to)))],
         _ => of_floats.concat(),
     };
-    let mut guards = vec![if pair { hopper() } else { at_least(AMPERE_SM) }];
+    let mut guards = vec![at_least(AMPERE_SM)];
     guards.extend(types);
     guards.extend(factors.iter().map(|f| op(BinaryOp::Gt, fact(Fact::Numel, *f), number(0))));
     guards

@@ -418,7 +418,9 @@ fn pending_launches<'p>(gpu: &Gpu, plan: &Plan, step: &'p Step) -> Result<Vec<Pe
         let behind: Result<Vec<_>> = checks_of(plan, step).into_iter().map(launch).collect();
         return Ok([vec![PendingLaunch::Product(step)], behind?].into_iter().flatten().collect());
     }
-    if let Action::Call(e) = &step.action {
+    if let Action::Call(e) = &step.action
+        && !matches!(e.called, Called::Rows(_))
+    {
         let mut fallback = Vec::new();
         for part in e.fallback.iter().filter(|s| !s.writes.iter().all(View::is_empty)) {
             fallback.extend(pending_launches(gpu, plan, part)?);

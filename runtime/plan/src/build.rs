@@ -10,8 +10,8 @@ use super::options::Options;
 use super::plan::Plan;
 use super::prepare::Weights;
 use super::{
-    added, arena, beside, chain, concat, copies, finish, horizontal, laid_out, long_rows, lower, narrow_weights, pool,
-    prepare, prologue, results, short,
+    added, arena, beside, chain, concat, copies, finish, horizontal, joint_rows, laid_out, long_rows, lower,
+    narrow_weights, pool, prepare, prologue, reordered, results, short,
 };
 use hypatia_graph::{Constants, Graph, Symbols};
 use hypatia_tensor::error::Result;
@@ -64,6 +64,7 @@ impl Plan {
                 prologue::cluster(&mut plan);
                 finish::cluster(&mut plan);
                 added::cluster(&mut plan);
+                reordered::cluster(&mut plan);
             }
             long_rows::split(&mut plan);
         }
@@ -84,6 +85,7 @@ impl Plan {
         if !self.device.is_host() {
             if options.cluster {
                 horizontal::cluster(self, sharing);
+                joint_rows::cluster(self);
             }
             short::shorten(self);
         }

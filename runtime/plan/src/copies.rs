@@ -76,6 +76,7 @@ fn stored_there(plan: &Plan, (maker, result): (&Step, usize), copy: &Step, to: &
         Called::Attention(_) if result > 0 => return None,
         // The kernel's results are row-major.
         Called::Template(_) | Called::Sum(_) | Called::Pair(_) | Called::Chain(_) | Called::Prologue(_) => return None,
+        Called::Rows(_) => return None,
         Called::Attention(_) | Called::AttentionGrad(_) => {}
     }
     let kernel = maker.kernel.filter(|_| matches!(called, Called::Attention(_) | Called::AttentionGrad(_)));

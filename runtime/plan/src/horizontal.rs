@@ -35,7 +35,7 @@ pub(super) use self::share::Sharing;
 use self::share::share;
 use self::stored::with_stored;
 use super::prologue::{Readers, readers, seen};
-use super::view::{View, collapse, row_major};
+use super::view::{View, collapse, ends, refined, row_major};
 use super::whole::{joined_name, substituted};
 use super::{Action, BufferId, HorizontalPart, HorizontalStep, Pick, Plan, PointwiseStep, Step, Storage};
 
@@ -343,23 +343,6 @@ fn with_made(maker: &Step, parts: &[Part]) -> Option<Vec<Part>> {
     parts.iter().map(with).collect()
 }
 
-/// Elements between neighbours along each axis of a tensor that lies row-major, the last one first.
-fn ends(shape: &[usize]) -> Vec<usize> {
-    shape.iter().rev().scan(1usize, |n, size| Some(std::mem::replace(n, *n * size))).collect()
-}
-
-/// The axes of two shapes of as many elements, as far as both divide them alike: those of one are
-/// products of these, and those of the other.
-fn refined(one: &[usize], other: &[usize]) -> Option<Vec<usize>> {
-    let total: usize = one.iter().product();
-    let mut all = [ends(one), ends(other), vec![total]].concat();
-    all.sort_unstable();
-    all.dedup();
-    let apart = all.windows(2).all(|w| w[1].is_multiple_of(w[0]));
-    let same = total == other.iter().product::<usize>() && total > 0;
-    (same && apart).then(|| all.windows(2).rev().map(|w| w[1] / w[0]).collect())
-}
-
 impl Part {
     /// The same part over more axes, if both it and work of that shape are over these.
     fn refined(&self, shape: &[usize]) -> Part {
@@ -446,12 +429,14 @@ impl Part {
     }
 
     /// How often the elements of these reads are asked for. Neighbours that share an index ask for
-    /// it once.
+    /// it once, and for a number that all elements share.
     fn evaluated(&self, these: &impl Fn(&&View) -> bool) -> usize {
         /// Neighbours in an access, as a rule.
         const SHARED: usize = 4;
         let only_indexes = self.only_indexes(these);
-        let of = |v: &View| match only_indexes && v.strides.last().is_some_and(|s| *s == 0) {
+        let shared =
+            |v: &View| v.strides.iter().all(|s| *s == 0) || only_indexes && v.strides.last().is_some_and(|s| *s == 0);
+        let of = |v: &View| match shared(v) {
             true => v.len() / SHARED,
             false => v.len(),
         };
@@ -582,14 +567,5 @@ mod tests {
             assert_eq!(joined.term.nodes.iter().filter(cast).count(), casts, "{from}");
             assert_eq!(joined.reads, [of(0, from)]);
         }
-    }
-
-    #[test]
-    fn axes_are_divided_as_both_shapes_are() {
-        assert_eq!(refined(&[12, 100], &[2, 6, 100]), Some(vec![2, 6, 100]));
-        assert_eq!(refined(&[12, 100], &[1200]), Some(vec![12, 100]));
-        assert_eq!(refined(&[4, 6], &[6, 4]), None);
-        assert_eq!(refined(&[4, 6], &[4, 5]), None);
-        assert_eq!(refined(&[1], &[1, 1]), Some(vec![]));
     }
 }

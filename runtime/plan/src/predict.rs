@@ -53,6 +53,10 @@ impl Step {
             Action::Call(CallStep { called: Called::Attention(_) | Called::AttentionGrad(_), .. }) => {
                 (device.ramp, [matrix * ATTENTION, 1.0])
             }
+            Action::Call(CallStep { called: Called::Rows(_), fallback, .. }) => {
+                let alone = |s: &Step| s.predicted(device) - device.launch;
+                return device.launch + fallback.iter().map(alone).sum::<f64>();
+            }
             Action::Gemm(_) | Action::Call(_) => {
                 let Some(product) = self.product() else {
                     return device.launch + device.ramp + (work.flops / matrix).max(work.bytes / bandwidth);

@@ -10,8 +10,8 @@ use hypatia_dsl::scalar::{Term, TermNode};
 use serde_json::{Value, json};
 
 use super::{
-    Action, Called, ChainLayer, FactorFrom, GemmStep, HorizontalPart, HorizontalStep, Plan, PrologueStep, Step,
-    Storage, View,
+    Action, CallStep, Called, ChainLayer, FactorFrom, GemmStep, HorizontalPart, HorizontalStep, Plan, PrologueStep,
+    RowwiseStep, Step, Storage, View,
 };
 use hypatia_graph::show_term;
 
@@ -129,6 +129,10 @@ impl Plan {
         match &step.action {
             Action::Gemm(g) if g.is_plain() => "gemm".to_string(),
             Action::Gemm(g) => format!("gemm, {}", self.term(&g.term, reads.get(2..).unwrap_or_default())),
+            Action::Call(CallStep { called: Called::Rows(parts), .. }) => {
+                let part = |r: &RowwiseStep| format!("{} ({} rows of {})", r.kernel.name, r.rows, r.n);
+                format!("row-wise {}", parts.iter().map(part).collect::<Vec<_>>().join(", "))
+            }
             Action::Call(e) if step.kernel.is_none() => {
                 let fallback: Vec<String> = e.fallback.iter().map(|s| self.action(s)).collect();
                 format!("gemm without copies (fallback: {})", fallback.join("; "))
@@ -147,6 +151,7 @@ impl Plan {
                         format!("gradients of attention, weight {}", self.term(&a.weight, read(4)))
                     }
                     Called::Chain(layers) => self.chain(layers, reads),
+                    Called::Rows(_) => "row-wise".to_string(),
                     Called::Prologue(p) => self.prologue(p, reads.get(..e.reads).unwrap_or_default()),
                     Called::Pair(g) => format!("two products{}, {}", several(g), self.term(&g.term, read(3))),
                     Called::Template(_) => {

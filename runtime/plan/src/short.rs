@@ -47,6 +47,7 @@ fn shorten_step(shortener: &Shortener<'_>, step: &mut Step, tf32: bool, fired: &
                     shortener.finish(&mut a.finish, &inputs, to, tf32);
                 }
                 Called::AttentionGrad(a) => a.short = shortener.exponential(to),
+                Called::Rows(parts) => parts.iter_mut().for_each(|r| drop(shortener.rowwise(&mut r.kernel))),
                 _ => {}
             }
             if let Called::Chain(layers) = &mut e.called {

@@ -399,6 +399,9 @@ pub enum Called {
     /// image, by a tiled kernel:
     /// `reads` are those of each factor, then what the epilogue reads, broadcast to the result.
     Prologue(PrologueStep),
+    /// Row-wise work of several tensors: `reads` and `writes` are those of the first part, then
+    /// those of the next.
+    Rows(Vec<RowwiseStep>),
     /// Attention, by a tiled kernel.
     Attention(AttentionStep),
     /// The gradients of attention, by a tiled kernel.
@@ -411,7 +414,7 @@ pub enum Called {
 /// with the operands of the launch, and `writes` with its results. After them come the additional
 /// reads and writes of the fallback steps. A product without a kernel is a batched one of matrices
 /// in their present layout, which the fallback steps transpose first; its result is a whole buffer
-/// whose axes may be permuted.
+/// whose axes may be permuted. Row-wise work of several tensors has no kernel either.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallStep {
     /// What the launch computes.
@@ -431,7 +434,7 @@ impl CallStep {
         match &self.called {
             Called::Product(g) | Called::Sum(g) => Some(g),
             Called::Template(t) => t.product.as_ref(),
-            Called::Pair(_) | Called::Chain(_) | Called::Prologue(_) => None,
+            Called::Pair(_) | Called::Chain(_) | Called::Prologue(_) | Called::Rows(_) => None,
             Called::Attention(_) | Called::AttentionGrad(_) => None,
         }
     }

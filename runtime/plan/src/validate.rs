@@ -12,7 +12,7 @@
 
 use super::arena::last_uses;
 use super::{
-    ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, FactorFrom,
+    ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, Divided, FactorFrom,
     FactorWindows, GemmStep, HorizontalPart, HorizontalStep, Pick, Plan, PointwiseStep, PrologueStep, RowwiseStep,
     Step, Storage, View,
 };
@@ -149,7 +149,8 @@ impl Plan {
         step.reads.iter().try_for_each(|v| self.check_read(v, written))?;
         let any_order = match &step.action {
             Action::Call(e) => {
-                step.kernel.is_none() || matches!(e.called, Called::Attention(_) | Called::AttentionGrad(_))
+                step.kernel.is_none() && !matches!(e.called, Called::Rows(_))
+                    || matches!(e.called, Called::Attention(_) | Called::AttentionGrad(_) | Called::Product(_))
             }
             Action::Horizontal(_) => true,
             _ => false,
@@ -263,10 +264,11 @@ impl Plan {
                     return Err("the call reads or stores more than the step".into());
                 };
                 match &e.called {
-                    Called::Product(g) => own.len() >= 2 && results(g, stored) && factors(g, own, &stored[0]),
+                    Called::Product(g) => own.len() >= 2 && results(g, stored) && placed(g, own, &stored[0]),
                     Called::Sum(g) => own.len() >= 3 && stored.len() == 1 && factors(g, own, &stored[0]),
                     Called::Pair(g) => results(g, stored) && pair(g, own, stored),
                     Called::Chain(layers) => chain(layers, own, stored),
+                    Called::Rows(parts) => rows(parts, own, stored),
                     Called::Prologue(p) => prologue(p, own, stored),
                     Called::Attention(a) => attention(a, own, stored),
                     Called::AttentionGrad(a) => attention_grad(a, own, stored),
@@ -295,6 +297,17 @@ impl Plan {
 fn factors(g: &GemmStep, reads: &[View], out: &View) -> bool {
     let shaped = |v: &View, rows: usize, columns: usize| v.shape == [&g.batch[..], &[rows, columns]].concat();
     shaped(&reads[0], g.m, g.k) && shaped(&reads[1], g.k, g.n) && shaped(out, g.m, g.n)
+}
+
+/// The operands of a product, and its result; both may have their axes in another order.
+fn placed(g: &GemmStep, reads: &[View], out: &View) -> bool {
+    let divided = || {
+        let [a, b, beside @ ..] = reads else { return false };
+        let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
+        let shaped = b.shape == [&g.batch[..], &[g.k, g.n]].concat();
+        shaped && Divided::of(g, &all).is_some()
+    };
+    factors(g, reads, out) || divided()
 }
 
 /// A product's results: one for each root of its term if there are several. Those that are stored
@@ -460,6 +473,18 @@ fn horizontal(h: &HorizontalStep, reads: &[View], writes: &[View]) -> bool {
             && pointwise(&p.step, own_reads, own_writes)
     };
     h.parts.iter().all(fits) && reads.is_empty() && writes.is_empty()
+}
+
+/// Each part fits the next reads and writes.
+fn rows(parts: &[RowwiseStep], reads: &[View], writes: &[View]) -> bool {
+    let (mut reads, mut writes) = (reads, writes);
+    let fits = |r: &RowwiseStep| {
+        let own = reads.split_at_checked(r.kernel.inputs.len()).zip(writes.split_at_checked(r.kernel.outputs.len()));
+        let Some(((own_reads, other_reads), (own_writes, other_writes))) = own else { return false };
+        (reads, writes) = (other_reads, other_writes);
+        rowwise(r, own_reads, own_writes)
+    };
+    parts.iter().all(fits) && reads.is_empty() && writes.is_empty()
 }
 
 fn rowwise(r: &RowwiseStep, reads: &[View], writes: &[View]) -> bool {

@@ -214,6 +214,23 @@ pub fn collapse(shape: &[usize], strides: &[Vec<isize>]) -> (Vec<usize>, Vec<Vec
     (out, steps)
 }
 
+/// Elements between neighbours along each axis of a tensor that lies row-major, the last one first.
+pub(super) fn ends(shape: &[usize]) -> Vec<usize> {
+    shape.iter().rev().scan(1usize, |n, size| Some(std::mem::replace(n, *n * size))).collect()
+}
+
+/// The axes of two shapes of as many elements, as far as both divide them alike: those of one are
+/// products of these, and those of the other.
+pub(super) fn refined(one: &[usize], other: &[usize]) -> Option<Vec<usize>> {
+    let total: usize = one.iter().product();
+    let mut all = [ends(one), ends(other), vec![total]].concat();
+    all.sort_unstable();
+    all.dedup();
+    let apart = all.windows(2).all(|w| w[1].is_multiple_of(w[0]));
+    let same = total == other.iter().product::<usize>() && total > 0;
+    (same && apart).then(|| all.windows(2).rev().map(|w| w[1] / w[0]).collect())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -282,5 +299,14 @@ mod tests {
         assert_eq!(collapse(&shape, &[full.clone(), row]), (vec![6, 4], vec![vec![4, 1], vec![0, 1]]));
         assert_eq!(collapse(&shape, &[full]), (vec![24], vec![vec![1]]));
         assert_eq!(collapse(&[], &[vec![]]), (vec![1], vec![vec![0]]));
+    }
+
+    #[test]
+    fn axes_are_divided_as_both_shapes_are() {
+        assert_eq!(refined(&[12, 100], &[2, 6, 100]), Some(vec![2, 6, 100]));
+        assert_eq!(refined(&[12, 100], &[1200]), Some(vec![12, 100]));
+        assert_eq!(refined(&[4, 6], &[6, 4]), None);
+        assert_eq!(refined(&[4, 6], &[4, 5]), None);
+        assert_eq!(refined(&[1], &[1, 1]), Some(vec![]));
     }
 }

@@ -36,6 +36,9 @@ impl Step {
                 len * (2.0 * g.k as f64 + calls(&g.term))
             }
             Action::Call(CallStep { called: Called::Pair(g), .. }) => len * (4.0 * g.k as f64 + calls(&g.term)),
+            Action::Call(CallStep { called: Called::Rows(_), fallback, .. }) => {
+                fallback.iter().map(|s| s.work().flops).sum()
+            }
             Action::Call(CallStep { called: Called::Template(t), fallback, .. }) => match &t.product {
                 Some(g) => len * (2.0 * g.k as f64 + calls(&g.term)),
                 None => fallback.iter().map(|s| s.work().flops).sum(),
@@ -117,7 +120,7 @@ impl Step {
                 Called::Product(g) | Called::Sum(g) | Called::Pair(g) => Some(g),
                 Called::Template(t) => t.product.as_ref(),
                 Called::Prologue(p) => Some(&p.product),
-                Called::Chain(_) | Called::Attention(_) | Called::AttentionGrad(_) => None,
+                Called::Chain(_) | Called::Rows(_) | Called::Attention(_) | Called::AttentionGrad(_) => None,
             },
             _ => None,
         }
@@ -137,6 +140,7 @@ impl Step {
         match &self.action {
             Action::Call(CallStep { called: Called::Attention(_) | Called::AttentionGrad(_), .. }) => "tiled attention",
             Action::Call(CallStep { called: Called::Template(_), .. }) => "template",
+            Action::Call(CallStep { called: Called::Rows(_), .. }) => "row-wise",
             Action::Gemm(_) | Action::Call(_) => "gemm",
             Action::Conv(_) => "conv",
             Action::Pointwise(_) => "pointwise",

@@ -91,6 +91,9 @@ pub(super) fn emit(program: &Program, kernel: &GemmKernel) -> Result<CudaSource,
         value => storage(kernel.value()),
         tile_k => kernel.depth(),
         axes => 3,
+        ranks => if kernel.parts == [None, None] { vec![3] } else { vec![3, 4] },
+        shared => kernel.shared.to_vec(),
+        parts => kernel.parts.iter().copied().collect::<Value>(),
         size => kernel.outputs[0].size(),
         results => kernel.outputs.len(),
         reduced => reduced,
@@ -255,25 +258,39 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
     // A box of each of two right factors; of one, a block of the cluster loads its part.
     let part = if kernel.pair { kernel.columns() } else { t.columns / m };
     let right = match (kernel.windows, b) {
+        (None, true) if kernel.shared[1] => "columns x depth",
+        (None, false) if kernel.shared[1] => "depth x columns",
         (None, true) => "batches x columns x depth",
         (None, false) => "batches x depth x columns",
         (Some(_), true) => "places of a window x columns x channels",
         (Some(_), false) => "places of a window x channels x columns",
     };
-    let left = if a { "batches x rows x depth" } else { "batches x depth x rows" };
+    let left = match (kernel.shared[0], a) {
+        (true, true) => "rows x depth",
+        (true, false) => "depth x rows",
+        (false, true) => "batches x rows x depth",
+        (false, false) => "batches x depth x rows",
+    };
     let lines = t.block_rows() / n;
-    let mut out = match kernel.windows {
-        Some(w) => {
+    let mut out = match (kernel.windows, kernel.parts[0]) {
+        (Some(w), _) => {
             let shape = "images x rows x columns x channels; a row of the product is a window";
             vec![Arg::image("in0_map".into(), kernel.types[0], [TILE_K, lines], w.bounds(), shape)]
         }
-        None => factor(0, 0, lines, left),
+        (None, Some(_)) => {
+            let shape = "batches x parts of depth x rows x depth of a part";
+            vec![Arg::map("in0_map".into(), ArgRole::Read(0), kernel.types[0], [kernel.depth(), lines], shape).factor()]
+        }
+        (None, None) => factor(0, 0, lines, left),
     };
     out.extend(rights(kernel).into_iter().flat_map(|at| factor(at, 1, part, right)));
     let result = [kernel.chunk(), BOX];
     let (shape, axes) = ("batches x rows x columns", [SizeName::Rows, SizeName::Columns]);
     for (i, o) in kernel.outputs.iter().enumerate() {
-        out.push(Arg::map(format!("out{i}_map"), ArgRole::Written(i), *o, result, shape).with_axes(axes));
+        let of_parts = "batches x parts of columns x rows x columns of a part";
+        let about = if kernel.parts[1].is_some() { of_parts } else { shape };
+        let map = Arg::map(format!("out{i}_map"), ArgRole::Written(i), *o, result, about);
+        out.push(if kernel.parts[1].is_some() { map } else { map.with_axes(axes) });
     }
     for (i, r) in kernel.reduced.iter().enumerate() {
         let about = match r.along {

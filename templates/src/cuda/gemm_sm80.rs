@@ -11,6 +11,7 @@ use super::prologue;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
 use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName, storage};
+use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{Access, Factor, Operand, Prologue, WarpGemm};
@@ -29,8 +30,8 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
     let mut functions = Functions::bare(program);
     let reads = kernel.reads();
     let types = [kernel.acc(), kernel.value()];
-    let term = OnTiles { term: &kernel.term, pair: false, inputs: &kernel.inputs, factors: reads, types };
-    let per_thread = t.rows * t.columns / t.threads();
+    let term = OnTiles { term: &kernel.term, pair: kernel.pair, inputs: &kernel.inputs, factors: reads, types };
+    let per_thread = t.rows * kernel.columns() / t.threads();
     let mut bodies = vec![term.function(&mut functions, EPILOGUE, &kernel.outputs, per_thread as u64)?];
     let [a, b] = kernel.factors;
     let walks = prologue::units(&kernel.prologues, [a.dense_k, b.dense_k], kernel.multiplied);
@@ -39,21 +40,26 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         bodies.extend(walk.map(|w| w.function(&mut functions, copies)).transpose()?);
     }
     functions.need("axes");
+    let left_reads = kernel.prologues[0].as_ref().map_or(1, |p| p.inputs.len());
     let tiles = Tiles {
         name: &kernel.name,
         doc: &kernel.doc,
-        kind: "a matrix product with its epilogue",
+        kind: if kernel.pair {
+            "two matrix products with their epilogue"
+        } else {
+            "a matrix product with its epilogue"
+        },
         formula: format!(
             "{}, where {}",
             term.results(program),
-            prologue::factors(program, walks, kernel.prologues[0].as_ref().map_or(1, |p| p.inputs.len()), &["acc"])
+            prologue::factors(program, walks, left_reads, &["acc", SECOND][..if kernel.pair { 2 } else { 1 }])
         ),
         args: arguments(kernel),
         geometry: Geometry::Tiles {
             block: t.threads() as u32,
             cluster: 1,
             rows: t.rows as u32,
-            columns: t.columns as u32,
+            columns: kernel.columns() as u32,
             shared: kernel.shared() as u32,
         },
         bodies,
@@ -76,7 +82,9 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         b_by_k => b.dense_k,
         left => left.map(|w| w.context()),
         right => right.map(|w| w.context()),
-        right_factor => format!("in{}", left.map_or(1, |w| w.prologue.inputs.len())),
+        pair => kernel.pair,
+        right_factor => format!("in{left_reads}"),
+        second_factor => format!("in{}", left_reads + 1),
         a_unit => a.unit,
         b_unit => b.unit,
         results => kernel.outputs.iter().map(|o| result(*o)).collect::<Value>(),
@@ -130,7 +138,7 @@ pub(super) fn result(dtype: DType) -> Value {
 }
 
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
-    let mut out = of_factors(&kernel.prologues, &kernel.factors, 1);
+    let mut out = of_factors(&kernel.prologues, &kernel.factors, if kernel.pair { 2 } else { 1 });
     out.extend(other_arguments(kernel.reads(), &kernel.outputs, &kernel.inputs));
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out

@@ -16,7 +16,7 @@ use super::{
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{
-    Access, HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick, PointwiseKernel,
+    Access, Across, HORIZONTAL_AXES, HORIZONTAL_BLOCK, HorizontalKernel, HorizontalPart, PICKED, Pick, PointwiseKernel,
 };
 use hypatia_dsl::scalar::TermNode;
 
@@ -43,7 +43,9 @@ pub(super) fn emit(program: &Program, kernel: &HorizontalKernel) -> Result<CudaS
     let calls = parts.iter().map(|p| context! { code => part_name(p.code), arguments => names(p) });
     let block = HORIZONTAL_BLOCK as u32;
     let geometry = match kernel.parts.as_slice() {
-        [one] => Geometry::Accesses { block, vector: kernel.codes[*one].vector as u32 },
+        [one] if kernel.codes[*one].across.is_none() => {
+            Geometry::Accesses { block, vector: kernel.codes[*one].vector as u32 }
+        }
         _ => Geometry::Blocks { block, shared: 0 },
     };
     let entries = vec![Entry { name: identifier("hypatia_", &kernel.name), geometry }];
@@ -116,6 +118,13 @@ fn check(kernel: &HorizontalKernel) -> Result<(), EmitError> {
         let strided = |p: &Pick| k.inputs.get(p.table).is_some_and(|o| o.access == Access::Strided);
         if !c.picks.iter().all(|p| strided(p) && p.index.roots.len() == 1) {
             return bad("a pick from a table without strides, or without an index");
+        }
+        let turned = |a: &Across| {
+            let strided = |i: &usize| k.inputs.get(*i).is_some_and(|o| o.access == Access::Strided);
+            a.axis + 1 < k.rank && a.operands.iter().all(strided) && c.picks.is_empty()
+        };
+        if !c.across.iter().all(turned) {
+            return bad("operands across a part without strides, or beside picks");
         }
         if k.rank == 0 || k.rank > HORIZONTAL_AXES || c.vector == 0 {
             return bad("a part without axes, or of more than 16");
@@ -207,7 +216,8 @@ impl<'k> Code<'k> {
     fn context(&self, inline: &str, restrict: &str) -> Value {
         let used = self.used();
         let given = &self.operands[..self.part.kernel.inputs.len()];
-        let live = || given.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o);
+        let live = || given.iter().zip(&used).enumerate().filter(|(_, (_, used))| **used).map(|(i, (o, _))| (i, o));
+        let turned = |i: usize| self.part.across.as_ref().is_some_and(|a| a.operands.contains(&i));
         // A table may be an operand, too: its element at index 0.
         let mut read = super::pointwise::used(&self.values, &self.operands);
         for index in &self.indices {
@@ -224,9 +234,10 @@ impl<'k> Code<'k> {
             vector => self.part.vector,
             rank => self.part.kernel.rank,
             strided => self.is_strided(),
+            axis => self.part.across.as_ref().map(|a| a.axis),
             params => self.params(restrict).into_iter().collect::<Value>(),
-            operands => live().map(|o| context! {
-                name => o.name.clone(), type => storage(o.dtype), access => o.access,
+            operands => live().map(|(i, o)| context! {
+                name => o.name.clone(), type => storage(o.dtype), access => o.access, turned => turned(i),
                 read => read.contains(&o.name.as_str()),
             }).collect::<Value>(),
             picks => self.part.picks.iter().enumerate().map(|(i, p)| self.pick(i, p)).collect::<Value>(),

@@ -17,11 +17,11 @@ use super::teams::{Stream, Team};
 use super::term::{Functions, compute_name, formula, identity_literal};
 use super::{
     Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,
-    storage, vector_width,
+    render_part, storage, vector_width,
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{ROWS_OF_SLICES, Reduction, RowAccess, RowwiseKernel, SumSplit};
+use hypatia_dsl::kernel::{ROWS_OF_SLICES, Reduction, RowAccess, RowsPart, RowwiseKernel, SumSplit};
 use hypatia_dsl::scalar::TermNode;
 
 /// Suffix, threads per block, threads that share a row, and the most elements that each of them
@@ -64,6 +64,15 @@ pub enum RowTarget {
         /// Whether the device supports clusters of blocks (compute capability 9.0), so that several
         /// blocks may share a row.
         clusters: bool,
+    },
+    /// Rows of that length, in a launch with others.
+    Part {
+        /// The number of rows.
+        rows: u64,
+        /// Elements of a row.
+        n: u64,
+        /// Threads per block.
+        block: u32,
     },
     /// Rows of that length whose columns are added up.
     Sums {
@@ -108,7 +117,7 @@ impl Sharing {
             vector /= 2;
         }
         let length = match target {
-            Some(RowTarget::Length { n, .. } | RowTarget::Sums { n, .. }) => Some(n),
+            Some(RowTarget::Length { n, .. } | RowTarget::Part { n, .. } | RowTarget::Sums { n, .. }) => Some(n),
             _ => None,
         };
         // The vector width must divide the row length, so that every row begins at a pack boundary.
@@ -117,6 +126,7 @@ impl Sharing {
         }
         let fixed = match target {
             Some(RowTarget::Length { rows, n, clusters }) => Some(([rows, n], clusters)),
+            Some(RowTarget::Part { rows, n, .. }) => Some(([rows, n], false)),
             Some(RowTarget::Sums { n, split }) => {
                 let team = Some(Team::of_sums(n, vector as u64, split));
                 let pack = pack_bytes(kernel, used, vector);
@@ -130,7 +140,11 @@ impl Sharing {
             let most = (KEPT_BYTES / (pack / vector).max(1)) as u64;
             // Packs of narrow floats take half as many registers as they have elements.
             let dense = (narrow && vector > 1).then_some(if per_column { 2 } else { 3 });
-            Team::of(sizes, vector as u64, most, dense, clusters)
+            let team = Team::of(sizes, vector as u64, most, dense, clusters);
+            match target {
+                Some(RowTarget::Part { n, block, .. }) => team.in_blocks(block, n, vector as u64),
+                _ => team,
+            }
         });
         let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1));
         let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, used, sizes, vector as u64)) {
@@ -155,7 +169,9 @@ impl Sharing {
     fn entries(&self, kernel: &RowwiseKernel, target: Option<RowTarget>) -> (Vec<Entry>, Value) {
         match (target, &self.team) {
             (Some(RowTarget::Sums { n, split }), Some(team)) => sums_entry(kernel, n, team, split),
-            (Some(RowTarget::Length { n, .. }), Some(team)) => fixed_entry(kernel, n, team, self.stream.as_ref()),
+            (Some(RowTarget::Length { n, .. } | RowTarget::Part { n, .. }), Some(team)) => {
+                fixed_entry(kernel, n, team, self.stream.as_ref())
+            }
             (Some(RowTarget::Slices(slices)), _) => slices_entry(kernel, slices),
             (Some(_), _) => columns_entry(kernel),
             (None, _) => entry_points(kernel, self.pack, self.vector),
@@ -185,6 +201,68 @@ impl Sharing {
     }
 }
 
+/// A row-wise kernel as a part of another source.
+pub(super) struct Part {
+    /// Its functions, the last one for all rows.
+    pub text: String,
+    /// Its pointers.
+    pub args: Vec<Arg>,
+    /// Threads that share a row, and the packs that each keeps.
+    pub team: [u64; 2],
+    /// Threads per block, and the blocks for all rows.
+    pub grid: [u64; 2],
+    /// Blocks per multiprocessor that registers are reserved for, if any are.
+    pub reserved: u32,
+    /// What it computes.
+    pub formula: Vec<String>,
+    /// The headers that it needs.
+    pub includes: Vec<String>,
+}
+
+/// A kernel for these rows as a part of a source whose blocks have at least so many threads. Its
+/// sizes are constants.
+pub(super) fn part(program: &Program, of: &RowsPart, block: u32) -> Result<Part, EmitError> {
+    let kernel = &of.kernel;
+    check(kernel)?;
+    if !kernel.sums.is_empty() {
+        return Err(EmitError::Malformed(format!("kernel `{}`: sums over rows as a part", kernel.name)));
+    }
+    let target = RowTarget::Part { rows: of.rows as u64, n: of.n as u64, block };
+    let Printed { ctx, args, formula, sharing, .. } = printed(program, kernel, Some(target))?;
+    let args: Vec<Arg> =
+        args.into_iter().filter(|a| matches!(a.kind, ArgKind::Input(_) | ArgKind::Output(_))).collect();
+    let strides = args
+        .iter()
+        .zip(&of.layout.strides)
+        .map(|(a, own)| context! { name => format!("{}_strides", a.name), values => own });
+    let sizes = std::iter::once(context! { name => "sizes", values => of.layout.sizes.clone() });
+    let constants: Vec<Value> = if kernel.strided() { sizes.chain(strides).collect() } else { Vec::new() };
+    let about = context! { rows => of.rows, constants => constants };
+    let own = context! { part => about, args => declarations(&args, &[]) };
+    let fail = |e: minijinja::Error| EmitError::Template(format!("{e:#}"));
+    let includes = ctx.get_attr("includes").and_then(|v| v.try_iter().map(|all| all.map(|i| i.to_string()).collect()));
+    let team = sharing.team.ok_or_else(|| EmitError::Malformed(format!("kernel `{}`: no team", kernel.name)))?;
+    let together = u64::from(team.block) / team.threads.max(1);
+    Ok(Part {
+        text: render_part("rowwise.cu.j2", merge_maps([ctx, own]))?,
+        args,
+        team: [team.threads, team.chunks.unwrap_or(1)],
+        grid: [u64::from(team.block), (of.rows as u64).div_ceil(together.max(1))],
+        reserved: team.blocks,
+        formula,
+        includes: includes.map_err(fail)?,
+    })
+}
+
+/// What a source is rendered from.
+struct Printed {
+    ctx: Value,
+    args: Vec<Arg>,
+    entries: Vec<Entry>,
+    formula: Vec<String>,
+    sharing: Sharing,
+}
+
 /// The source of a kernel, for those rows or for any.
 pub(super) fn emit(
     program: &Program,
@@ -196,6 +274,13 @@ pub(super) fn emit(
         let what = "sums over all rows need a split of the rows, and a split needs sums";
         return Err(EmitError::Malformed(format!("kernel `{}`: {what}", kernel.name)));
     }
+    let Printed { ctx, args, entries, formula, .. } = printed(program, kernel, target)?;
+    let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
+    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+}
+
+/// What the source of a kernel is rendered from, for those rows or for any.
+fn printed(program: &Program, kernel: &RowwiseKernel, target: Option<RowTarget>) -> Result<Printed, EmitError> {
     let mut values = Values::of(program, kernel)?;
     let used = values.used();
     let sharing = Sharing::of(kernel, &used, target);
@@ -232,8 +317,7 @@ pub(super) fn emit(
         ..common(header, &values.functions, dtypes(kernel), &values.bodies)?
     };
     let ctx = merge_maps([of_kernel, rows(kernel, &values, &used, carried, streams), sharing.context(kernel, target)]);
-    let text = render("rowwise.cu.j2", &format!("{}.cu", identifier("", &kernel.name)), ctx)?;
-    Ok(CudaSource { name: kernel.name.clone(), formula: formula.join("; "), text, entries, args, launch: None })
+    Ok(Printed { ctx, args, entries, formula, sharing })
 }
 
 /// What the template knows of a row's operands and results.

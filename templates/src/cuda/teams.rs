@@ -56,6 +56,18 @@ impl Team {
         Team { block, threads, cluster: 1, chunks: Some(n.div_ceil(threads * vector).max(1)), blocks: 512 / block }
     }
 
+    /// The same rows in blocks of at least that many threads: lanes share a row in them, too; a
+    /// team of a whole block grows with it.
+    pub fn in_blocks(self, block: u32, n: u64, vector: u64) -> Team {
+        match u64::from(block) {
+            _ if block <= self.block => self,
+            _ if self.threads <= 32 => Team { block, ..self },
+            threads => {
+                Team { block, threads, chunks: self.chunks.map(|_| n.div_ceil(threads * vector).max(1)), ..self }
+            }
+        }
+    }
+
     /// The team for `rows` rows of `n` elements that are moved `vector` at a time; each thread
     /// keeps at most `most` elements. Chooses the smallest team that can keep a row, or a larger
     /// one if there are too few rows to fill a device. With `dense`, a thread may keep more than

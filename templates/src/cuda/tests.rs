@@ -154,7 +154,7 @@ fn part(p: &Program, dtype: DType, access: [Access; 3], vector: usize) -> Horizo
         term: b.done(&[sum]),
         acc: None,
     };
-    HorizontalPart { kernel, stored: vec![stored], picks: Vec::new(), vector }
+    HorizontalPart { kernel, stored: vec![stored], picks: Vec::new(), vector, across: None }
 }
 
 #[test]

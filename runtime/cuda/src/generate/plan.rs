@@ -18,7 +18,7 @@ use crate::lowering::timed::{Timed, kernel};
 use crate::lowering::{Work, step_kernels};
 use crate::tiled::problem_of;
 use crate::tuning::TuningFile;
-use hypatia_plan::{Action, CallStep, GemmStep, Plan, Step, View, row_major};
+use hypatia_plan::{Action, CallStep, Called, GemmStep, Plan, Step, View, row_major};
 
 /// The kernels and launches of a plan, for `gen`.
 #[derive(Debug, Default)]
@@ -100,7 +100,9 @@ fn launches(plan: &Plan, step: &Step, tuning: Option<&TuningFile>) -> Vec<Launch
         Action::Gemm(g) if g.acc.is_float() && (g.scale(&plan.program).is_some() || step.kernel.is_some()) => {
             vec![Launch::Library]
         }
-        Action::Call(call) => timed(plan, step, call, tuning).unwrap_or_else(|| vec![Launch::Library]),
+        Action::Call(call) if !matches!(call.called, Called::Rows(_)) => {
+            timed(plan, step, call, tuning).unwrap_or_else(|| vec![Launch::Library])
+        }
         Action::Gemm(g) if g.acc.is_float() => {
             let (rows, n) = (g.batch.iter().product::<usize>() * g.m, g.n);
             let work = Box::new(Work { rows, n, ..Work::default() });
@@ -158,7 +160,7 @@ fn computes(steps: &[String]) -> String {
 fn kind(body: &Body) -> &'static str {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) | Body::Horizontal(_) => "pointwise",
-        Body::Rowwise(_) | Body::RowSums(_) | Body::JoinSums(_) => "rowwise",
+        Body::Rowwise(_) | Body::JointRows(_) | Body::RowSums(_) | Body::JoinSums(_) => "rowwise",
         Body::Gemm(_) | Body::WarpGemm(_) | Body::Gemv(_) | Body::Chain(_) => "product",
         Body::BlockSums(_) | Body::Checksum(_) | Body::Disturb(_) => "checksum",
         Body::Attention(_) | Body::WarpAttention(_) | Body::AttentionJoin(_) | Body::AttentionGrad(_) => {

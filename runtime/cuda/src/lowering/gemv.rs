@@ -7,7 +7,6 @@
 
 use hypatia_dsl::kernel::{GemvKernel, GemvTiling, Prologue};
 use hypatia_plan::{GemmStep, View};
-use hypatia_templates::cuda::ArgRole;
 use hypatia_templates::instances::Body;
 
 use super::warp_tiled::WarpProduct;
@@ -46,22 +45,9 @@ impl GemvProduct {
     /// Two products of one left operand, which is the first read; the right ones follow. `None` if
     /// an operand would have to be copied, or if the right operands lie in different orders.
     pub fn of_pair(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GemvProduct> {
-        let [a, b, c, beside @ ..] = reads else { return None };
-        let first: Vec<View> = [a, b].into_iter().chain(beside).cloned().collect();
-        let mut of = GemvProduct::of(&WarpProduct::of(step, &first, outs)?)?;
-        let alike = (b.dtype, &b.shape, &b.strides) == (c.dtype, &c.shape, &c.strides);
-        let [_, right] = of.kernel.factors;
-        if !alike || !(c.offset * c.dtype.size()).is_multiple_of(right.unit) {
-            return None;
-        }
+        let product = WarpProduct::with_second(step, reads, outs)?;
+        let mut of = GemvProduct::of(&product)?;
         of.kernel.pair = true;
-        let strides = std::mem::take(&mut of.product.strides);
-        let shifted = |(role, values): (ArgRole, Vec<i64>)| match role {
-            ArgRole::Read(1) => vec![(ArgRole::Read(1), values.clone()), (ArgRole::Read(2), values)],
-            ArgRole::Read(i) if i > 1 => vec![(ArgRole::Read(i + 1), values)],
-            _ => vec![(role, values)],
-        };
-        of.product.strides = strides.into_iter().flat_map(shifted).collect();
         of.kernel.refusal().is_none().then_some(of)
     }
 

@@ -4,7 +4,10 @@
 //! its kernel and the work. Invariant: rows of whole accesses begin where an access may, if the
 //! memory of each tensor does; otherwise a kernel reads and writes single elements.
 
-use hypatia_dsl::kernel::{Access, HORIZONTAL_AXES, HorizontalKernel, HorizontalPart, MOST_NARROW, PICKED, Pick};
+use hypatia_dsl::dtype::DType;
+use hypatia_dsl::kernel::{
+    Access, Across, HORIZONTAL_AXES, HorizontalKernel, HorizontalPart, MOST_NARROW, PICKED, Pick, TILE_LANES,
+};
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, SizeName, vector_width};
 use hypatia_templates::instances::Body;
@@ -14,6 +17,18 @@ use hypatia_plan::{HorizontalPart as Part, HorizontalStep, PointwiseStep, Step, 
 
 /// Threads that occupy a GPU: with fewer elements, each thread takes fewer.
 const FEW_THREADS: usize = 1 << 16;
+
+/// Elements along both axes of a tile, and of a part, from which tiles are worth their barriers;
+/// and the most operands that are turned.
+const SIDE: usize = 16;
+const MANY: usize = 1 << 12;
+const MOST_ACROSS: usize = 4;
+/// Tiles that occupy a GPU.
+const MANY_TILES: usize = 512;
+/// Bytes of a block's tiles, at most.
+const MOST_TURNED: usize = 40_960;
+/// Bytes of a row that the caches turn as well.
+const SHORT_ROW: usize = 128;
 
 /// Pointwise work as one part, if an operand has strides.
 pub(super) fn strided(p: &PointwiseStep, [reads, writes]: [&[View]; 2]) -> Option<(HorizontalKernel, Work)> {
@@ -67,12 +82,13 @@ fn kernel(parts: &[Part], [all_reads, all_writes]: [&[View]; 2]) -> (HorizontalK
                 work = work.strides(ArgRole::Written(written + i), strides);
             }
         }
-        ends.push(ends.last().copied().unwrap_or(0) + code.blocks(part.len()));
+        ends.push(ends.last().copied().unwrap_or(0) + code.blocks(&part.step.shape));
         codes.push(code);
         (read, written) = (read + reads, written + writes);
     }
     work = match parts {
-        [one] => Work { rows: 1, n: one.len(), ..work },
+        [one] if codes[0].across.is_none() => Work { rows: 1, n: one.len(), ..work },
+        [_] => Work { rows: ends[0], n: 1, ..work },
         _ => Work { rows: ends.last().copied().unwrap_or(0), n: 1, ..work.sizes(SizeName::Ends, &ends) },
     };
     let narrow = parts.iter().all(is_narrow);
@@ -120,7 +136,65 @@ fn code(part: &Part, [reads, writes]: [&[View]; 2]) -> HorizontalPart {
         let shared = is_shared(&pick.index, &part.step.strides, &picks);
         picks.push(Pick { index: pick.index.clone(), table: pick.table, shared });
     }
-    HorizontalPart { kernel, stored, picks, vector }
+    match across(part) {
+        Some(across) => {
+            let vector = vector_across(part, &across, [reads, writes]);
+            let mut code = HorizontalPart { kernel, stored, picks, vector, across: Some(across) };
+            // Smaller tiles, which are more blocks.
+            while code.vector > 1 && (code.blocks(shape) < MANY_TILES || code.turned() > MOST_TURNED) {
+                code.vector /= 2;
+            }
+            code
+        }
+        None => HorizontalPart { kernel, stored, picks, vector, across: None },
+    }
+}
+
+/// The operands of a part that lie across it, if tiles are worth their barriers.
+fn across(part: &Part) -> Option<Across> {
+    let shape = &part.step.shape;
+    let last = shape.len().checked_sub(1)?;
+    let long = |axis: usize| shape[axis] >= SIDE;
+    if !part.picks.is_empty() || part.len() < MANY || !long(last) || !is_narrow(part) {
+        return None;
+    }
+    let axis_of = |s: &Vec<isize>| (0..last).find(|a| s[*a] == 1 && long(*a)).filter(|_| s[last].unsigned_abs() > 1);
+    let axis = part.step.strides.iter().find_map(axis_of)?;
+    let lies = |(_, s): &(usize, &Vec<isize>)| axis_of(s) == Some(axis);
+    let operands: Vec<usize> = part.step.strides.iter().enumerate().filter(lies).map(|(i, _)| i).collect();
+    let bytes = |i: &usize| shape[last] * part.step.kernel.inputs[*i].dtype.size();
+    if operands.iter().all(|i| bytes(i) <= SHORT_ROW) {
+        return None;
+    }
+    (operands.len() <= MOST_ACROSS).then_some(Across { axis, operands })
+}
+
+/// Elements of an access of a part with such operands: eight bytes, as far as rows along both axes
+/// are whole accesses, and as long as a side of a tile.
+fn vector_across(part: &Part, across: &Across, [reads, writes]: [&[View]; 2]) -> usize {
+    let (shape, types) = (&part.step.shape, &part.step.kernel);
+    let moved = types.inputs.iter().filter(|o| o.access != Access::Splat).map(|o| o.dtype);
+    let widest = moved.chain(types.outputs.iter().copied()).map(DType::size).max().unwrap_or(1);
+    let turned = |i: usize| across.operands.contains(&i);
+    let even = |vector: usize| {
+        let of_read = |(i, (v, s)): (usize, (&View, &Vec<isize>))| match turned(i) {
+            true => {
+                let apart = s.iter().enumerate().filter(|(axis, _)| *axis != across.axis);
+                v.offset.is_multiple_of(vector)
+                    && apart.map(|(_, s)| s.unsigned_abs()).all(|s| s.is_multiple_of(vector))
+            }
+            false => is_even((v.offset, s), vector),
+        };
+        let reads = reads.iter().zip(&part.step.strides).enumerate().all(of_read);
+        let whole = [across.axis, shape.len() - 1].iter().all(|axis| shape[*axis].is_multiple_of(vector));
+        whole && reads && writes.iter().zip(&part.stored).all(|(v, s)| is_even((v.offset, s), vector))
+    };
+    let short = |vector: usize| [across.axis, shape.len() - 1].iter().any(|axis| shape[*axis] < TILE_LANES * vector);
+    let mut vector = (8 / widest).clamp(1, 4);
+    while vector > 1 && (!even(vector) || short(vector)) {
+        vector /= 2;
+    }
+    vector
 }
 
 /// Whether an index is the same along the innermost axis: it reads only what is.

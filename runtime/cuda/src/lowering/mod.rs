@@ -31,8 +31,9 @@ mod windows;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::InView;
 use hypatia_dsl::kernel::{
-    Access, ArgmaxKernel, HorizontalKernel, JoinSumsKernel, Move, MoveKernel, Operand, PointwiseKernel, PoolKernel,
-    Reduction, RowAccess, RowLayout, RowSumsKernel, RowwiseKernel, SumSplit, UnfoldKernel,
+    Access, ArgmaxKernel, HorizontalKernel, JoinSumsKernel, JointRowsKernel, Move, MoveKernel, Operand,
+    PointwiseKernel, PoolKernel, Reduction, RowAccess, RowLayout, RowSumsKernel, RowsPart, RowwiseKernel, SumSplit,
+    UnfoldKernel,
 };
 use hypatia_dsl::scalar::{Term, TermNode};
 use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
@@ -40,7 +41,8 @@ use hypatia_templates::instances::Body;
 
 use hypatia_graph::DeclaredLaunch;
 use hypatia_plan::{
-    Action, PointwiseStep, PoolStep, RowwiseStep, Step, UnfoldStep, View, collapse, row_major, rows_and_columns,
+    Action, CallStep, Called, PointwiseStep, PoolStep, RowwiseStep, Step, UnfoldStep, View, collapse, row_major,
+    rows_and_columns,
 };
 
 /// The work of a kernel, without its pointers.
@@ -143,6 +145,7 @@ pub fn step_kernels(step: &Step) -> Vec<(Body, Work)> {
 /// The kernel of a step with a single kernel.
 fn step_kernel(step: &Step) -> Option<(Body, Work)> {
     match &step.action {
+        Action::Call(CallStep { called: Called::Rows(parts), .. }) => Some(joint_rows(parts)),
         Action::Gemm(_) | Action::Call(_) | Action::Scatter(_) => None,
         Action::Conv(c) if c.channels_last => {
             windows::channel_windows(step, c).or_else(|| windows::group_windows(step, c))
@@ -198,6 +201,14 @@ fn rowwise(r: &RowwiseStep) -> (Body, Work) {
         work = work.strides(of, strides);
     }
     (Body::Rowwise(kernel), work)
+}
+
+/// Row-wise work of several tensors.
+fn joint_rows(parts: &[RowwiseStep]) -> (Body, Work) {
+    let part = |r: &RowwiseStep| RowsPart { kernel: r.kernel.clone(), rows: r.rows, n: r.n, layout: r.layout.clone() };
+    let work = Work::new(parts.iter().map(|r| r.rows).sum(), 1);
+    let parts = parts.iter().map(part).collect();
+    (Body::JointRows(JointRowsKernel { name: "rows".into(), doc: String::new(), parts }), work)
 }
 
 /// Rows whose columns are added up: by blocks, then over all blocks.

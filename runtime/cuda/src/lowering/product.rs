@@ -15,7 +15,7 @@ use super::Work;
 use super::checksum::{Checksum, Seen};
 use super::gemv::GemvProduct;
 use super::prologue::Computed;
-use super::tiled::TiledProduct;
+use super::tiled::{TiledProduct, lies_whole};
 use super::warp_tiled::WarpProduct;
 use hypatia_plan::{Checks, GemmStep, Plan, PrologueStep, View};
 use hypatia_target::device::HOPPER;
@@ -43,9 +43,11 @@ impl GeneratedProduct {
     /// Its results are the values of the step's term.
     pub fn of(plan: &Plan, step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GeneratedProduct> {
         let hopper = if plan.device.sm == HOPPER { TiledProduct::of(step, reads, outs) } else { None };
-        // Only Hopper's template reduces anything beside a product, and none checks that.
-        let warps = if step.reduced.is_empty() { WarpProduct::of(step, reads, outs) } else { None };
         let ([a, b, ..], [out, ..]) = (reads, outs) else { return None };
+        // Only Hopper's template reduces anything beside a product, and none checks that; it alone
+        // takes heads apart.
+        let of_warps = step.reduced.is_empty() && lies_whole(step, a, out);
+        let warps = if of_warps { WarpProduct::of(step, reads, outs) } else { None };
         let checksum = Checksum::of(plan, step, [a, b, out], None);
         if checksum.is_some() && !step.reduced.is_empty() {
             return None;
@@ -79,9 +81,12 @@ impl GeneratedProduct {
         }
         let few_rows =
             if checksum.is_none() && step.reduced.is_empty() { GemvProduct::of_pair(step, reads, outs) } else { None };
-        let product =
-            GeneratedProduct { hopper, warps: None, few_rows, checksum, in_order: plan.allowed.batch_invariant };
-        Some(product.settled()).filter(|p| p.hopper.is_some() || p.few_rows.is_some())
+        // Only Hopper's template reduces anything beside products, or stores sums for a checksum of
+        // two.
+        let alone = checksum.is_none() && step.reduced.is_empty();
+        let warps = if alone { WarpProduct::of_pair(step, reads, outs) } else { None };
+        let product = GeneratedProduct { hopper, warps, few_rows, checksum, in_order: plan.allowed.batch_invariant };
+        Some(product.settled()).filter(|p| p.hopper.is_some() || p.warps.is_some() || p.few_rows.is_some())
     }
 
     /// A product, or two of one left operand, with factors that are computed where they are read.

@@ -15,7 +15,7 @@ use super::map_shape::MapShape;
 use super::warp_tiled::instructions;
 use super::{Work, fastest_first};
 use crate::address::WORKSPACE;
-use hypatia_plan::{FactorWindows, GemmStep, View, matrix_layout, row_major, rows_and_columns};
+use hypatia_plan::{Divided, FactorWindows, GemmStep, Parts, View, matrix_layout, row_major, rows_and_columns};
 
 /// Alignment of what lies in the workspace, in bytes.
 const ALIGNMENT: usize = 256;
@@ -39,8 +39,9 @@ impl TiledProduct {
     pub fn of(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<TiledProduct> {
         let ([a, b, beside @ ..], [out, ..]) = (reads, outs) else { return None };
         let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
-        let (sizes, strides) = batched(step, &all)?;
-        TiledProduct::of_strides(step, (&all, outs), sizes, &strides, None)
+        let whole = lies_whole(step, a, out).then(|| batched(step, &all)).flatten();
+        let lies = whole.map(|(sizes, strides)| Divided { sizes, strides, depth: None, columns: None });
+        TiledProduct::of_strides(step, (&all, outs), &lies.or_else(|| Divided::of(step, &all))?, None)
     }
 
     /// Two products of one left operand, which is the first read; the right ones follow. `None` if
@@ -52,7 +53,8 @@ impl TiledProduct {
         let (of_second, second) = batched(step, &with(c))?;
         let same = of_second == sizes && (strides[1][0] == 0) == (second[1][0] == 0);
         let second = same.then_some((c, second[1]))?;
-        TiledProduct::of_strides(step, (&with(b), outs), sizes, &strides, Some(second))
+        let lies = Divided { sizes, strides, depth: None, columns: None };
+        TiledProduct::of_strides(step, (&with(b), outs), &lies, Some(second))
     }
 
     /// The product whose left factor's rows are windows of an image, which is the first read.
@@ -98,32 +100,50 @@ impl TiledProduct {
     fn of_strides(
         step: &GemmStep,
         (all, outs): (&[&View], &[View]),
-        sizes: [usize; 4],
-        strides: &[Strides],
+        lies: &Divided,
         second: Option<(&View, Strides)>,
     ) -> Option<TiledProduct> {
         let (outs, reduced) = outs.split_at_checked(outs.len().checked_sub(step.reduced.len())?)?;
-        let [batches, m, n, k] = sizes;
+        let Divided { sizes, strides, depth, columns } = lies;
+        let [batches, m, n, k] = *sizes;
         let [a, b, _, beside @ ..] = all else { return None };
         let factors = if second.is_some() { 3 } else { 2 };
         // True if k is the dense axis, and the distance between neighbours along the other one.
-        let (a_by_m, a_ld) = matrix_layout(m, k, strides[0][1], strides[0][2])?;
-        let (b_by_k, b_ld) = matrix_layout(k, n, strides[1][1], strides[1][2])?;
-        let (out_by_m, out_ld) = matrix_layout(m, n, strides[2][1], strides[2][2])?;
-        if out_by_m || !lie_alike(outs) {
+        let matrix = |i: usize, rows: usize, columns: usize| matrix_layout(rows, columns, strides[i][1], strides[i][2]);
+        let (a_by_m, a_ld) = matrix(0, m, depth.map_or(k, |p| p.size))?;
+        let (b_by_k, b_ld) = matrix(1, k, n)?;
+        let (out_by_m, out_ld) = matrix(2, m, columns.map_or(n, |p| p.size))?;
+        if out_by_m && second.is_none() {
+            return TiledProduct::turned(step, (all, outs), lies);
+        }
+        if out_by_m || (a_by_m && depth.is_some()) || !lie_alike(outs) {
             return None;
         }
+        // Of what all products share, the copy engine sees one matrix.
+        let shared = [0, 1].map(|i| batches > 1 && strides[i][0] == 0);
         let map = |view: &View, inner: usize, outer: usize, ld: usize, of: &Strides| {
-            MapShape::of(view, &[inner, outer, batches], &[ld, usize::try_from(of[0]).ok()?])
+            let count = if of[0] == 0 { 1 } else { batches };
+            MapShape::of(view, &[inner, outer, count], &[ld, usize::try_from(of[0]).ok()?])
+        };
+        // With an axis for the parts of the dense one.
+        let in_parts = |view: &View, p: Parts, inner: usize, ld: usize, of: &Strides| {
+            let strides = [ld, p.stride, usize::try_from(of[0]).ok()?];
+            MapShape::of(view, &[p.size, m, inner / p.size, batches], &strides)
         };
         let (a_inner, a_outer) = if a_by_m { (m, k) } else { (k, m) };
         let (b_inner, b_outer) = if b_by_k { (k, n) } else { (n, k) };
-        let mut maps = vec![
-            (ArgRole::Read(0), map(a, a_inner, a_outer, a_ld, &strides[0])?),
-            (ArgRole::Read(1), map(b, b_inner, b_outer, b_ld, &strides[1])?),
-        ];
+        let of_a = match depth {
+            Some(p) => in_parts(a, *p, k, a_ld, &strides[0]),
+            None => map(a, a_inner, a_outer, a_ld, &strides[0]),
+        };
+        let of_b = map(b, b_inner, b_outer, b_ld, &strides[1]);
+        let mut maps = vec![(ArgRole::Read(0), of_a?), (ArgRole::Read(1), of_b?)];
         for (i, out) in outs.iter().enumerate() {
-            maps.push((ArgRole::Written(i), map(out, n, m, out_ld, &strides[2])?));
+            let of_out = match columns {
+                Some(p) => in_parts(out, *p, n, out_ld, &strides[2]),
+                None => map(out, n, m, out_ld, &strides[2]),
+            };
+            maps.push((ArgRole::Written(i), of_out?));
         }
         if let Some((c, of)) = &second {
             let (_, c_ld) = matrix_layout(k, n, of[1], of[2]).filter(|(by_k, _)| *by_k == b_by_k)?;
@@ -133,7 +153,7 @@ impl TiledProduct {
         let mut of_inputs = Vec::new();
         for (i, view) in beside.iter().enumerate() {
             let own = strides[i + 3];
-            let mut access = access(own, sizes);
+            let mut access = access(own, *sizes);
             // Operands of a row are copied in words of four bytes.
             if access == Access::Row && !(view.offset * view.dtype.size()).is_multiple_of(4) {
                 access = Access::Strided;
@@ -153,6 +173,8 @@ impl TiledProduct {
             types: [a.dtype, b.dtype],
             pair: second.is_some(),
             dense_k: [!a_by_m, b_by_k],
+            shared,
+            parts: [depth.map(|p| p.size), columns.map(|p| p.size)],
             prologues: [None, None],
             windows: None,
             inputs,
@@ -163,13 +185,28 @@ impl TiledProduct {
             tiling: Tiling::named(&[])?,
         };
         kernel.refusal().is_none().then_some(TiledProduct {
-            sizes,
+            sizes: *sizes,
             kernel,
             maps,
             strides: of_inputs,
             views: Vec::new(),
             reduced: reduced.to_vec(),
         })
+    }
+
+    /// The product whose result is that of [`TiledProduct::of_strides`] transposed: its factors are
+    /// the transposed ones, each in the other's place.
+    fn turned(step: &GemmStep, (all, outs): (&[&View], &[View]), lies: &Divided) -> Option<TiledProduct> {
+        let ([a, b, others @ ..], [of_a, of_b, of_others @ ..]) = (all, &lies.strides[..]) else { return None };
+        let whole = lies.depth.is_none() && lies.columns.is_none() && step.reduced.is_empty();
+        let turn = |[batch, row, column]: Strides| [batch, column, row];
+        let strides = [*of_b, *of_a].into_iter().chain(of_others.iter().copied()).map(turn).collect();
+        let [batches, m, n, k] = lies.sizes;
+        let lies = whole.then_some(Divided { sizes: [batches, n, m, k], strides, depth: None, columns: None })?;
+        let all: Vec<&View> = [*b, *a].into_iter().chain(others.iter().copied()).collect();
+        let mut product = TiledProduct::of_strides(step, (&all, outs), &lies, None)?;
+        product.views = vec![(ArgRole::Read(0), (*b).clone()), (ArgRole::Read(1), (*a).clone())];
+        Some(product)
     }
 
     /// The kernel with that tiling, and its arguments; `None` if the tiling does not fit.
@@ -296,6 +333,12 @@ impl TiledProduct {
     pub fn sizes(&self) -> [usize; 4] {
         self.sizes
     }
+}
+
+/// Whether the axes of the left factor and of the result are those of the product.
+pub(super) fn lies_whole(step: &GemmStep, a: &View, out: &View) -> bool {
+    let shaped = |v: &View, column: usize| v.shape == [&step.batch[..], &[step.m, column]].concat();
+    shaped(a, step.k) && shaped(out, step.n)
 }
 
 /// Whether these results have the same elements at the same places.

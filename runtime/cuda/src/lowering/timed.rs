@@ -38,7 +38,7 @@ impl Timed {
         let out = step.writes.first()?;
         let (reads, writes) = (&step.reads[..call.reads], &step.writes[..call.writes]);
         match &call.called {
-            Called::Sum(_) => None,
+            Called::Sum(_) | Called::Rows(_) => None,
             Called::Product(g) | Called::Pair(g) if g.k == 0 => None,
             Called::Prologue(p) => {
                 GeneratedProduct::of_prologue(plan, p, reads, writes).map(|p| Timed::Product(Box::new(p)))

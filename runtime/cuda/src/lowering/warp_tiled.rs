@@ -40,6 +40,34 @@ impl WarpProduct {
         WarpProduct::of_strides(step, (&all, outs), [batch[0], batch[1], m, step.n, step.k], &strides)
     }
 
+    /// Two products of one left operand, which is the first read; the right ones follow. `None` if
+    /// an operand would have to be copied, or if the right operands lie in different orders.
+    pub fn of_pair(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<WarpProduct> {
+        let mut of = WarpProduct::with_second(step, reads, outs)?;
+        of.kernel.pair = true;
+        of.kernel.refusal().is_none().then_some(of)
+    }
+
+    /// The product of the left operand and the first right one, with arguments for another right
+    /// one, which lies alike.
+    pub(super) fn with_second(step: &GemmStep, reads: &[View], outs: &[View]) -> Option<WarpProduct> {
+        let [a, b, c, beside @ ..] = reads else { return None };
+        let first: Vec<View> = [a, b].into_iter().chain(beside).cloned().collect();
+        let mut of = WarpProduct::of(step, &first, outs)?;
+        let alike = (b.dtype, &b.shape, &b.strides) == (c.dtype, &c.shape, &c.strides);
+        let [_, right] = of.kernel.factors;
+        if !alike || !(c.offset * c.dtype.size()).is_multiple_of(right.unit) {
+            return None;
+        }
+        let shifted = |(role, values): (ArgRole, Vec<i64>)| match role {
+            ArgRole::Read(1) => vec![(ArgRole::Read(1), values.clone()), (ArgRole::Read(2), values)],
+            ArgRole::Read(i) if i > 1 => vec![(ArgRole::Read(i + 1), values)],
+            _ => vec![(role, values)],
+        };
+        of.strides = std::mem::take(&mut of.strides).into_iter().flat_map(shifted).collect();
+        Some(of)
+    }
+
     /// `all` are both factors, the first one of the results, and what the term reads.
     fn of_strides(
         step: &GemmStep,
@@ -85,6 +113,7 @@ impl WarpProduct {
             name: "product".into(),
             doc: String::new(),
             multiplied: a.dtype,
+            pair: false,
             factors: [
                 Factor { dtype: a.dtype, dense_k: !a_by_m, unit: a_unit },
                 Factor { dtype: b.dtype, dense_k: b_by_k, unit: b_unit },
@@ -159,14 +188,14 @@ impl WarpProduct {
         let computed = of_terms(0, rows) + of_terms(1, columns);
         let busy = product.hypot(fragments).max(loaded) + copies + computed;
         let calls = kernel.term.nodes.len() as f64 * 3.0 + 16.0;
-        let epilogue = rows * columns * calls / 64.0 / kernel.vector.min(4) as f64 * 4.0 / 4.0;
+        let epilogue = rows * kernel.columns() as f64 * calls / 64.0 / kernel.vector.min(4) as f64 * 4.0 / 4.0;
         // Blocks that run beside each other on a multiprocessor.
         let sums = rows * columns / t.threads() as f64;
         let by_registers = (65_536.0 / ((sums * 1.3 + 80.0) * t.threads() as f64)).floor().max(1.0);
         let by_memory = (231_424 / (kernel.shared() + 1024)).max(1) as f64;
         let beside = by_registers.min(by_memory);
         let slices = k.div_ceil(t.depth) as f64;
-        let tiles = (outer * inner * m.div_ceil(t.rows) * n.div_ceil(t.columns)) as f64;
+        let tiles = (outer * inner * m.div_ceil(t.rows) * n.div_ceil(kernel.columns())) as f64;
         let share = (tiles / multiprocessors as f64).ceil();
         let ahead = (t.stages - 1) as f64;
         let alone = LATENCY + slices * busy.max(LATENCY / ahead).max(200.0) + epilogue * 2.0 + 1000.0;

@@ -5,6 +5,7 @@
 //! failure, for machines with a GPU.
 #![allow(clippy::unwrap_used)]
 
+mod across;
 mod added;
 mod attention;
 mod attention_grad;
@@ -20,6 +21,7 @@ mod horizontal;
 mod image_windows;
 mod irregular;
 mod joint;
+mod joint_rows;
 mod launcher;
 pub(crate) mod lost_waits;
 mod moves;
@@ -28,6 +30,7 @@ mod pool;
 mod precision;
 mod prologue;
 mod reductions;
+mod reordered;
 mod repeat;
 mod results;
 mod rows;

@@ -3,14 +3,16 @@
 //! results; what keeps them apart; the measured choice.
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::Tiling;
+use hypatia_dsl::kernel::{StoredTiling, Tiling, WarpTiling};
 
 use super::tiled::{Case, Inputs, agrees_by, measured_choice_agrees, source, tiled_step};
-use super::{cases, gpu, planned};
+use super::{cases, emulated, gpu, planned};
 use crate::nvrtc::{Nvrtc, NvrtcError};
+use hypatia_eval::{Mode, evaluate};
 use hypatia_graph::Graph;
 use hypatia_plan::{Action, CallStep, Called, Plan};
 use hypatia_target::device::Device;
+use hypatia_testing::random::{coarsest, compare};
 
 /// Products, rows, columns, length of the sums.
 const SHAPES: [[usize; 4]; 7] = [
@@ -22,6 +24,8 @@ const SHAPES: [[usize; 4]; 7] = [
     [1, 520, 392, 776],
     [1, 264, 72, 328],
 ];
+/// Likewise, with rows that are not whole 16 bytes.
+const UNEVEN: [[usize; 4]; 4] = [[1, 65, 132, 76], [2, 40, 100, 90], [3, 7, 9, 5], [1, 33, 200, 64]];
 /// What becomes of the two products.
 const EPILOGUES: [&str; 6] = ["swiglu", "geglu", "sum", "biases", "residual", "scaled"];
 /// Whether the left and the right factors are transposed in memory.
@@ -92,16 +96,24 @@ fn tilings(plan: &Plan) -> Vec<Tiling> {
     Tiling::all(&kernel.tune)
 }
 
+/// Likewise, of the template of warps.
+fn tilings_of_warps(plan: &Plan) -> Vec<StoredTiling> {
+    let kernel = plan.program.kernels.iter().find(|k| k.name == "pair_tiles").unwrap();
+    WarpTiling::all(&kernel.tune).iter().map(WarpTiling::words).collect()
+}
+
 #[test]
-fn two_products_of_one_operand_are_one_step_on_hopper() {
-    let device = Device::named("h200").unwrap();
-    for (i, epilogue) in EPILOGUES.iter().enumerate() {
-        for (j, shape) in SHAPES.into_iter().enumerate() {
-            let plan = planned(&device, &case(DType::BF16, shape, ORDERS[(i + j) % 4], epilogue).0);
-            let call = pair(&plan).unwrap_or_else(|| panic!("{epilogue} {shape:?}\n{plan}"));
-            // Two products, the second of which reads the other.
-            let products = call.fallback.iter().filter(|s| matches!(s.action, Action::Gemm(_) | Action::Call(_)));
-            assert_eq!(products.count(), 2, "{plan}");
+fn two_products_of_one_operand_are_one_step_from_ampere_on() {
+    for device in ["h200", "a100"].map(|name| Device::named(name).unwrap()) {
+        for (i, epilogue) in EPILOGUES.iter().enumerate() {
+            for (j, shape) in SHAPES.into_iter().enumerate() {
+                let plan = planned(&device, &case(DType::BF16, shape, ORDERS[(i + j) % 4], epilogue).0);
+                let call = pair(&plan).unwrap_or_else(|| panic!("{epilogue} {shape:?}\n{plan}"));
+                // Two products, the second of which reads the other.
+                let products = call.fallback.iter().filter(|s| matches!(s.action, Action::Gemm(_) | Action::Call(_)));
+                assert_eq!(products.count(), 2, "{plan}");
+                assert!(tilings_of_warps(&plan).iter().any(|t| source(&plan, t).is_some()), "{epilogue} {shape:?}");
+            }
         }
     }
     let apart = |device: &str, dtype: DType| {
@@ -111,7 +123,7 @@ fn two_products_of_one_operand_are_one_step_on_hopper() {
         );
         plan.steps.len()
     };
-    assert_eq!((apart("a100", DType::BF16), apart("h200", DType::F32)), (2, 3));
+    assert_eq!((apart("a100", DType::F32), apart("h200", DType::F32)), (3, 3));
 }
 
 #[test]
@@ -165,6 +177,65 @@ fn every_tiling_of_two_products_agrees_with_the_reference_on_a_gpu() {
         }
     }
     println!("{ran} pairs of products agree");
+    assert!(ran > 0);
+}
+
+/// By the template of warps, emulated on a host: both orders of the factors, rows that are not
+/// whole 16 bytes, sums that warps share.
+#[test]
+fn emulated_pairs_of_warps_agree_with_the_reference() {
+    let device = Device::named("a100").unwrap();
+    let some = planned(&device, &case(DType::BF16, UNEVEN[0], ORDERS[0], "swiglu").0);
+    let tilings = tilings_of_warps(&some);
+    for (i, tiling) in super::tiled::spread(&tilings, 4).enumerate() {
+        let of = |(j, shape): (usize, &[usize; 4])| {
+            let (order, epilogue) = (ORDERS[(i + j) % 4], EPILOGUES[(i + j) % EPILOGUES.len()]);
+            let (graph, inputs) = case([DType::BF16, DType::F16][j % 2], *shape, order, epilogue);
+            let graph = hypatia_pipeline::optimize(&graph, &optimizing(&device)).unwrap().graph;
+            emulated::Case { what: format!("{tiling:?} {shape:?} {order:?} {epilogue}"), graph, inputs }
+        };
+        let all: Vec<emulated::Case> = UNEVEN.iter().enumerate().map(of).collect();
+        let made = match emulated::run_tiled(&all, &hypatia_plan::Options::new(device.clone()), Some(*tiling)) {
+            Ok(made) => made,
+            Err(why) => return println!("SKIPPED {} emulated pairs: {why}", all.len()),
+        };
+        let mut ran = 0;
+        for (case, made) in all.iter().zip(made) {
+            // The tiling does not fit all layouts.
+            let Some((_, got)) = made else { continue };
+            ran += 1;
+            let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
+            for (got, w) in got.iter().zip(&want) {
+                compare(got, &w.to_tensor().unwrap(), w.dtype, coarsest(&case.graph), &case.what);
+            }
+        }
+        assert!(ran > 0, "{tiling:?}");
+    }
+}
+
+fn optimizing(device: &Device) -> hypatia_optimize::Options {
+    hypatia_optimize::Options { device: device.clone(), ..hypatia_optimize::Options::default() }
+}
+
+/// The template of warps multiplies them on Hopper, too.
+#[test]
+fn every_tiling_of_warps_of_two_products_agrees_on_a_gpu() {
+    let some = planned(&Device::named("h200").unwrap(), &case(DType::BF16, SHAPES[0], ORDERS[0], "swiglu").0);
+    let tilings = tilings_of_warps(&some);
+    let Some(gpu) = gpu(tilings.len()) else { return };
+    let shapes = [&SHAPES[..], &UNEVEN].concat();
+    let (mut ran, mut at) = (0, 0);
+    for tiling in super::tiled::spread(&tilings, cases(60) as usize) {
+        for _ in 0..3 {
+            at += 1;
+            let dtype = if at % 4 == 0 { DType::F16 } else { DType::BF16 };
+            let (shape, order, epilogue) =
+                (shapes[at % shapes.len()], ORDERS[at % 5 % 4], EPILOGUES[at % EPILOGUES.len()]);
+            let what = format!("{tiling:?} {dtype} {shape:?} {order:?} {epilogue}");
+            ran += usize::from(agrees_by(&gpu, &case(dtype, shape, order, epilogue), tiling, &what));
+        }
+    }
+    println!("{ran} pairs of products of warps agree");
     assert!(ran > 0);
 }
 

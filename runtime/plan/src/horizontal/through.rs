@@ -4,9 +4,8 @@
 //! operands. Invariant: the view reads each of its places from one place of the result; what
 //! strides cannot say is `None`.
 
-use super::ends;
 use super::pieces::cut;
-use crate::view::View;
+use crate::view::{View, ends};
 
 /// A view of a result that is stored in row-major order.
 pub(super) struct Through<'v> {
