@@ -3,7 +3,7 @@
 use crate::ast::BinaryOp;
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Program, Var};
+use crate::ir::{AExpr, AttrValue, Fact, Program, Var};
 use crate::resolve::Resolved;
 use crate::source::Span;
 use crate::typing::{Bindings, NoFacts, eval, eval_guard, same_value, show_expr};
@@ -32,6 +32,15 @@ fn check(what: &str, vars: &[Var], guards: &[AExpr], span: Option<Span>, out: &m
             out.push(
                 Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
                     .note(format!("`{}` has no value: a list is too long, or a number too large", show_expr(vars, g)))
+                    .hint("fix the condition, or remove it"),
+            );
+            return;
+        }
+        if let Some(always) = never(g) {
+            let (shown, of) = (show_expr(vars, g), show_expr(vars, always.of));
+            out.push(
+                Diagnostic::warning(code::UNREACHABLE_GUARD, format!("{what} can never apply"), span)
+                    .note(format!("`{shown}` is never true: `{of}` is {}", always.is))
                     .hint("fix the condition, or remove it"),
             );
             return;
@@ -89,6 +98,49 @@ enum Allowed {
     Range(f64, bool, f64, bool),
 }
 
+/// What an expression always is.
+struct Always<'g> {
+    of: &'g AExpr,
+    /// In words.
+    is: String,
+}
+
+/// What keeps a comparison with a constant from ever being true, if something does.
+fn never(g: &AExpr) -> Option<Always<'_>> {
+    let (e, wanted) = allowed(g)?;
+    let inf = f64::INFINITY;
+    let (has, is) = match e {
+        AExpr::Binary(BinaryOp::Rem, of, by) => {
+            let by = eval(by, &Bindings::default(), &NoFacts)?;
+            let by = number(&by).filter(|by| *by > 0.0)?;
+            match is_count(of) {
+                true => (Allowed::Range(0.0, true, by, false), format!("from 0 to {}", by - 1.0)),
+                false => (Allowed::Range(-by, false, by, false), format!("from {} to {}", 1.0 - by, by - 1.0)),
+            }
+        }
+        e if is_count(e) => (Allowed::Range(0.0, true, inf, true), "at least 0".to_string()),
+        _ => return None,
+    };
+    disjoint(&wanted, &has).then_some(Always { of: e, is })
+}
+
+/// True for sizes and numbers of things.
+fn is_count(e: &AExpr) -> bool {
+    match e {
+        AExpr::Fact(fact, _) => matches!(fact, Fact::Rank | Fact::Numel | Fact::Count | Fact::Uses),
+        AExpr::Index(list, _) => matches!(**list, AExpr::Fact(Fact::Shape, _)),
+        _ => false,
+    }
+}
+
+fn number(v: &AttrValue) -> Option<f64> {
+    match v {
+        AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
+        AttrValue::Float(f) => Some(*f),
+        _ => None,
+    }
+}
+
 /// Matches `e op constant` or `constant op e`.
 fn allowed(g: &AExpr) -> Option<(&AExpr, Allowed)> {
     use BinaryOp::{Eq, Ge, Gt, In, Le, Lt};
@@ -108,11 +160,6 @@ fn allowed(g: &AExpr) -> Option<(&AExpr, Allowed)> {
             (&**b, v, turned)
         }
         _ => return None,
-    };
-    let number = |v: &AttrValue| match v {
-        AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
-        AttrValue::Float(f) => Some(*f),
-        _ => None,
     };
     let inf = f64::INFINITY;
     Some((
@@ -135,27 +182,24 @@ fn contradict(a: &AExpr, b: &AExpr) -> bool {
         return true;
     }
     let (Some((x, ax)), Some((y, ay))) = (allowed(a), allowed(b)) else { return false };
-    if x != y {
-        return false;
-    }
-    let inside = |v: &AttrValue, lo: f64, lc: bool, hi: f64, hc: bool| {
-        let n = match v {
-            AttrValue::Dim(d) => d.as_const().map(|c| c as f64),
-            AttrValue::Float(f) => Some(*f),
-            _ => None,
-        };
+    x == y && disjoint(&ax, &ay)
+}
+
+/// Whether no value satisfies both.
+fn disjoint(one: &Allowed, other: &Allowed) -> bool {
+    let inside = |v: &AttrValue, (lo, lc): (f64, bool), (hi, hc): (f64, bool)| {
         // Non-numbers are kept.
-        n.is_none_or(|n| (n > lo || (lc && n == lo)) && (n < hi || (hc && n == hi)))
+        number(v).is_none_or(|n| (n > lo || (lc && n == lo)) && (n < hi || (hc && n == hi)))
     };
-    match (ax, ay) {
+    match (one, other) {
         (Allowed::OneOf(l), Allowed::OneOf(m)) => l.iter().all(|v| m.iter().all(|w| same_value(v, w) == Some(false))),
         (Allowed::OneOf(l), Allowed::Range(lo, lc, hi, hc)) | (Allowed::Range(lo, lc, hi, hc), Allowed::OneOf(l)) => {
-            l.iter().all(|v| !inside(v, lo, lc, hi, hc))
+            l.iter().all(|v| !inside(v, (*lo, *lc), (*hi, *hc)))
         }
         (Allowed::Range(a, ac, b, bc), Allowed::Range(c, cc, d, dc)) => {
             let (lo, lc) = if a > c || (a == c && !ac) { (a, ac) } else { (c, cc) };
             let (hi, hc) = if b < d || (b == d && !bc) { (b, bc) } else { (d, dc) };
-            lo > hi || (lo == hi && !(lc && hc))
+            lo > hi || (lo == hi && !(*lc && *hc))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use crate::ast::ItemKind;
+use crate::ast::{Expect, ItemKind, TestStatement};
 use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::{OpBody, ParamKind, Program, VarId};
@@ -16,6 +16,7 @@ pub(super) fn lint(p: &Program, resolved: &Resolved, sources: &SourceMap, out: &
     attributes(p, resolved, out);
     families(resolved, sources, out);
     binders(resolved, out);
+    inputs(resolved, out);
     let own = resolved.files.iter().filter(|tree| !sources.file(tree.id).embedded).flat_map(|tree| &tree.items);
     let candidates: HashSet<&str> = own
         .filter_map(|item| match &item.kind {
@@ -75,6 +76,37 @@ fn binders(resolved: &Resolved, out: &mut Vec<Diagnostic>) {
             let d = Diagnostic::warning(code::UNUSED_VARIABLE, what, b.name.span)
                 .label("each member of this family makes the same rule again");
             out.push(d.hint("remove it, or apply it: `g(x)`"));
+        }
+    }
+}
+
+/// Inputs of tests that no expression of theirs reads.
+fn inputs(resolved: &Resolved, out: &mut Vec<Diagnostic>) {
+    for item in resolved.files.iter().flat_map(|tree| &tree.items) {
+        let ItemKind::Test(t) = &item.kind else { continue };
+        if resolved.trusts(Some(item.span)) {
+            continue;
+        }
+        let mut used: HashSet<&str> = HashSet::new();
+        for statement in &t.statements {
+            match statement {
+                TestStatement::Input { value, .. } => value.iter().for_each(|e| names(e, &mut used)),
+                TestStatement::Given(all) => all.iter().for_each(|e| names(e, &mut used)),
+                TestStatement::Expect(Expect::Compare(e) | Expect::Equal(e) | Expect::Becomes(e)) => {
+                    names(e, &mut used)
+                }
+                TestStatement::Expect(_) => {}
+            }
+        }
+        for statement in &t.statements {
+            let TestStatement::Input { constant, name, .. } = statement else { continue };
+            if used.contains(name.node.as_str()) || name.node.starts_with('_') {
+                continue;
+            }
+            let what = if *constant { "constant" } else { "input" };
+            let message = format!("{what} `{}` of test \"{}\" is never used", name.node, t.name.node);
+            let d = Diagnostic::warning(code::UNUSED_VARIABLE, message, name.span);
+            out.push(d.hint("name it in `given` or in an expectation, or remove it"));
         }
     }
 }

@@ -365,6 +365,7 @@ impl<'a> Cx<'a> {
         let def = self.s.program.op(id);
         let (mut operands, mut attrs, mut rest) = (Vec::new(), Vec::new(), None);
         let mut good = true;
+        let mut missing: Vec<&str> = Vec::new();
         for (p, g) in def.params.iter().zip(given) {
             match (&p.kind, g) {
                 (ParamKind::Attr { ty, default }, g) => {
@@ -374,7 +375,10 @@ impl<'a> Cx<'a> {
                         _ if loose => Some(AttrPat::Any),
                         _ => match default {
                             Some(v) => Some(AttrPat::Is(AExpr::Value(v.clone()))),
-                            None => self.unmentioned(&p.name, &def.name, e.span),
+                            None => {
+                                missing.push(&p.name);
+                                None
+                            }
                         },
                     };
                     good &= a.is_some();
@@ -408,6 +412,9 @@ impl<'a> Cx<'a> {
                 _ => good = false,
             }
         }
+        if !missing.is_empty() {
+            self.unmentioned::<()>(&missing, &def.name, e.span);
+        }
         let output = self.output(id, callee, output, e.span);
         if !good {
             return None;
@@ -415,14 +422,23 @@ impl<'a> Cx<'a> {
         Some(Pat::Node(NodePat { head: Head::Op(id), args: operands, rest, attrs, output: output? }))
     }
 
-    fn unmentioned<T>(&mut self, attr: &str, op: &str, span: Span) -> Option<T> {
+    /// Attributes without a default that a pattern of that op leaves out.
+    fn unmentioned<T>(&mut self, attrs: &[&str], op: &str, span: Span) -> Option<T> {
+        let quoted: Vec<String> = attrs.iter().map(|a| format!("`{a}`")).collect();
+        let any: Vec<String> = attrs.iter().map(|a| format!("{a} = _")).collect();
+        let (all, any) = (quoted.join(", "), any.join(", "));
+        let (s, have, value) = match attrs {
+            [_] => ("", "has", "value"),
+            _ => ("s", "have", "values"),
+        };
+        let first = attrs.first().copied().unwrap_or_default();
         let d = Diagnostic::error(
             code::UNMENTIONED_ATTRIBUTE,
-            format!("the pattern does not mention the attribute `{attr}` of `{op}`"),
+            format!("the pattern does not mention the attribute{s} {all} of `{op}`"),
             span,
         )
-        .label(format!("`{attr}` has no default"))
-        .hint(format!("write `{attr} = _` to match any value, or `{attr} = p` to use it on the right side"));
+        .label(format!("{all} {have} no default"))
+        .hint(format!("write `{any}` to match any {value}, or `{first} = p` to use it on the right side"));
         self.report(d)
     }
 

@@ -136,7 +136,7 @@ fn the_tests_of_files_that_compile_pass() {
         ("columns.hyp", 3),
         ("groups.hyp", 3),
         ("whole_plans.hyp", 2),
-        ("horizontal.hyp", 18),
+        ("horizontal.hyp", 19),
         ("constructs.hyp", 3),
         ("gated.hyp", 2),
         ("group_norm.hyp", 3),

@@ -9,7 +9,7 @@
 use egg::{Id, Language};
 use hypatia_dsl::ast::BinaryOp;
 use hypatia_dsl::builtin::{OVER_SECOND, SECOND};
-use hypatia_dsl::ir::{AExpr, AttrValue, Demand, Head, OpBody, OpDef, Pat, Program, Rule, VarId};
+use hypatia_dsl::ir::{AExpr, AttrValue, Demand, Head, Kernel, OpBody, OpDef, Pat, Program, Rule, VarId};
 use hypatia_dsl::kernel::short::is_short;
 use hypatia_dsl::numerics::Numerics;
 use hypatia_dsl::program_print::{show_pat, show_rule_lines};
@@ -100,7 +100,17 @@ pub(super) fn nearest(
                     format!("no value of the graph is of the form {}{taken}", show_lhs(first, &program))
                 }
                 heads => {
-                    format!("there is no {} in the graph, even after other rules have fired", heads.join(" and no "))
+                    let names: Vec<&str> = heads.iter().map(|(name, _)| name.as_str()).collect();
+                    let inlined: Vec<&str> =
+                        heads.iter().filter(|(_, inlined)| *inlined).map(|h| h.0.as_str()).collect();
+                    let why = match inlined.as_slice() {
+                        [] => String::new(),
+                        all => format!("; the body of {} replaces it, as it has no kernel", all.join(" and of ")),
+                    };
+                    format!(
+                        "there is no {} in the graph, even after other rules have fired{why}",
+                        names.join(" and no ")
+                    )
                 }
             };
             Ok(answer(first, None, Verdict::NoMatch { reason }))
@@ -215,8 +225,9 @@ fn operands_of_work<'p>(pat: &'p Pat, out: &mut Vec<&'p Pat>) {
     }
 }
 
-/// Heads of a pattern that do not occur in the graph, so that it cannot match.
-fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
+/// Heads of a pattern that do not occur in the graph, so that it cannot match; true for an op whose
+/// body takes its place in every graph.
+fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<(String, bool)> {
     let mut heads = Vec::new();
     rule.lhs.iter().for_each(|p| add_heads(p, &mut heads));
     let there = |head: &Head| {
@@ -227,7 +238,18 @@ fn absent_heads(egraph: &EGraph, rule: &Rule) -> Vec<String> {
         })
     };
     let program = &egraph.analysis.program;
-    heads.iter().filter(|h| !there(h)).map(|h| format!("`{}`", head_name(program, *h))).collect()
+    let inlined = |head: &Head| match head {
+        Head::Op(op) => {
+            let of = |k: &Kernel| {
+                let mut heads = Vec::new();
+                add_heads(&k.pattern, &mut heads);
+                heads.first() == Some(&Head::Op(*op))
+            };
+            matches!(program.op(*op).body, OpBody::Defined(_)) && !program.kernels.iter().any(of)
+        }
+        _ => false,
+    };
+    heads.iter().filter(|h| !there(h)).map(|h| (format!("`{}`", head_name(program, *h)), inlined(h))).collect()
 }
 
 /// The class of the node with that name or number (`%12`).

@@ -85,7 +85,7 @@ impl Plan {
         if !self.device.is_host() {
             if options.cluster {
                 horizontal::cluster(self, sharing);
-                joint_rows::cluster(self);
+                joint_rows::cluster(self, sharing);
             }
             short::shorten(self);
         }

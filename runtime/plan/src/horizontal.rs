@@ -50,7 +50,7 @@ const MOST_NODES: usize = 400;
 const MOST_PICKS: usize = 4;
 /// Maximum number of functions that are computed again where several parts read a value.
 const MOST_AGAIN: usize = 1 << 22;
-/// Functions that take as long as an element of a table.
+/// Functions that take as long as an element of a table, if each element has an index of its own.
 const LOOKUP: usize = 8;
 
 /// Joins the steps of a plan. Which ones it joins depends on their sizes.
@@ -336,7 +336,8 @@ fn with_made(maker: &Step, parts: &[Part]) -> Option<Vec<Part>> {
     let elements: usize = parts.iter().map(|p| p.evaluated(&own)).sum();
     let calls = made.term.nodes.iter().filter(|n| matches!(n, TermNode::Call { .. })).count();
     let again = elements > made.writes.iter().map(View::len).sum::<usize>();
-    if again && elements.saturating_mul(calls + LOOKUP * made.picks.len()) > MOST_AGAIN {
+    let lookups: usize = made.picks.iter().map(|p| if made.shares(p) { 1 } else { LOOKUP }).sum();
+    if again && elements.saturating_mul(calls + lookups) > MOST_AGAIN {
         return None;
     }
     let with = |part: &Part| part.refined(&made.writes[0].shape).with(&made).or_else(|| part.split(&made)?.with(&made));
@@ -377,6 +378,13 @@ impl Part {
         let divided = shape.len() > self.writes[0].shape.len();
         let part = Part { reads: seen(&self.reads)?, writes: seen(&self.writes)?, ..self.clone() };
         divided.then_some(part)
+    }
+
+    /// Whether neighbours in a row share the index of a pick: they are read in one access.
+    fn shares(&self, pick: &Pick) -> bool {
+        let fixed = |input: u32| self.reads.get(input as usize).is_some_and(|v| v.strides.last() == Some(&0));
+        let along = self.reads.get(pick.table).is_some_and(|v| v.strides.last() == Some(&1));
+        along && pick.index.nodes.iter().all(|n| if let TermNode::In { input, .. } = n { fixed(*input) } else { true })
     }
 
     /// The same in several parts, which begin and end with the rows, or other blocks, of a tensor

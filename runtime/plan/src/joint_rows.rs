@@ -7,12 +7,10 @@
 
 use hypatia_dsl::kernel::RowAccess;
 
+use super::horizontal::Sharing;
 use super::whole::joined_name;
 use super::{Action, BufferId, CallStep, Called, Plan, RowwiseStep, Step, View};
 
-/// How many steps lie between two that share a launch, at most: what is computed earlier takes
-/// memory for longer.
-const APART: usize = 16;
 /// Maximum number of parts of a launch, and of tensors.
 const MOST_PARTS: usize = 16;
 const MOST_TENSORS: usize = 120;
@@ -20,14 +18,15 @@ const MOST_TENSORS: usize = 120;
 const LONGEST: [usize; 2] = [16_384, 8192];
 
 /// Joins independent row-wise steps.
-pub(super) fn cluster(plan: &mut Plan) {
+pub(super) fn cluster(plan: &mut Plan, sharing: Sharing) {
     // How threads share a row would depend on the other rows.
     if plan.allowed.batch_invariant {
         return;
     }
     let mut at = 1;
     while at < plan.steps.len() {
-        let earlier = (at.saturating_sub(APART)..at).rev().find_map(|i| Some((i, shared(plan, (i, at))?)));
+        let near = at.saturating_sub(Sharing::FARTHEST)..at;
+        let earlier = near.rev().find_map(|i| Some((i, shared(plan, sharing, (i, at))?)));
         match earlier {
             // The later step is computed earlier, or the earlier one later.
             Some((i, (step, true))) => {
@@ -45,10 +44,13 @@ pub(super) fn cluster(plan: &mut Plan) {
 
 /// The launch of two steps, the first one before the other, and whether it runs where the first
 /// one does.
-fn shared(plan: &Plan, (first, second): (usize, usize)) -> Option<(Step, bool)> {
+fn shared(plan: &Plan, sharing: Sharing, (first, second): (usize, usize)) -> Option<(Step, bool)> {
     let steps = [&plan.steps[first], &plan.steps[second]];
     let [one, other] = steps.map(parts);
     let all = [one?, other?].concat();
+    if !sharing.admits(steps, second - first) {
+        return None;
+    }
     let makes = |step: &Step, buffer: BufferId| step.writes.iter().any(|w| w.buffer == buffer);
     let reads = |step: &Step, of: &Step| step.reads.iter().any(|v| makes(of, v.buffer));
     let earlier = !plan.steps[first..second].iter().any(|s| reads(steps[1], s));

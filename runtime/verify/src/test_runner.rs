@@ -86,8 +86,16 @@ pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> 
     match (Case::new(program, test, options), wanted_error) {
         (Err(e), Some(c)) if e.code() == Some(c) => {}
         (Err(e), _) => failures.push(format!("the given expression has no graph: {e}")),
-        (Ok(_), Some(c)) => failures.push(format!("expected the error {c}, but the given expression is accepted")),
+        (Ok(case), Some(c)) => match case.optimized() {
+            Err(e) if e.code() == Some(c) => {}
+            Err(e) => failures.push(format!("the given expression has no graph: {e}")),
+            Ok(_) => failures.push(format!("expected the error {c}, but the given expression is accepted")),
+        },
         (Ok(case), None) => {
+            // Without an expectation, the rules must still take it.
+            if let (true, Err(e)) = (test.expect.is_empty(), case.optimized()) {
+                failures.push(format!("the given expression has no graph: {e}"));
+            }
             for expect in &test.expect {
                 match case.expect(expect) {
                     Ok(None) => {}
@@ -151,7 +159,8 @@ struct Case<'a> {
     env: Env,
     given: Graph,
     options: Options,
-    optimized: Optimized,
+    /// What the rules make of it, once an expectation asks.
+    optimized: OnceCell<Optimized>,
 }
 
 impl<'a> Case<'a> {
@@ -172,8 +181,16 @@ impl<'a> Case<'a> {
         build_into(&mut given, &test.given, &env)?;
         let given = given.pruned();
         let options = Options { device: device.clone(), ..options.clone() };
-        let optimized = pipeline::optimize(&given, &options)?;
-        Ok(Case { program, test, device, inputs, env, given, options, optimized })
+        Ok(Case { program, test, device, inputs, env, given, options, optimized: OnceCell::new() })
+    }
+
+    /// What the rules make of the given expressions.
+    fn optimized(&self) -> Result<&Optimized> {
+        if let Some(optimized) = self.optimized.get() {
+            return Ok(optimized);
+        }
+        let optimized = pipeline::optimize(&self.given, &self.options)?;
+        Ok(self.optimized.get_or_init(|| optimized))
     }
 
     /// Why the expectation fails, or `None` if it holds.
@@ -193,7 +210,7 @@ impl<'a> Case<'a> {
                 })
             }
             Expect::Count(head, op, n) => {
-                let count = self.count(*head);
+                let count = self.count(*head)?;
                 (!compares(*op, count, *n)).then(|| {
                     let name = match head {
                         Head::Op(o) => &self.program.op(*o).name,
@@ -208,15 +225,15 @@ impl<'a> Case<'a> {
             {
                 Some(no_such_rule(self.program, rule))
             }
-            Expect::Fires(rule, true) if self.optimized.report.fired(rule) => None,
+            Expect::Fires(rule, true) if self.optimized()?.report.fired(rule) => None,
             Expect::Fires(rule, true) => Some(format!("{rule} did not fire\n{}", self.why_not(rule)?)),
             Expect::Fires(rule, false) => {
-                let fired = self.optimized.report.matches(rule).filter(|f| f.in_result);
+                let fired = self.optimized()?.report.matches(rule).filter(|f| f.in_result);
                 self.unwanted(rule, "fired", fired.collect())
             }
             Expect::Matches(rule, wanted) => {
-                let matches: Vec<&Firing> = self.optimized.report.matches(rule).collect();
-                let lost = self.lost_plan(rule);
+                let matches: Vec<&Firing> = self.optimized()?.report.matches(rule).collect();
+                let lost = self.lost_plan(rule)?;
                 match wanted {
                     true if matches.is_empty() && !lost => {
                         Some(format!("{rule} does not match\n{}", self.why_not(rule)?))
@@ -232,16 +249,17 @@ impl<'a> Case<'a> {
     }
 
     /// True for a rule that matched, and was left out since the plan without it is quicker.
-    fn lost_plan(&self, rule: &str) -> bool {
-        let lost = |base: &str| self.optimized.report.settled.iter().any(|s| !s.used && s.rule == base);
-        self.program.rules.iter().any(|r| (r.name == rule || r.base_name == rule) && lost(&r.base_name))
+    fn lost_plan(&self, rule: &str) -> Result<bool> {
+        let report = &self.optimized()?.report;
+        let lost = |base: &str| report.settled.iter().any(|s| !s.used && s.rule == base);
+        Ok(self.program.rules.iter().any(|r| (r.name == rule || r.base_name == rule) && lost(&r.base_name)))
     }
 
     /// Why a rule is not part of the result, and which rules are.
     fn why_not(&self, rule: &str) -> Result<String> {
         let why = pipeline::why_not(&self.given, &self.options, rule, None)?;
         let mut names: Vec<&str> =
-            self.optimized.report.firings.iter().filter(|f| f.kept).map(|f| f.rule.as_str()).collect();
+            self.optimized()?.report.firings.iter().filter(|f| f.kept).map(|f| f.rule.as_str()).collect();
         names.dedup();
         let others = if names.is_empty() { "none".to_string() } else { names.join(", ") };
         let (why, graph) = (indent(why.to_string().trim_end()), self.graph_text());
@@ -257,7 +275,7 @@ impl<'a> Case<'a> {
     }
 
     fn graph_text(&self) -> String {
-        let text = self.optimized.graph.to_text();
+        let text = self.optimized().map(|o| o.graph.to_text()).unwrap_or_default();
         let mut shown: Vec<&str> = text.lines().take(MAX_LINES).collect();
         let more = text.lines().count().saturating_sub(MAX_LINES);
         let rest = format!("... and {more} more lines");
@@ -269,8 +287,8 @@ impl<'a> Case<'a> {
 
     /// The launches, one line each.
     fn launch_text(&self) -> String {
-        let lines =
-            pipeline::launch_list(&self.optimized.graph, &pipeline::planned_as(&self.options)).unwrap_or_default();
+        let list = || pipeline::launch_list(&self.optimized()?.graph, &pipeline::planned_as(&self.options));
+        let lines = list().unwrap_or_default();
         let more = lines.len().saturating_sub(MAX_LINES);
         let more = (more > 0).then(|| format!("... and {more} more"));
         let shown: Vec<String> = lines.into_iter().take(MAX_LINES).chain(more).collect();
@@ -278,16 +296,16 @@ impl<'a> Case<'a> {
     }
 
     fn launches(&self) -> Result<i64> {
-        Ok(pipeline::launches_as(&self.optimized.graph, &pipeline::planned_as(&self.options))? as i64)
+        Ok(pipeline::launches_as(&self.optimized()?.graph, &pipeline::planned_as(&self.options))? as i64)
     }
 
-    fn count(&self, head: Head) -> i64 {
+    fn count(&self, head: Head) -> Result<i64> {
         let matches = |kind: &NodeKind| match (kind, head) {
             (NodeKind::Op { op, .. }, Head::Op(wanted)) => *op == wanted,
             (NodeKind::Scalar(s), Head::Scalar(wanted)) => *s == wanted,
             _ => false,
         };
-        self.optimized.graph.pruned().nodes.iter().filter(|n| matches(&n.kind)).count() as i64
+        Ok(self.optimized()?.graph.pruned().nodes.iter().filter(|n| matches(&n.kind)).count() as i64)
     }
 
     /// Tensors of the inputs; symbolic sizes are [`ASSUMED_SIZE`].
@@ -354,7 +372,7 @@ impl<'a> Case<'a> {
 
     /// The optimised graph with symbolic sizes replaced by [`ASSUMED_SIZE`].
     fn concrete(&self) -> Result<Graph> {
-        let graph = &self.optimized.graph;
+        let graph = &self.optimized()?.graph;
         let symbols: Symbols = graph.symbols().into_iter().map(|s| (s, ASSUMED_SIZE)).collect();
         graph.specialize(&symbols)
     }
@@ -403,7 +421,7 @@ impl<'a> Case<'a> {
         let mut expected = self.inputs.clone();
         build_into(&mut expected, builds, &self.env)?;
         let mut table = Forms::default();
-        let got = table.outputs(&self.optimized.graph);
+        let got = table.outputs(&self.optimized()?.graph);
         // An optimised graph never contains an op without a kernel; it contains the op's body
         // instead.
         let met = got == table.outputs(&expected) || got == table.outputs(&expected.inlined()?);

@@ -110,7 +110,7 @@ fn every_tiling_of_warps_agrees_with_the_reference_on_a_host() {
         let mut inputs = Vec::new();
         let mut cases = Vec::new();
         let mut graphs = Vec::new();
-        while cases.len() < 2 {
+        while cases.is_empty() {
             at += 1;
             let (shape, scores) = (shapes[at * 5 % shapes.len()], scores_of(at * 3));
             let f16 = at % 3 == 0 && !scores.contains("lowest");

@@ -196,15 +196,17 @@ fn a_product_of_bytes_reads_as_one_would_write_it() {
 fn tilings_of_bytes_agree_with_the_reference_on_a_host() {
     let options = Options::new(Device::named("a100").unwrap());
     let made: Vec<(String, (Graph, Inputs))> = all().collect();
-    let cases: Vec<Case> = made.iter().map(|(what, (graph, inputs))| optimised(what, graph, inputs)).collect();
     let of_all = tilings();
     let mut ran = 0;
-    for tiling in spread(&of_all, 12) {
+    for (i, tiling) in spread(&of_all, 8).enumerate() {
+        // Half of the cases each: they take as long to compile as to run.
+        let made: Vec<_> = made.iter().skip(i % 2).step_by(2).collect();
+        let cases: Vec<Case> = made.iter().map(|(what, (graph, inputs))| optimised(what, graph, inputs)).collect();
         let results = match emulated::run_tiled(&cases, &options, Some(*tiling)) {
             Ok(results) => results,
             Err(why) => return eprintln!("SKIPPED: {why}"),
         };
-        for ((what, (graph, inputs)), got) in made.iter().zip(results) {
+        for ((what, (graph, inputs)), got) in made.into_iter().zip(results) {
             // The tiling may not fit.
             let Some((plan, got)) = got else { continue };
             assert!(tiled_step(&plan).is_some(), "{what}\n{plan}");
@@ -215,7 +217,7 @@ fn tilings_of_bytes_agree_with_the_reference_on_a_host() {
         }
     }
     println!("{ran} products of bytes agree");
-    assert!(ran > 100, "only {ran} products ran");
+    assert!(ran > 60, "only {ran} products ran");
 }
 
 /// Products that no template computes: k is odd, or not the dense axis.

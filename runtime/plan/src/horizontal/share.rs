@@ -23,12 +23,30 @@ pub(crate) enum Sharing {
     Small,
 }
 
+impl Sharing {
+    /// Whether these steps, so many places apart, may share a launch.
+    pub(crate) fn admits(self, steps: [&Step; 2], apart: usize) -> bool {
+        let small = steps.iter().all(|s| s.is_small());
+        apart <= APART[usize::from(!small)] && (small || self == Sharing::Any)
+    }
+
+    /// How far such steps lie apart, at most.
+    pub(crate) const FARTHEST: usize = APART[0];
+}
+
+impl Step {
+    fn is_small(&self) -> bool {
+        self.work().bytes <= SMALL
+    }
+}
+
 /// Gives independent steps one launch. Steps of any size gain by it: the last blocks of one run
 /// beside the first of the next.
 pub(super) fn share(plan: &mut Plan, sharing: Sharing) {
     let mut at = 1;
     while at < plan.steps.len() {
-        let earlier = (at.saturating_sub(APART[0])..at).rev().find_map(|i| Some((i, shared(plan, sharing, (i, at))?)));
+        let earlier =
+            (at.saturating_sub(Sharing::FARTHEST)..at).rev().find_map(|i| Some((i, shared(plan, sharing, (i, at))?)));
         match earlier {
             // The later step is computed earlier, or the earlier one later.
             Some((i, Shared::Earlier(step))) => {
@@ -53,10 +71,10 @@ enum Shared {
 /// The launch of two steps, the first one before the other.
 fn shared(plan: &Plan, sharing: Sharing, (first, second): (usize, usize)) -> Option<Shared> {
     let steps = [&plan.steps[first], &plan.steps[second]];
-    let small = steps.iter().all(|s| s.work().bytes <= SMALL);
-    if !steps.iter().all(|s| may_share(plan, s)) || !(small || sharing == Sharing::Any && second - first <= APART[1]) {
+    if !steps.iter().all(|s| may_share(plan, s)) || !sharing.admits(steps, second - first) {
         return None;
     }
+    let small = steps.iter().all(|s| s.is_small());
     let reads = |step: &Step, of: &Step| step.reads.iter().any(|v| writes(of, v.buffer));
     let earlier = !plan.steps[first..second].iter().any(|s| reads(steps[1], s));
     // Large results of several parts are not delayed again.
