@@ -198,13 +198,19 @@ fn header(body: &Body, source: &CudaSource, (stem, name): (&str, &str), work: &R
             ArgKind::Map { .. } => format!("&{}", spelled(&a.name)),
             _ => format!("(void *)&{own}"),
         });
-        if let ArgKind::Map { dtype, tf32, inner, axes, windows } = a.kind {
+        if let ArgKind::Map { dtype, tf32, inner, axes, in_parts, windows } = a.kind {
             let kind = map_type(dtype, tf32)?.0;
             let map = spelled(&a.name);
             map_names.push(map.clone());
             maps.push(context! {
-                name => map, tensor => own.clone(), type => kind, inner => inner[0], outer => inner[1],
-                how => descriptor(windows), axes => axes.map(|axes| axes.map(|a| a.name())),
+                name => map,
+                tensor => own.clone(),
+                type => kind,
+                inner => inner[0],
+                outer => inner[1],
+                how => descriptor(windows),
+                rank => map_rank(source) + usize::from(in_parts),
+                axes => axes.map(|axes| axes.map(|a| a.name())),
             });
         }
         let described = matches!(a.kind, ArgKind::Map { .. });
@@ -300,11 +306,12 @@ fn python_value(arg: &Arg) -> Result<String, EmitError> {
         ArgKind::Sizes { count, .. } | ArgKind::Strides { axes: count, .. } => {
             format!("_axes({own}, {count}, \"{own}\")")
         }
-        ArgKind::Map { dtype, tf32, inner: [inner, outer], axes, windows } => {
+        ArgKind::Map { dtype, tf32, inner: [inner, outer], axes, in_parts, windows } => {
             let kind = map_type(dtype, tf32)?.1;
             let checked =
                 axes.map_or(String::new(), |[a, b]| format!(", {{\"{0}\": {0}, \"{1}\": {1}}}", a.name(), b.name()));
-            format!("kernel.{}({own}, {kind}, {inner}, {outer}{checked})", descriptor(windows))
+            let parts = if in_parts { ", parts=1" } else { "" };
+            format!("kernel.{}({own}, {kind}, {inner}, {outer}{checked}{parts})", descriptor(windows))
         }
     })
 }
@@ -356,8 +363,8 @@ fn torch_type(dtype: DType) -> &'static str {
 fn outer_axes(body: &Body, axes: usize) -> Option<usize> {
     match body {
         Body::Pointwise(_) | Body::InPlace(..) => Some(axes - 1),
-        // All elements count as one row.
-        Body::Horizontal(k) if k.parts.len() == 1 => Some(0),
+        // All elements count as one row; tiles that are turned are counted by the caller.
+        Body::Horizontal(k) if k.parts.len() == 1 && k.codes.iter().all(|c| c.across.is_none()) => Some(0),
         Body::Rowwise(k) => Some(k.axes[0]),
         Body::Argmax(k) => Some(k.outer),
         Body::Move(k) => Some(match k.moves {

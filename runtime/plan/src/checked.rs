@@ -64,7 +64,7 @@ pub(super) fn operands(step: &Step) -> impl Iterator<Item = &View> {
 fn multiplies(step: &Step) -> bool {
     match &step.action {
         Action::Gemm(g) => g.acc.is_float(),
-        Action::Call(call) => !matches!(call.called, Called::Attention(_) | Called::AttentionGrad(_)),
+        Action::Call(call) => !matches!(call.called, Called::Attention(_) | Called::AttentionGrad(_) | Called::Rows(_)),
         _ => false,
     }
 }

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 
+use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Backend;
 use hypatia_target::device::HOPPER;
 
@@ -21,6 +22,8 @@ use super::{Action, BufferId, CallStep, Called, Checks, GemmStep, Plan, Step, Vi
 /// Bytes that the copy engine moves at least, and of a slice of k.
 const LEAST: usize = 32;
 const SLICE: usize = 128;
+/// Rows of products that have a template of their own, at most.
+const FEW: usize = 32;
 /// What the copy engine moves lies at multiples of so many bytes.
 const UNIT: isize = 16;
 
@@ -109,8 +112,13 @@ fn joined(g: &GemmStep, step: &Step, name: &str, reads: Vec<View>, out: View, fa
         let strides = divided.strides[i].into_iter().chain(far).filter(|s| *s != 1);
         strides.chain([v.offset as isize]).all(|s| (s * v.dtype.size() as isize) % UNIT == 0)
     };
-    let lie = lies(0, a, divided.depth) && lies(2, &out, divided.columns);
-    if !dense || !stored || !fits || !lie {
+    let lie = lies(0, a, divided.depth) && lies(1, b, None) && lies(2, &out, divided.columns);
+    // In TF32, and of bytes, the matrix units take factors whose dense axis is k.
+    let [by_k, by_n] = [divided.strides[1][1] == 1, divided.strides[1][2] == 1];
+    let multiplied = by_k || by_n && matches!(a.dtype, DType::F16 | DType::BF16);
+    // Few rows have a template of their own.
+    let [batches, m, ..] = divided.sizes;
+    if !dense || !stored || !fits || !lie || !multiplied || batches * m <= FEW {
         return None;
     }
     let called = Called::Product(g.clone());

@@ -279,7 +279,8 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         }
         (None, Some(_)) => {
             let shape = "batches x parts of depth x rows x depth of a part";
-            vec![Arg::map("in0_map".into(), ArgRole::Read(0), kernel.types[0], [kernel.depth(), lines], shape).factor()]
+            let map = Arg::map("in0_map".into(), ArgRole::Read(0), kernel.types[0], [kernel.depth(), lines], shape);
+            vec![map.factor().in_parts()]
         }
         (None, None) => factor(0, 0, lines, left),
     };
@@ -290,7 +291,7 @@ fn arguments(kernel: &GemmKernel) -> Vec<Arg> {
         let of_parts = "batches x parts of columns x rows x columns of a part";
         let about = if kernel.parts[1].is_some() { of_parts } else { shape };
         let map = Arg::map(format!("out{i}_map"), ArgRole::Written(i), *o, result, about);
-        out.push(if kernel.parts[1].is_some() { map } else { map.with_axes(axes) });
+        out.push(if kernel.parts[1].is_some() { map.in_parts() } else { map.with_axes(axes) });
     }
     for (i, r) in kernel.reduced.iter().enumerate() {
         let about = match r.along {

@@ -130,8 +130,14 @@ fn check(kernel: &HorizontalKernel) -> Result<(), EmitError> {
             return bad("a part without axes, or of more than 16");
         }
     }
+    if kernel.codes.iter().map(HorizontalPart::turned).sum::<usize>() > STATIC {
+        return bad("tiles that shared memory does not hold");
+    }
     Ok(())
 }
+
+/// Bytes of shared memory that a kernel has without asking.
+const STATIC: usize = 48 << 10;
 
 /// The name of a code's function.
 fn part_name(code: usize) -> String {

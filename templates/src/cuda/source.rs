@@ -66,7 +66,8 @@ impl Arg {
     /// A descriptor of a tensor for the copy engine, for boxes of that many elements of its two
     /// inner axes.
     pub fn map(name: String, role: ArgRole, dtype: DType, inner: [usize; 2], about: &str) -> Arg {
-        let kind = ArgKind::Map { dtype, tf32: false, inner: inner.map(|n| n as u32), axes: None, windows: None };
+        let inner = inner.map(|n| n as u32);
+        let kind = ArgKind::Map { dtype, tf32: false, inner, axes: None, in_parts: false, windows: None };
         Arg { name, role, kind, about: about.into() }
     }
 
@@ -74,6 +75,14 @@ impl Arg {
     pub fn with_axes(mut self, of: [SizeName; 2]) -> Arg {
         if let ArgKind::Map { axes, .. } = &mut self.kind {
             *axes = Some(of);
+        }
+        self
+    }
+
+    /// The same of a tensor whose dense axis lies in parts, which are an axis more.
+    pub fn in_parts(mut self) -> Arg {
+        if let ArgKind::Map { in_parts, .. } = &mut self.kind {
+            *in_parts = true;
         }
         self
     }
@@ -90,7 +99,7 @@ impl Arg {
     /// many windows at a time.
     pub fn image(name: String, dtype: DType, inner: [usize; 2], windows: WindowBounds, about: &str) -> Arg {
         let (inner, windows) = (inner.map(|n| n as u32), Some(windows));
-        let kind = ArgKind::Map { dtype, tf32: false, inner, axes: None, windows };
+        let kind = ArgKind::Map { dtype, tf32: false, inner, axes: None, in_parts: false, windows };
         Arg { name, role: ArgRole::Read(0), kind, about: about.into() }
     }
 
@@ -258,6 +267,8 @@ pub enum ArgKind {
         /// The sizes of the two inner axes, the dense one last, where they are known: a launcher
         /// checks them.
         axes: Option<[SizeName; 2]>,
+        /// True if the dense axis lies in parts, which are an axis more.
+        in_parts: bool,
         /// Where the windows of an image begin, if the copy engine reads these.
         windows: Option<WindowBounds>,
     },

@@ -62,10 +62,8 @@ fn kernel(parts: &[Part], [all_reads, all_writes]: [&[View]; 2]) -> (HorizontalK
     let mut ends: Vec<usize> = Vec::new();
     let mut codes = Vec::new();
     let (mut read, mut written) = (0, 0);
-    for (at, part) in parts.iter().enumerate() {
+    for (at, (part, code)) in parts.iter().zip(fitted(parts, [all_reads, all_writes])).enumerate() {
         let (reads, writes) = (part.step.strides.len(), part.stored.len());
-        let views = [&all_reads[read..read + reads], &all_writes[written..written + writes]];
-        let code = code(part, views);
         work = work.sizes(if parts.len() == 1 { SizeName::Axes } else { SizeName::OfPart(at) }, &part.step.shape);
         if !part.picks.is_empty() {
             let picks: Vec<usize> = part.picks.iter().flat_map(|p| [p.stride, p.size]).collect();
@@ -95,6 +93,31 @@ fn kernel(parts: &[Part], [all_reads, all_writes]: [&[View]; 2]) -> (HorizontalK
     (HorizontalKernel { narrow, ..HorizontalKernel::of("horizontal", codes) }, work)
 }
 
+/// The code of each part. Tiles of all codes of a launch lie beside each other in shared memory.
+fn fitted(parts: &[Part], [mut reads, mut writes]: [&[View]; 2]) -> Vec<HorizontalPart> {
+    let mut of_parts = Vec::new();
+    for part in parts {
+        let (own_reads, other_reads) = reads.split_at(part.step.strides.len());
+        let (own_writes, other_writes) = writes.split_at(part.stored.len());
+        of_parts.push((part, [own_reads, own_writes]));
+        (reads, writes) = (other_reads, other_writes);
+    }
+    let mut codes: Vec<HorizontalPart> = of_parts.iter().map(|(part, views)| code(part, *views)).collect();
+    loop {
+        let different = HorizontalKernel::of("", codes.iter().cloned()).codes;
+        if different.iter().map(HorizontalPart::turned).sum::<usize>() <= MOST_TURNED {
+            return codes;
+        }
+        let Some(largest) = different.into_iter().max_by_key(HorizontalPart::turned) else { return codes };
+        for (code, (part, views)) in codes.iter_mut().zip(&of_parts).filter(|(code, _)| **code == largest) {
+            match code.vector {
+                1 => *code = along(part, *views),
+                _ => code.vector /= 2,
+            }
+        }
+    }
+}
+
 /// Whether 32 bits count the elements of a part, and hold how far its operands and outputs reach.
 fn is_narrow(part: &Part) -> bool {
     let shape = &part.step.shape;
@@ -105,8 +128,8 @@ fn is_narrow(part: &Part) -> bool {
     part.len() as u64 <= MOST_NARROW && part.step.strides.iter().chain(&part.stored).all(near)
 }
 
-/// The code of a part with these reads and writes.
-fn code(part: &Part, [reads, writes]: [&[View]; 2]) -> HorizontalPart {
+/// The code of a part with these reads and writes, each of which reads an operand where it lies.
+fn along(part: &Part, [reads, writes]: [&[View]; 2]) -> HorizontalPart {
     let mut kernel = part.step.kernel.clone();
     (kernel.name, kernel.doc) = (String::new(), String::new());
     let shape = &part.step.shape;
@@ -136,18 +159,21 @@ fn code(part: &Part, [reads, writes]: [&[View]; 2]) -> HorizontalPart {
         let shared = is_shared(&pick.index, &part.step.strides, &picks);
         picks.push(Pick { index: pick.index.clone(), table: pick.table, shared });
     }
-    match across(part) {
-        Some(across) => {
-            let vector = vector_across(part, &across, [reads, writes]);
-            let mut code = HorizontalPart { kernel, stored, picks, vector, across: Some(across) };
-            // Smaller tiles, which are more blocks.
-            while code.vector > 1 && (code.blocks(shape) < MANY_TILES || code.turned() > MOST_TURNED) {
-                code.vector /= 2;
-            }
-            code
-        }
-        None => HorizontalPart { kernel, stored, picks, vector, across: None },
+    HorizontalPart { kernel, stored, picks, vector, across: None }
+}
+
+/// The code of a part with these reads and writes.
+fn code(part: &Part, [reads, writes]: [&[View]; 2]) -> HorizontalPart {
+    let code = along(part, [reads, writes]);
+    let Some(across) = across(part) else { return code };
+    let vector = vector_across(part, &across, [reads, writes]);
+    let mut code = HorizontalPart { vector, across: Some(across), ..code };
+    // Smaller tiles, which are more blocks.
+    let few = |code: &HorizontalPart| code.blocks(&part.step.shape) < MANY_TILES;
+    while code.vector > 1 && (few(&code) || code.turned() > MOST_TURNED) {
+        code.vector /= 2;
     }
+    code
 }
 
 /// The operands of a part that lie across it, if tiles are worth their barriers.

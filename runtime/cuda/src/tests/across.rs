@@ -84,6 +84,48 @@ fn cases() -> Vec<(String, (Graph, Inputs))> {
     all
 }
 
+/// So many elements that accesses are of several: f32 by two, bf16 and bytes by four. In the last
+/// one, tiles of two terms would not fit into shared memory.
+fn large() -> Vec<(String, (Graph, Inputs))> {
+    let one: (&[usize], &[usize]) = (&[1472, 1504], &[1, 0]);
+    let more: (&[usize], &[usize]) = (&[2948, 2884], &[1, 0]);
+    let other: (&[usize], &[usize]) = (&[3, 1100, 2560], &[0, 2, 1]);
+    vec![
+        ("f32".into(), copy(DType::F32, one)),
+        ("two of f32".into(), work(DType::F32, one)),
+        ("bf16".into(), copy(DType::BF16, more)),
+        ("i8".into(), copy(DType::I8, more)),
+        ("both".into(), both(DType::BF16, [more, other])),
+    ]
+}
+
+/// Plans for a launcher.
+pub(super) fn plans() -> Vec<Plan> {
+    let device = Device::named("h200").unwrap();
+    let small = cases().into_iter().step_by(9);
+    small.map(|(_, (graph, _))| Plan::clone(&planned(&device, &graph))).collect()
+}
+
+#[test]
+fn tiles_of_a_launch_fit_into_shared_memory() {
+    let device = Device::named("h200").unwrap();
+    let vectors = |(graph, _): &(Graph, Inputs)| {
+        let plan = planned(&device, graph);
+        let of = |(body, _): (Body, crate::lowering::Work)| match body {
+            Body::Horizontal(k) => {
+                let turned: usize = k.codes.iter().map(|c| c.turned()).sum();
+                assert!(turned > 0 && turned <= 40_960, "{turned} bytes\n{plan}");
+                assert!(Body::Horizontal(k.clone()).emit(&plan.program).is_ok());
+                k.codes.iter().map(|c| c.vector).collect::<Vec<_>>()
+            }
+            other => panic!("{other:?}"),
+        };
+        plan.steps.iter().flat_map(step_kernels).flat_map(of).collect::<Vec<_>>()
+    };
+    let all: Vec<Vec<usize>> = large().iter().map(|(_, case)| vectors(case)).collect();
+    assert_eq!(all, [vec![2], vec![2], vec![4], vec![4], vec![4, 2]]);
+}
+
 /// The launches of a plan that turn tiles.
 fn across(plan: &Plan) -> usize {
     let is = |(body, _): &(Body, crate::lowering::Work)| match body {
@@ -96,7 +138,7 @@ fn across(plan: &Plan) -> usize {
 #[test]
 fn emulated_tiles_across_agree_with_the_reference() {
     let case = |(what, (graph, inputs)): (String, (Graph, Inputs))| emulated::Case { what, graph, inputs };
-    let all: Vec<emulated::Case> = cases().into_iter().step_by(2).map(case).collect();
+    let all: Vec<emulated::Case> = cases().into_iter().step_by(2).chain(large()).map(case).collect();
     let made = match emulated::run(&all) {
         Ok(made) => made,
         Err(why) => return println!("skipped: {} cases, {why}", all.len()),
@@ -134,7 +176,7 @@ fn tiles_across_compile() {
 
 #[test]
 fn tiles_across_agree_with_the_reference_on_a_gpu() {
-    let all = cases();
+    let all = [cases(), large()].concat();
     let Some(gpu) = gpu(all.len()) else { return };
     for (what, (graph, inputs)) in &all {
         agrees(&gpu, graph, inputs, what).unwrap_or_else(|why| panic!("{what}: {why}"));

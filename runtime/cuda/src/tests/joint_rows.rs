@@ -70,6 +70,12 @@ fn cases() -> Vec<(String, (Graph, Inputs))> {
     all
 }
 
+/// Plans for a launcher.
+pub(super) fn plans() -> Vec<Plan> {
+    let device = Device::named("h200").unwrap();
+    cases().into_iter().step_by(4).map(|(_, (graph, _))| Plan::clone(&planned(&device, &graph))).collect()
+}
+
 fn joint(plan: &Plan) -> usize {
     let is = |s: &&hypatia_plan::Step| matches!(&s.action, Action::Call(CallStep { called: Called::Rows(_), .. }));
     plan.steps.iter().filter(is).count()

@@ -21,7 +21,7 @@ use hypatia_testing::random::Random;
 use hypatia_testing::{list, ty};
 
 use super::tiled::case;
-use super::{attention_grad, pair, reductions, results, windows_groups};
+use super::{across, attention_grad, joint_rows, pair, reductions, reordered, results, windows_groups};
 use crate::address::Location;
 use crate::kernel::{Argument, arguments, entry};
 use crate::lowering::timed::{Timed, kernel};
@@ -44,7 +44,8 @@ struct Asked {
 fn kernels(plan: &Plan, step: &Step) -> Vec<(Body, Work)> {
     let Action::Call(call) = &step.action else { return step_kernels(step) };
     let timed = kernel(plan, step).and_then(|k| Some((k, Timed::of(plan, (step, call, k))?)));
-    let Some((kernel, timed)) = timed else { return Vec::new() };
+    // Row-wise work of several tensors is a kernel of its own.
+    let Some((kernel, timed)) = timed else { return step_kernels(step) };
     // One with clusters, and one that owns keys, if there are such.
     let all: Vec<_> = timed.plausible(kernel, 132).iter().flat_map(|w| timed.launches(w)).collect();
     let clustered = all.iter().find(|(body, _)| matches!(body, Body::Gemm(k) if k.tiling.blocks() > 1)).cloned();
@@ -73,6 +74,9 @@ fn plans() -> Vec<Plan> {
     out.extend(results::plans());
     out.extend(reductions::plans());
     out.extend(windows_groups::plans());
+    out.extend(reordered::plans());
+    out.extend(joint_rows::plans());
+    out.extend(across::plans());
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let heads = [2, 3, 130, 64];
     let [q, k, v] = ["q", "k", "v"].map(|name| g.input(name, ty(DType::F16, &heads)));

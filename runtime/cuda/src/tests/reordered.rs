@@ -30,7 +30,7 @@ const ORDERS: [Order; 4] = [Order::Merged, Order::Apart, Order::Both, Order::Tur
 const SHAPES: [[usize; 5]; 6] = [
     [2, 128, 4, 64, 96],
     [1, 77, 3, 128, 200],
-    [3, 5, 2, 64, 8],
+    [3, 15, 2, 64, 8],
     [2, 200, 1, 64, 72],
     [1, 1, 2, 64, 64],
     [4, 130, 5, 64, 64],
@@ -78,10 +78,17 @@ fn case(dtype: DType, how: Order, [b, s, h, d, other]: [usize; 5]) -> (Graph, In
 fn all() -> impl Iterator<Item = (Order, [usize; 5])> {
     // Rows of a result are whole units, those of a transposed one too.
     let fitting = |order, [b, s, h, d, other]: [usize; 5]| match order {
-        Order::Turned => [b, s.next_multiple_of(8), h, d, other],
+        Order::Turned => [b, s.max(40).next_multiple_of(8), h, d, other],
         _ => [b, s, h, d, other],
     };
     ORDERS.into_iter().flat_map(move |order| SHAPES.map(|shape| (order, fitting(order, shape))))
+}
+
+/// Plans for a launcher.
+pub(super) fn plans() -> Vec<Plan> {
+    let device = Device::named("h200").unwrap();
+    let plan = |how| planned(&device, &case(DType::BF16, how, [2, 40, 3, 64, 64]).0);
+    ORDERS.map(|how| Plan::clone(&plan(how))).to_vec()
 }
 
 fn copies(plan: &Plan) -> usize {
@@ -121,11 +128,14 @@ fn heads_and_transposed_results_are_one_launch_on_hopper() {
 fn heads_that_the_copy_engine_does_not_take_apart_are_copied() {
     // 40 elements are no slice of k, and 24 no chunk of columns.
     let plan = |how, shape| planned(&Device::named("h200").unwrap(), &case(DType::BF16, how, shape).0);
-    assert_eq!(copies(&plan(Order::Merged, [2, 16, 3, 40, 64])), 1);
-    assert_eq!(copies(&plan(Order::Apart, [2, 16, 3, 24, 64])), 1);
-    assert_eq!(copies(&plan(Order::Apart, [2, 16, 3, 16, 64])), 0);
-    // Rows of 77 elements.
+    assert_eq!(copies(&plan(Order::Merged, [2, 32, 3, 40, 64])), 1);
+    assert_eq!(copies(&plan(Order::Apart, [2, 32, 3, 24, 64])), 1);
+    assert_eq!(copies(&plan(Order::Apart, [2, 32, 3, 16, 64])), 0);
+    // Rows of 77 elements, of the result and of the right factor.
     assert_eq!(copies(&plan(Order::Turned, [2, 77, 1, 64, 64])), 1);
+    assert_eq!(copies(&plan(Order::Turned, [1, 64, 1, 64, 77])), 1);
+    // Few rows have a template of their own.
+    assert_eq!(copies(&plan(Order::Apart, [2, 16, 3, 64, 64])), 1);
 }
 
 #[test]
