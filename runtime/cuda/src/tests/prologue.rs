@@ -214,7 +214,13 @@ fn of_warps() -> Vec<StoredTiling> {
 
 fn of_hopper(kernel: &str) -> Vec<StoredTiling> {
     // Each block computes what it multiplies: no cluster.
-    of_kernel(kernel, |tune| Tiling::all(tune).iter().filter(|t| t.blocks() == 1).map(Tiling::words).collect())
+    of_kernel(kernel, |tune| {
+        Tiling::all(tune)
+            .iter()
+            .filter(|t| t.blocks() == 1 && (kernel == "tiles" || t.has_pairs()))
+            .map(Tiling::words)
+            .collect()
+    })
 }
 
 fn fits(plan: &Plan, tiling: &StoredTiling) -> bool {
