@@ -19,8 +19,8 @@ const LONGEST: [usize; 2] = [16_384, 8192];
 
 /// Joins independent row-wise steps.
 pub(super) fn cluster(plan: &mut Plan, sharing: Sharing) {
-    // How threads share a row would depend on the other rows.
-    if plan.allowed.batch_invariant {
+    // How threads share a row, which decides in which order it is added up, depends on the others.
+    if plan.allowed.is_exact() || plan.allowed.batch_invariant {
         return;
     }
     let mut at = 1;

@@ -29,8 +29,9 @@ const UNIT: isize = 16;
 
 /// Joins each such product with the copies around it.
 pub(super) fn cluster(plan: &mut Plan) {
-    // Which steps are joined depends on their sizes.
-    if plan.device.sm != HOPPER || plan.checks != Checks::Off || plan.allowed.batch_invariant {
+    // Which steps are joined depends on their sizes; a transposed product may be cut otherwise.
+    let free = !plan.allowed.is_exact() && !plan.allowed.batch_invariant;
+    if plan.device.sm != HOPPER || plan.checks != Checks::Off || !free {
         return;
     }
     let readers = readers(plan);
