@@ -24,6 +24,7 @@ pub use checker::Checker;
 pub const TEMPLATES: &[(&str, &str)] = &[
     ("prelude.cu.j2", include_str!("../prelude.cu.j2")),
     ("prologue.cu.j2", include_str!("../prologue.cu.j2")),
+    ("gemm_image.cu.j2", include_str!("../gemm_image.cu.j2")),
     ("across.cu.j2", include_str!("../across.cu.j2")),
     ("flat.cu.j2", include_str!("../flat.cu.j2")),
     ("grid.cu.j2", include_str!("../grid.cu.j2")),

@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::scalar::Term;
 
 use super::checksum::RowSums;
+use super::image_windows::ImageWindows;
 use super::prologue::{Prologue, UNIT};
 use super::tune::{self, StoredTiling, Table};
 use super::{Access, Operand};
@@ -21,6 +22,8 @@ const PADDING: usize = 8;
 const WARP: usize = 32;
 /// The widest access, in bytes.
 const WIDEST: usize = 16;
+/// The most sums of a thread that multiplies itself.
+const EXACT_SUMS: usize = 64;
 
 /// How a product is cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -133,8 +136,11 @@ pub struct WarpGemm {
     pub name: String,
     /// A description.
     pub doc: String,
-    /// What is multiplied: f16, bf16, f32 in TF32, or i8 and u8, of which each factor is one.
+    /// What is multiplied: f16, bf16, f32, or i8 and u8, of which each factor is one.
     pub multiplied: DType,
+    /// Whether f32 is multiplied as it is, by the arithmetic of threads; matrix units round it to
+    /// TF32.
+    pub exact: bool,
     /// True if it is two products of one left factor: the term has both accumulators. Half of the
     /// columns of a warp's part of a tile are of one right factor, half of the other, which lie
     /// alike.
@@ -143,6 +149,9 @@ pub struct WarpGemm {
     pub factors: [Factor; 2],
     /// How each factor is computed, if it does not lie in memory.
     pub prologues: [Option<Prologue>; 2],
+    /// Windows of an image whose channels lie last, which are the rows of the left factor, or of
+    /// one whose channels come first, which are the columns of the right one.
+    pub images: [Option<ImageWindows>; 2],
     /// What the epilogue's `In` leaves read. Of `Full` operands and of the result, every row begins
     /// at a multiple of `vector` elements; `Row` operands begin at one.
     pub inputs: Vec<Operand>,
@@ -222,6 +231,20 @@ impl WarpGemm {
             () if self.factors.iter().any(|f| f.unit < f.dtype.size() || bytes(*f) && f.unit < 4) => {
                 Some("the rows of a factor begin within an element or a word")
             }
+            () if self.images.iter().flatten().any(|w| !w.fits_threads()) => {
+                Some("a window has more than 32 rows or columns, or no element")
+            }
+            () if self.images.iter().any(Option::is_some)
+                && (integers || computed || self.pair || bytes(b) || self.row_sums != RowSums::Off) =>
+            {
+                Some("windows of an image are multiplied by floats in memory, in one product that is not checked")
+            }
+            () if self.images[0].is_some() && (!a.dense_k || self.images[1].is_some())
+                || self.images[1].is_some() && b.dense_k =>
+            {
+                Some("windows are the rows of a left factor, or the columns of a right one")
+            }
+            () if self.exact && self.multiplied != DType::F32 => Some("only f32 is multiplied by threads"),
             () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")
             }
@@ -282,10 +305,14 @@ impl WarpGemm {
         let [a, b] = self.factors;
         // Each group has an even number of steps, of which each takes 32 bytes of k.
         let even = (t.depth * self.multiplied.size()).is_multiple_of(64 * t.split);
+        // Beside its sums, a thread that multiplies holds the factors' elements of two steps.
+        let sums = t.rows * t.columns * t.split / t.threads();
+        let held = !self.exact || sums <= EXACT_SUMS;
         // A unit of the dense axis has elements of one right factor.
         let half = self.warp_columns() / 2;
         let halves = !self.pair || (half.is_multiple_of(UNIT) && half.is_multiple_of(self.vector));
         even && halves
+            && held
             && self.shared() <= SHARED
             && [row(a, t.rows), row(b, t.columns)].iter().all(|units| *units <= t.threads())
     }
@@ -320,9 +347,11 @@ mod tests {
             name: "k".into(),
             doc: String::new(),
             multiplied: DType::BF16,
+            exact: false,
             pair: false,
             factors: [Factor { dtype: DType::BF16, dense_k: true, unit: 16 }; 2],
             prologues: [None, None],
+            images: [None, None],
             inputs: Vec::new(),
             outputs: vec![DType::BF16],
             vector: 8,

@@ -1,10 +1,12 @@
-//! Windows of an image as the rows of a product's left factor, which nobody stores: the copy engine
-//! reads them from the image (its im2col mode).
+//! Windows of an image as a factor of a product, which nobody stores: the copy engine reads them
+//! from the image (its im2col mode), or threads do.
 //!
-//! In: how windows lie along the rows and columns of an image whose channels lie last. Out: what a
-//! descriptor of the image needs, and how the sums are cut into slices. Invariant: a row of the
-//! factor has the places of its window in turn, each with all channels; a slice has channels of one
-//! place.
+//! In: how windows lie along the rows and columns of an image. Out: what a descriptor of the image
+//! needs, how the sums are cut into slices, and whether threads can read them. Invariant: where the
+//! channels lie last, windows are the rows of the left factor, and a row has the places of its
+//! window in turn, each with all channels; a slice of the copy engine has channels of one place.
+//! Where the channels come first, windows are the columns of the right factor, and a column has the
+//! channels in turn, each with all places.
 //!
 //! Source: CUDA driver API, `cuTensorMapEncodeIm2col`; PTX ISA, "im2col mode".
 
@@ -19,15 +21,18 @@ const ACCESS: usize = 16;
 const MOST_STRIDE: usize = 8;
 /// The farthest element of a window from its first one.
 const FARTHEST: usize = 255;
+/// The most rows or columns of a window that threads read: a bit for each says which lie in the
+/// image.
+const MOST_SIZE: usize = 32;
 /// The corners of the first elements of all windows, from those of the image.
 const CORNERS: std::ops::RangeInclusive<i64> = -128..=127;
 
-/// Windows of an image whose channels lie last.
+/// Windows of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImageWindows {
     /// Rows and columns.
     pub axes: [WindowAxis; 2],
-    /// Channels.
+    /// Channels of a window.
     pub channels: usize,
 }
 
@@ -43,7 +48,14 @@ pub struct WindowBounds {
 }
 
 impl ImageWindows {
-    /// True if the copy engine reads such windows of elements of that type.
+    /// True if threads read such windows.
+    pub fn fits_threads(&self) -> bool {
+        let axis = |a: &WindowAxis| a.image > 0 && a.out > 0 && (1..=MOST_SIZE).contains(&a.size);
+        self.channels > 0 && self.axes.iter().all(axis)
+    }
+
+    /// True if the copy engine reads such windows of elements of that type. Their channels lie
+    /// last.
     pub fn fits(&self, dtype: DType) -> bool {
         let axis = |a: &WindowAxis| {
             let [lower, upper] = corners(a);

@@ -193,12 +193,12 @@ pub(super) fn limits(cx: &mut Cx<'_>, def: &OpDef, pattern: &mut Pat, choices: &
             false => op(BinaryOp::In, to.clone(), AExpr::List(stored_of(fact(Fact::DType, a)))),
         }],
     ];
-    let types = match factors.as_slice() {
+    let of_types = match factors.as_slice() {
         [a, b] => vec![op(BinaryOp::Or, all(of_floats.concat()), all(of_bytes(*a, *b, to)))],
         _ => of_floats.concat(),
     };
     let mut guards = vec![at_least(AMPERE_SM)];
-    guards.extend(types);
+    guards.extend(of_types);
     guards.extend(factors.iter().map(|f| op(BinaryOp::Gt, fact(Fact::Numel, *f), number(0))));
     guards
 }
@@ -211,16 +211,19 @@ fn op(op: BinaryOp, x: AExpr, y: AExpr) -> AExpr {
     AExpr::Binary(op, Box::new(x), Box::new(y))
 }
 
-/// The types that the matrix units take.
-fn half() -> AExpr {
-    AExpr::List([DType::F16, DType::BF16].map(|d| AExpr::Value(AttrValue::DType(d))).to_vec())
+/// A list of types.
+fn types(list: &[DType]) -> AExpr {
+    AExpr::List(list.iter().map(|d| AExpr::Value(AttrValue::DType(*d))).collect())
 }
 
-/// That the matrix units multiply that type: f32 is rounded to TF32, where a run allows it.
+/// The types that attention multiplies.
+fn half() -> AExpr {
+    types(&[DType::F16, DType::BF16])
+}
+
+/// That products of that type are generated.
 fn multiplied(dtype: AExpr) -> AExpr {
-    let single = op(BinaryOp::Eq, dtype.clone(), AExpr::Value(AttrValue::DType(DType::F32)));
-    let rounded = op(BinaryOp::And, AExpr::Device(DeviceFact::Tf32), single);
-    op(BinaryOp::Or, op(BinaryOp::In, dtype, half()), rounded)
+    op(BinaryOp::In, dtype, types(&[DType::F16, DType::BF16, DType::F32]))
 }
 
 /// The types that a product of floats stores: that of its factors, and bytes.
@@ -232,7 +235,6 @@ fn stored_of(factors: AExpr) -> Vec<AExpr> {
 /// That both factors are integers of 8 bits whose sums are whole words, and the result is of a type
 /// that the template stores.
 fn of_bytes(a: VarId, b: VarId, to: AExpr) -> Vec<AExpr> {
-    let types = |list: &[DType]| AExpr::List(list.iter().map(|d| AExpr::Value(AttrValue::DType(*d))).collect());
     let stored = [DType::F32, DType::F16, DType::BF16, DType::I32, DType::I8, DType::U8];
     let bytes = |v| op(BinaryOp::In, AExpr::Fact(Fact::DType, v), types(&[DType::I8, DType::U8]));
     let depth = AExpr::Index(Box::new(AExpr::Fact(Fact::Shape, a)), Box::new(number(-1)));

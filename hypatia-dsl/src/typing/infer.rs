@@ -424,9 +424,10 @@ fn no_quotient(
         && y != 0
         && x % y != 0
     {
-        let (shown, by) = (show_type_pat(&def.vars, pat), [a, b].map(|e| show_expr(&def.vars, e)));
+        let of = |op| show_expr(&def.vars, &AExpr::Binary(op, a.clone(), b.clone()));
+        let (shown, rest, quotient) = (show_type_pat(&def.vars, pat), of(BinaryOp::Rem), of(BinaryOp::Div));
         let message = format!("{}: a size of the result {shown} is no integer: {x} / {y}", def.name);
-        let hint = format!("the op can say what it takes: `requires {} % {} == 0`", by[0], by[1]);
+        let hint = format!("the op can say what it takes: `requires {rest} == 0`; or it rounds: `floor({quotient})`");
         return Some(TypeError::new(codes::RESULT, message).hint(hint));
     }
     no_quotient(def, pat, a, value).or_else(|| no_quotient(def, pat, b, value))

@@ -98,7 +98,7 @@ fn what_it_lacks_is_told_with_the_reason() {
             &["on a100 its result takes several launches", "requires dtype(q) in [f16, bf16]"],
         ),
         // It fired, and a graph without it is cheaper: what became of its preference is no reason.
-        (&ffn, "h200", "fuse::pair", &["the cost lost", "kernel pair_tiles requires dtype(a) in [f16, bf16]"]),
+        (&ffn, "cpu", "fuse::pair", &["the cost lost", "kernel pair_tiles requires sm >= 80"]),
         // A rule that nobody knows.
         (&digits, "cpu", "fuse::unry", &["there is no rule `fuse::unry`; did you mean `fuse::unary`?"]),
     ] {

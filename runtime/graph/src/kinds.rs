@@ -6,7 +6,7 @@
 
 use hypatia_dsl::builtin::{BuiltinOp, BuiltinScalar};
 use hypatia_dsl::dtype::Kind;
-use hypatia_dsl::ir::{AttrValue, OpBody};
+use hypatia_dsl::ir::{AttrValue, OpBody, ScalarBody};
 
 use super::{Graph, Node, NodeKind, Value};
 
@@ -31,6 +31,16 @@ pub fn is_view(graph: &Graph, node: &Node) -> bool {
 /// True for nodes that compute each element of their result from one element of each operand.
 pub fn is_pointwise(graph: &Graph, node: &Node) -> bool {
     matches!(node.kind, NodeKind::Scalar(_)) || builtin(graph, node) == Some(BuiltinOp::Cast)
+}
+
+/// True for pointwise nodes of one instruction.
+pub fn is_light(graph: &Graph, node: &Node) -> bool {
+    match node.kind {
+        NodeKind::Scalar(s) => {
+            matches!(graph.program.scalar(s).body, ScalarBody::Builtin(b) if b.cost().instructions == 1)
+        }
+        _ => builtin(graph, node) == Some(BuiltinOp::Cast),
+    }
 }
 
 /// True for nodes that reduce whole axes.

@@ -8,8 +8,8 @@
 //! The algorithm is greedy. Each pointwise node joins the regions of its operands, in graph order.
 //! Then sibling regions that read the same tensor are joined, so that it is read once. A region may
 //! have several results, and operands that broadcast. `rows` then grows regions around reductions.
-//! In the end, regions of few elements join their only reader where computing them again for each
-//! element takes less time than a launch.
+//! In the end, regions of smaller results join their only reader where computing them again for
+//! each element takes less time than a launch: few elements, or a few instructions.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -18,7 +18,7 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::shape::broadcast;
 
 use super::Graph;
-use super::kinds::{builtin, is_view};
+use super::kinds::{builtin, is_light, is_view};
 use hypatia_tensor::error::{Error, Result};
 
 /// Maximum number of nodes in a region: generated code has a limited number of registers.
@@ -30,6 +30,9 @@ const MAX_SIBLINGS: usize = 8;
 /// Maximum number of functions that are computed again to save a launch: by its rate of arithmetic,
 /// a GPU takes less than a microsecond for as many.
 pub(super) const MAX_AGAIN: i64 = 1 << 22;
+/// Maximum number of functions of one instruction each that a GPU computes again for each element,
+/// however many there are: meanwhile it waits for memory.
+pub(super) const LIGHT_AGAIN: usize = 4;
 /// Maximum number of groups that one path search visits; beyond it, the regions stay separate.
 pub(super) const MAX_VISITS: usize = 4096;
 
@@ -87,6 +90,22 @@ fn sources(graph: &Graph) -> Vec<usize> {
     sources
 }
 
+/// For each node whether it is an instruction whose result only one pointwise node reads, which has
+/// more elements: it joins that reader, not what reads the same tensor.
+fn follow_readers(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
+    let users = graph.users();
+    let result = |n: usize| &graph.nodes[n].results[0].shape;
+    let follows = |i: usize| match users[i].as_slice() {
+        [reader] if pointwise[i] && pointwise[reader.index()] => {
+            let (own, all) = (result(i), result(reader.index()));
+            let broadcasts = own != all && broadcast(own, all).is_some_and(|shape| shape == *all);
+            broadcasts && is_light(graph, &graph.nodes[i]) && !graph.outputs.iter().any(|(_, v)| v.node.index() == i)
+        }
+        _ => false,
+    };
+    (0..graph.nodes.len()).map(follows).collect()
+}
+
 impl Cluster<'_> {
     /// Joins the groups of two nodes unless that makes a cycle or exceeds the limits.
     fn join(&mut self, a: usize, b: usize) {
@@ -125,8 +144,9 @@ impl Cluster<'_> {
         let shape = |n: usize| &graph.nodes[n].results[0].shape;
         let from_the_start = |n: usize| graph.nodes[n].operands.iter().flatten().count() == 0;
         let sources = sources(graph);
+        let follows = follow_readers(graph, pointwise);
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
-        for node in (0..graph.nodes.len()).filter(|n| pointwise[*n]) {
+        for node in (0..graph.nodes.len()).filter(|n| pointwise[*n] && !follows[*n]) {
             let result = shape(node);
             let whole = |v: &&super::Value| graph.ty(**v).shape == *result;
             let read = graph.nodes[node].operands.iter().flatten().filter(whole).map(|v| v.node.index());
@@ -184,7 +204,8 @@ impl Cluster<'_> {
             let fits = small != large && broadcast(small, large).is_some_and(|shape| shape == *large);
             // What is converted costs a reader less than the bytes that it need not read.
             let converts = nodes.iter().all(|n| builtin(graph, &graph.nodes[*n]) == Some(BuiltinOp::Cast));
-            if fits && (converts || again.is_some_and(|n| n <= MAX_AGAIN)) {
+            let light = nodes.len() <= LIGHT_AGAIN && nodes.iter().all(|n| is_light(graph, &graph.nodes[*n]));
+            if fits && (converts || light || again.is_some_and(|n| n <= MAX_AGAIN)) {
                 // The node that named a group may have moved to another one.
                 self.join(last, own);
             }

@@ -26,7 +26,7 @@ use hypatia_target::device::{Device, HOPPER};
 use hypatia_tensor::error::Result;
 
 use super::kinds::{builtin, is_view, literal};
-use super::regions::{Cluster, Group, MAX_AGAIN, MAX_VISITS, pointwise_regions};
+use super::regions::{Cluster, Group, LIGHT_AGAIN, MAX_AGAIN, MAX_VISITS, pointwise_regions};
 use super::{Graph, NodeId, NodeKind, Value};
 
 /// Maximum number of nodes in a region.
@@ -48,8 +48,6 @@ const FEWEST_COLUMNS: i64 = 1 << 12;
 const LONGEST_COLUMN: i64 = 1 << 10;
 /// Rows that occupy a host, and a GPU.
 const ROWS: [i64; 2] = [8, 64];
-/// Instructions that a GPU does again for each element of a row, however many rows there are.
-const LIGHT_AGAIN: usize = 4;
 /// Elements that a GPU reads in the time of a launch, wherever they lie.
 const FEW_APART: i64 = 1 << 18;
 /// The fewest rows that are added up by a kernel of rows, and the fewest columns: fewer are added

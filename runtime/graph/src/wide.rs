@@ -1,10 +1,11 @@
-//! Gives each reader of a wide value a value of its own.
+//! Gives each reader of a wide value, or of a small one, a value of its own.
 //!
 //! In: a graph. Out: the same function, in which values that are cheap to compute again, from
 //! narrower ones, have one reader each. A value is wide if it is cast to a wider type, or computed
 //! from wide values and from operands that are small beside it. What is cast back is as good as
 //! wide if it is computed from one value and no reader needs it in memory: a product stores it
-//! anyway, and of two values readers would read twice as much. Invariant: what is not wide is
+//! anyway, and of two values readers would read twice as much. A value is small if all its readers
+//! are pointwise and have more elements; it has one instruction. Invariant: what is neither is
 //! computed once, as before. Regions may then compute a wide value where it is read, and store what
 //! it is computed from ([`crate::cluster_rows`]); where they do not, equal nodes of a region are
 //! one value of its kernel.
@@ -12,7 +13,7 @@
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::shape::Dim;
 
-use super::kinds::{builtin, is_pointwise, is_reduction};
+use super::kinds::{builtin, is_light, is_pointwise, is_reduction};
 use super::replace::copy;
 use super::{Graph, Value};
 use hypatia_tensor::error::Result;
@@ -112,6 +113,16 @@ fn wide(graph: &Graph) -> Vec<bool> {
         let narrow = sources[i].iter().any(|v| size(*v) >= size(result));
         if depth[i] > DEEPEST || (narrow && (sources[i].len() > 1 || in_memory(i))) {
             depth[i] = 0;
+        }
+    }
+    for (i, _) in graph.nodes.iter().enumerate().filter(|(_, n)| is_pointwise(graph, n) && is_light(graph, n)) {
+        let own = elements(Value { node: super::NodeId(i as u32), output: 0 });
+        let broadcasts = |u: &super::NodeId| {
+            let more = elements(Value { node: *u, output: 0 }).zip(own).is_some_and(|(all, own)| all > own);
+            more && is_pointwise(graph, graph.node(*u))
+        };
+        if users[i].iter().all(broadcasts) && !graph.outputs.iter().any(|(_, v)| v.node.index() == i) {
+            depth[i] = depth[i].max(1);
         }
     }
     // How often a node would be built: once for each reader, as often as that is built.

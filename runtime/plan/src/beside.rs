@@ -32,8 +32,8 @@ pub(super) fn cluster(plan: &mut Plan) {
 fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: usize) -> Option<(Step, Vec<usize>)> {
     let step = &plan.steps[at];
     let Whole { product: g, factors, reads } = Whole::of(&plan.program, step)?;
-    let half = matches!(reads[0].dtype, DType::F16 | DType::BF16);
-    if !half || !g.reduced.is_empty() || g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
+    let generated = matches!(reads[0].dtype, DType::F16 | DType::BF16 | DType::F32);
+    if !generated || !g.reduced.is_empty() || g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
         return None;
     }
     let shape = [g.batch.as_slice(), &[g.m, g.n]].concat();

@@ -25,8 +25,9 @@ pub(super) fn cluster(plan: &mut Plan, sharing: Sharing) {
     }
     let mut at = 1;
     while at < plan.steps.len() {
-        let near = at.saturating_sub(Sharing::FARTHEST)..at;
-        let earlier = near.rev().find_map(|i| Some((i, shared(plan, sharing, (i, at))?)));
+        // With the first one that it can join: sums in stages then share the launches of theirs.
+        let mut near = at.saturating_sub(Sharing::FARTHEST)..at;
+        let earlier = near.find_map(|i| Some((i, shared(plan, sharing, (i, at))?)));
         match earlier {
             // The later step is computed earlier, or the earlier one later.
             Some((i, (step, true))) => {

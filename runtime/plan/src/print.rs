@@ -158,6 +158,7 @@ impl Plan {
                         let kernel = step.kernel.map(|k| self.program.kernels[k.index()].name.as_str());
                         format!("template {}", kernel.unwrap_or_default())
                     }
+                    Called::Product(g) if g.is_plain() && e.writes == 1 => "gemm".into(),
                     Called::Product(g) if g.is_plain() => format!("gemm with {} results", e.writes),
                     Called::Product(g) | Called::Sum(g) => {
                         format!("gemm{}, {}", several(g), self.term(&g.term, read(2)))

@@ -14,10 +14,9 @@ use std::collections::HashMap;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::KernelId;
-use hypatia_dsl::kernel::{ImageWindows, MOST_ROWS};
+use hypatia_dsl::kernel::MOST_ROWS;
 
 use super::whole::{Whole, join, joined_name};
-use super::windows::rows_and_columns;
 use super::{
     Action, BufferId, Called, FactorFrom, FactorTerm, FactorWindows, GemmStep, Plan, PointwiseStep, PrologueStep, Step,
     UnfoldStep, View,
@@ -58,7 +57,7 @@ pub(super) fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
     let readers = readers(plan);
     let made = plan.steps.iter().enumerate().filter_map(|(i, step)| match (&step.action, step.writes.as_slice()) {
         (Action::Pointwise(p), [out]) if p.kernel.acc.is_none() => Some((out.buffer, i)),
-        (Action::Unfold(u), [out]) if u.channels_last => Some((out.buffer, i)),
+        (Action::Unfold(_), [out]) => Some((out.buffer, i)),
         _ => None,
     });
     made.filter(|(buffer, _)| readers.get(buffer).is_some_and(|r| r.len() == 1)).collect()
@@ -71,7 +70,7 @@ type Made = (usize, FactorFrom, Vec<View>);
 fn joined(plan: &Plan, makers: &HashMap<BufferId, usize>, tiles: KernelId, at: usize) -> Option<(Step, Vec<usize>)> {
     let step = &plan.steps[at];
     let Whole { product: g, factors, reads: own } = Whole::of(&plan.program, step)?;
-    if !matches!(own[0].dtype, DType::F16 | DType::BF16) || g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
+    if g.batch.iter().product::<usize>() * g.m * g.k * g.n == 0 {
         return None;
     }
     let found = made(plan, makers, g, own, factors);
@@ -111,14 +110,14 @@ fn made(
         let maker = *makers.get(&view.buffer).filter(|_| alone)?;
         let p = match &plan.steps[maker].action {
             Action::Pointwise(p) => p,
-            Action::Unfold(u) if i == 0 && factors == 2 && plan.device.sm == HOPPER => {
-                let (windows, image) = windows(u, &plan.steps[maker], view, g)?;
+            Action::Unfold(u) if factors == 2 && i == usize::from(!u.channels_last) => {
+                let (windows, image) = windows(plan, u, &plan.steps[maker], view, g)?;
                 return Some((maker, FactorFrom::Windows(windows), vec![image]));
             }
             _ => return None,
         };
-        // Only products of windows have several results.
-        if g.term.roots.len() > 1 {
+        // Only products of windows have several results, or factors of f32.
+        if g.term.roots.len() > 1 || !matches!(view.dtype, DType::F16 | DType::BF16) {
             return None;
         }
         let side = if i == 0 { Side::Left } else { Side::Right };
@@ -136,24 +135,31 @@ fn made(
     {
         (*b, *c) = (None, None);
     }
-    // No template computes a right factor beside windows.
-    if let [Some((_, FactorFrom::Windows(_), _)), rights @ ..] = found.as_mut_slice() {
-        rights.fill(None);
+    // No template computes a factor beside windows.
+    let of_windows = |f: &Option<Made>| matches!(f, Some((_, FactorFrom::Windows(_), _)));
+    if found.iter().any(of_windows) {
+        found.iter_mut().filter(|f| !of_windows(f)).for_each(|f| *f = None);
     }
     found
 }
 
-/// The windows that a step copies and a product reads as the rows of its left factor, and their
-/// image; `None` if the product reads other rows, or the copy engine no such windows.
-fn windows(u: &UnfoldStep, maker: &Step, view: &View, g: &GemmStep) -> Option<(FactorWindows, View)> {
+/// The windows that a step copies and a product reads as the rows of its left factor, or as the
+/// columns of its right one, and their image; `None` if the product reads other rows or columns, or
+/// no template such windows.
+fn windows(plan: &Plan, u: &UnfoldStep, maker: &Step, view: &View, g: &GemmStep) -> Option<(FactorWindows, View)> {
     let ([image], [out]) = (maker.reads.as_slice(), maker.writes.as_slice()) else { return None };
-    let [_, sizes @ .., channels] = image.shape.as_slice() else { return None };
-    let counts = out.shape[u.axes()[2].clone()].to_vec();
-    let (axes, _) = rows_and_columns(&u.windows, sizes, &counts)?;
+    let windows = FactorWindows { windows: u.clone(), counts: out.shape[u.axes()[2].clone()].to_vec() };
+    let seen = windows.of_product(g, image)?;
     let whole = view.is_contiguous() && view.offset == 0 && view.len() == out.len() && view.dtype == out.dtype;
-    let rows = g.batch.iter().product::<usize>() * g.m;
-    let fits = ImageWindows { axes, channels: *channels }.fits(view.dtype) && rows * g.k == out.len();
-    (whole && fits).then(|| (FactorWindows { windows: u.clone(), counts }, image.clone()))
+    let by_copies = plan.device.sm == HOPPER && u.channels_last && seen.fits(view.dtype);
+    // Only the template that copies windows reduces anything beside a product.
+    let by_threads = g.reduced.is_empty() && is_multiplied(view.dtype) && seen.fits_threads();
+    (whole && (by_copies || by_threads)).then(|| (windows, image.clone()))
+}
+
+/// Whether threads copy factors of that type.
+fn is_multiplied(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16 | DType::F32)
 }
 
 /// Whether both right factors are computed by one term, from operands that lie alike.

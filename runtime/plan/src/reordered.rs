@@ -57,7 +57,8 @@ pub(super) fn cluster(plan: &mut Plan) {
 fn product<'p>(plan: &Plan, step: &'p Step) -> Option<(&'p GemmStep, &'p CallStep)> {
     let Action::Call(call @ CallStep { called: Called::Product(g), .. }) = &step.action else { return None };
     let tiled = matches!(plan.program.kernels[step.kernel?.index()].backend, Backend::Tiled);
-    (tiled && call.writes == 1 && g.reduced.is_empty()).then_some((g, call))
+    let generated = tiled && plan.device.has_wgmma_of(step.reads.first()?.dtype);
+    (generated && call.writes == 1 && g.reduced.is_empty()).then_some((g, call))
 }
 
 /// The product at that place that stores its result where a copy would, and the copy's place.

@@ -21,7 +21,6 @@ use hypatia_dsl::term::Literal;
 
 use super::whole::{Whole, join, joined_name, substituted};
 use super::{Action, BufferId, Called, GemmStep, Plan, PointwiseStep, RowwiseStep, Step, View};
-use hypatia_target::device::HOPPER;
 
 /// Results of a launch: each takes shared memory for a tile.
 const MOST_RESULTS: usize = 3;
@@ -52,9 +51,9 @@ fn makers(plan: &Plan) -> HashMap<BufferId, usize> {
 /// other types, and what has several results already is left alone.
 fn alone<'p>(plan: &'p Plan, step: &'p Step) -> Option<Whole<'p>> {
     let whole = Whole::of(&plan.program, step)?;
-    let half = matches!(whole.reads[0].dtype, DType::F16 | DType::BF16);
+    let generated = matches!(whole.reads[0].dtype, DType::F16 | DType::BF16 | DType::F32);
     let g = whole.product;
-    (half && g.k > 0 && g.term.roots.len() == 1 && g.reduced.is_empty()).then_some(whole)
+    (generated && g.k > 0 && g.term.roots.len() == 1 && g.reduced.is_empty()).then_some(whole)
 }
 
 impl Whole<'_> {
@@ -116,8 +115,8 @@ impl<'p> Joint<'p> {
         let (before, reduced) = (self.made.len(), self.asides.len());
         match &self.plan.steps[at].action {
             Action::Pointwise(p) => self.pointwise(p, at)?,
-            Action::Rowwise(r) if self.plan.device.sm == HOPPER => self.rowwise(r, at)?,
-            Action::Reduce(kind, axes) if self.plan.device.sm == HOPPER => self.reduce(*kind, axes, at)?,
+            Action::Rowwise(r) if self.reduces() => self.rowwise(r, at)?,
+            Action::Reduce(kind, axes) if self.reduces() => self.reduce(*kind, axes, at)?,
             _ => self.product(at)?,
         }
         self.parts.push(at);
@@ -127,6 +126,11 @@ impl<'p> Joint<'p> {
             self.parts.pop();
         }
         Some(())
+    }
+
+    /// Whether a template reduces something beside the product: Hopper's alone.
+    fn reduces(&self) -> bool {
+        self.plan.device.has_wgmma_of(self.whole.reads[0].dtype)
     }
 
     /// The results that others read. `gone` are steps that are parts of others.

@@ -314,10 +314,12 @@ pub struct FactorTerm {
     pub reads: usize,
 }
 
-/// Windows of an image `[n, image.., c]` as the rows of a product's left factor.
+/// Windows of an image as a factor of a product: of `[n, image.., c]`, with the channels last, as
+/// the rows of its left factor; of `[n, c, image..]` as the columns of its right one, whose
+/// products are those of all images and of all groups of channels.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FactorWindows {
-    /// The windows, with the channels last.
+    /// The windows.
     pub windows: UnfoldStep,
     /// Their number along each axis of the image.
     pub counts: Vec<usize>,
@@ -330,7 +332,7 @@ pub enum FactorFrom {
     Memory,
     /// What its elements are computed from.
     Term(FactorTerm),
-    /// An image whose windows are its rows.
+    /// An image whose windows are its rows or its columns.
     Windows(FactorWindows),
 }
 
@@ -365,7 +367,7 @@ impl PrologueStep {
         self.factors.iter().map(FactorFrom::reads)
     }
 
-    /// The windows that are the left factor's rows, if it has such.
+    /// The windows that are a factor, if one consists of such.
     pub fn windows(&self) -> Option<&FactorWindows> {
         self.factors.iter().find_map(|f| match f {
             FactorFrom::Windows(w) => Some(w),

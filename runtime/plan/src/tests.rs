@@ -63,19 +63,21 @@ fn what_an_executor_says_of_a_step_stands_on_its_line() {
 fn an_epilogue_is_one_launch_on_the_cpu_and_one_or_two_on_a_gpu() {
     for (scalars, dtype, target, launches) in [
         (&["gelu_tanh"][..], DType::BF16, "h200", 1),
-        (&["gelu_tanh"], DType::F32, "h200", 2),
+        (&["gelu_tanh"], DType::F32, "h200", 1),
+        (&["gelu_tanh"], DType::F64, "h200", 2),
         (&["silu"], DType::BF16, "h200", 1),
         (&["silu"], DType::BF16, "a100", 1),
         (&["silu"], DType::BF16, "cpu", 1),
         (&["gelu", "tanh", "silu"], DType::F32, "cpu", 1),
-        (&["gelu", "tanh", "silu"], DType::F32, "h200", 2),
+        (&["gelu", "tanh", "silu"], DType::F32, "h200", 1),
+        (&["gelu", "tanh", "silu"], DType::F64, "h200", 2),
         (&[], DType::F32, "h200", 1),
     ] {
         let plan = linear(scalars, dtype, target);
         assert_eq!(plan.launches(), launches, "{scalars:?} {dtype} on {target}\n{plan}");
     }
     // The product adds the bias; the pass computes the rest.
-    let plan = linear(&["silu"], DType::F32, "h200");
+    let plan = linear(&["silu"], DType::F64, "h200");
     let kernel = plan.steps[0].kernel.map(|k| plan.program.kernels[k.index()].name.clone());
     assert_eq!(kernel.as_deref(), Some("lt_bias"), "{plan}");
 }
@@ -99,11 +101,11 @@ fn pointwise_work_is_one_launch_and_a_region_may_have_several_results() {
 
 #[test]
 fn small_pointwise_work_joins_its_only_reader_on_a_gpu() {
-    let launches = |device: &str, rows: usize, also: bool| {
+    let made = |device: &str, rows: usize, also: bool, function: &str| {
         let mut g = Graph::new(program());
         let x = g.input("x", ty(DType::F32, &[rows, 4, 16]));
         let (row, column) = (g.input("row", ty(DType::F32, &[16])), g.input("column", ty(DType::F32, &[4, 1])));
-        let doubled = g.call("mul", &[column, column], &[]).unwrap()[0];
+        let doubled = g.call(function, &[column], &[]).unwrap()[0];
         let small = g.call("mul", &[row, doubled], &[]).unwrap()[0];
         let y = g.call("add", &[x, small], &[]).unwrap()[0];
         g.output("y", y);
@@ -112,11 +114,33 @@ fn small_pointwise_work_joins_its_only_reader_on_a_gpu() {
         }
         planned(&g, &Options::new(Device::named(device).unwrap())).unwrap().launches()
     };
+    let launches = |device: &str, rows: usize, also: bool| made(device, rows, also, "exp");
     assert_eq!(launches("h200", 8, false), 1);
     // Read by others; too much to be computed again for each row; no launches to save.
     assert_eq!(launches("h200", 8, true), 2);
     assert_eq!(launches("h200", 1 << 18, false), 2);
     assert_eq!(launches("cpu", 8, false), 3);
+    // A few instructions cost nothing, however many rows there are.
+    assert_eq!(made("h200", 1 << 18, false, "neg"), 1);
+    assert_eq!(made("h200", 1 << 18, true, "neg"), 2);
+}
+
+/// Each reader of a small value computes it again, if it is an instruction.
+#[test]
+fn small_pointwise_work_joins_each_of_its_readers_on_a_gpu() {
+    let launches = |function: &str| {
+        let mut g = Graph::new(program());
+        let (x, y) = (g.input("x", ty(DType::F32, &[4096, 1024])), g.input("y", ty(DType::F32, &[512, 1024])));
+        let row = g.input("row", ty(DType::F32, &[1024]));
+        let small = g.call(function, &[row], &[]).unwrap()[0];
+        for (name, v) in [("a", x), ("b", y)] {
+            let v = g.call("mul", &[v, small], &[]).unwrap()[0];
+            g.output(name, v);
+        }
+        planned(&g, &Options::new(Device::named("h200").unwrap())).unwrap().launches()
+    };
+    // Both are parts of one launch.
+    assert_eq!((launches("neg"), launches("exp")), (1, 2));
 }
 
 /// Large independent work shares a launch, unless the plan fits only without.

@@ -13,11 +13,10 @@
 use super::arena::last_uses;
 use super::{
     ALIGNMENT, Action, AttentionGradStep, AttentionStep, BufferId, Called, ChainLayer, ConvStep, Divided, FactorFrom,
-    FactorWindows, GemmStep, HorizontalPart, HorizontalStep, Pick, Plan, PointwiseStep, PrologueStep, RowwiseStep,
-    Step, Storage, View,
+    GemmStep, HorizontalPart, HorizontalStep, Pick, Plan, PointwiseStep, PrologueStep, RowwiseStep, Step, Storage,
+    View,
 };
 use hypatia_dsl::kernel::{Access, Operand, Reduced};
-use hypatia_graph::prim::Window;
 use hypatia_tensor::error::{Error, Result};
 
 /// Elements of a buffer that are marked one by one, at most, where parts of it are written: that
@@ -349,7 +348,7 @@ fn prologue(p: &PrologueStep, reads: &[View], writes: &[View]) -> bool {
                 let of_k = [g.k / f.group.max(1), f.group];
                 v.shape == if i == 0 { [&[rows], &of_k[..]].concat() } else { [&of_k[..], &[g.n]].concat() }
             }
-            FactorFrom::Windows(w) => i == 0 && of_windows(w, g, v),
+            FactorFrom::Windows(w) => i == usize::from(!w.windows.channels_last) && w.of_product(g, v).is_some(),
             FactorFrom::Memory if i == 0 => shaped(v, g.m, g.k),
             FactorFrom::Memory => shaped(v, g.k, g.n),
         };
@@ -359,22 +358,6 @@ fn prologue(p: &PrologueStep, reads: &[View], writes: &[View]) -> bool {
         rest = others;
     }
     p.factors.len() > 1 && results(g, writes) && shaped(out, g.m, g.n) && rest.iter().all(|v| v.shape == out.shape)
-}
-
-/// An image whose windows are the rows of a product's left factor.
-fn of_windows(w: &FactorWindows, g: &GemmStep, image: &View) -> bool {
-    let (windows, [n, sizes @ .., channels]) = (&w.windows.windows, image.shape.as_slice()) else { return false };
-    let places: usize = windows.iter().map(|w| w.size).product();
-    // The last window begins in the image or in the zeros in front of it.
-    let begins = |((w, count), size): ((&Window, &usize), &usize)| {
-        count.checked_sub(1).is_some_and(|last| last * w.stride < w.before + size)
-    };
-    sizes.len() == windows.len()
-        && w.counts.len() == windows.len()
-        && windows.iter().zip(&w.counts).zip(sizes).all(begins)
-        && image.is_contiguous()
-        && g.batch.iter().product::<usize>() * g.m == n * w.counts.iter().product::<usize>()
-        && g.k == places * channels
 }
 
 /// The operands of products in turn, each the left operand of the next, and the last result.

@@ -1,14 +1,17 @@
 //! Convolutions as a GPU's kernels compute them: windows on planes, or of channels that lie last,
-//! single ones or groups of them.
+//! single ones or groups of them, or as a factor of a product.
 //!
-//! In: a [`ConvStep`] and the views of its operands. Out: how its windows lie on rows and columns,
-//! and how blocks share the work; none if no kernel computes it. Invariant: the planner leaves a
-//! convolution as it is exactly if this says that it is one on planes, on channels or on groups.
+//! In: a [`ConvStep`], or a product, and the views of its operands. Out: how its windows lie on
+//! rows and columns, and how blocks share the work; none if no kernel computes it. Invariant: the
+//! planner leaves a convolution as it is exactly if this says that it is one on planes, on channels
+//! or on groups.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{ChannelGroups, ChannelWindowsKernel, GroupTile, GroupWindowsKernel, WindowAxis, WindowTile};
+use hypatia_dsl::kernel::{
+    ChannelGroups, ChannelWindowsKernel, GroupTile, GroupWindowsKernel, ImageWindows, WindowAxis, WindowTile,
+};
 
-use super::step::ConvStep;
+use super::step::{ConvStep, FactorWindows, GemmStep};
 use super::view::View;
 use hypatia_graph::prim::Window;
 
@@ -72,6 +75,35 @@ pub fn rows_and_columns(
         2 if axis(1)? == WindowAxis::ONE => Some(([WindowAxis::ONE, axis(0)?], [None, Some(2)])),
         2 => Some(([axis(0)?, axis(1)?], [Some(2), Some(3)])),
         _ => None,
+    }
+}
+
+impl FactorWindows {
+    /// The windows of that image as that product reads them; `None` if it has another size, or its
+    /// windows are not in rows and columns.
+    pub fn of_product(&self, g: &GemmStep, image: &View) -> Option<ImageWindows> {
+        let windows = &self.windows.windows;
+        let places: usize = windows.iter().map(|w| w.size).product();
+        let (n, sizes, all) = match (self.windows.channels_last, image.shape.as_slice()) {
+            (true, [n, sizes @ .., c]) | (false, [n, c, sizes @ ..]) => (*n, sizes, *c),
+            _ => return None,
+        };
+        // The last window begins in the image or in the zeros in front of it.
+        let begins = |((w, count), size): ((&Window, &usize), &usize)| {
+            count.checked_sub(1).is_some_and(|last| last * w.stride < w.before + size)
+        };
+        let lie = sizes.len() == windows.len()
+            && self.counts.len() == windows.len()
+            && windows.iter().zip(&self.counts).zip(sizes).all(begins)
+            && image.is_contiguous();
+        let (axes, _) = rows_and_columns(windows, sizes, &self.counts).filter(|_| lie)?;
+        let channels = g.k.checked_div(places)?;
+        let (products, of_image) = (g.batch.iter().product::<usize>(), self.counts.iter().product::<usize>());
+        let fits = match self.windows.channels_last {
+            true => channels == all && products * g.m == n * of_image,
+            false => products * channels == n * all && all.is_multiple_of(channels.max(1)) && g.n == of_image,
+        };
+        (fits && g.k == places * channels).then_some(ImageWindows { axes, channels })
     }
 }
 

@@ -239,6 +239,12 @@ pub struct Rates {
 pub(crate) const CACHE_OVER_MEMORY: f64 = 1.3;
 
 impl Device {
+    /// Whether it is Hopper, whose matrix instructions (wgmma) multiply generated products of that
+    /// type: of f32 only those that a run rounds to TF32.
+    pub fn has_wgmma_of(&self, dtype: DType) -> bool {
+        self.sm == HOPPER && (dtype != DType::F32 || self.tf32)
+    }
+
     /// Bytes per second of that much traffic.
     pub fn bandwidth_of(&self, bytes: f64) -> f64 {
         if bytes <= self.cache { self.cache_bandwidth } else { self.bandwidth }

@@ -85,6 +85,7 @@ pub fn run_test_with(program: &Arc<Program>, test: &Test, options: &Options) -> 
     }
     match (Case::new(program, test, options), wanted_error) {
         (Err(e), Some(c)) if e.code() == Some(c) => {}
+        (Err(e @ Error::Limit(_)), _) => failures.push(e.to_string()),
         (Err(e), _) => failures.push(format!("the given expression has no graph: {e}")),
         (Ok(case), Some(c)) => match case.optimized() {
             Err(e) if e.code() == Some(c) => {}
@@ -475,8 +476,13 @@ fn data(input: &TestInput) -> Result<Tensor> {
     let n = shape.iter().try_fold(1usize, |a, d| a.checked_mul(*d));
     let fits = |n: &usize| *n <= MAX_INPUT && n.saturating_mul(input.dtype.size()) <= memory::budget();
     let n = n.filter(fits).ok_or_else(|| {
+        let (kind, hint) = match input.constant {
+            true => ("constant", ", or declare it as an `input`, whose values only `equal` needs"),
+            false => ("input", ""),
+        };
         Error::Limit(format!(
-            "input `{}` is too large for a test: it may have at most {MAX_INPUT} elements",
+            "{kind} `{}` is too large for a test: it may have at most {MAX_INPUT} elements; give it a smaller \
+             shape{hint}",
             input.name
         ))
     })?;

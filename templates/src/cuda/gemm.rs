@@ -167,18 +167,21 @@ fn formulas(kernel: &GemmKernel, term: &OnTiles<'_>, program: &Program) -> Strin
     term.formulas(program).into_iter().enumerate().map(value).collect::<Vec<_>>().join(", ")
 }
 
-/// The windows that are the rows of the left factor as the template sees them: of each pair, that
-/// of rows comes first.
+/// The windows that are the rows of the left factor as the template sees them.
 fn windows(w: &ImageWindows) -> Value {
-    let of = |value: fn(&WindowAxis) -> usize| w.axes.iter().map(value).collect::<Value>();
+    context! { slices => w.slices(), slices_of_place => w.slices_of_place(), ..window_axes(&w.axes) }
+}
+
+/// How windows lie along rows and columns: of each pair, that of rows comes first.
+pub(super) fn window_axes(axes: &[WindowAxis; 2]) -> Value {
+    let of = |value: fn(&WindowAxis) -> usize| axes.iter().map(value).collect::<Value>();
     context! {
+        image => of(|a| a.image),
         out => of(|a| a.out),
         size => of(|a| a.size),
         stride => of(|a| a.stride),
         dilation => of(|a| a.dilation),
         before => of(|a| a.before),
-        slices => w.slices(),
-        slices_of_place => w.slices_of_place(),
     }
 }
 

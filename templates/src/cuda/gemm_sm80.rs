@@ -6,7 +6,7 @@
 
 use minijinja::{Value, context};
 
-use super::gemm::{EPILOGUE, sign};
+use super::gemm::{EPILOGUE, sign, window_axes};
 use super::prologue;
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded, plain_storage};
@@ -14,7 +14,7 @@ use super::{Arg, ArgRole, CudaSource, EmitError, Geometry, SizeName, storage};
 use hypatia_dsl::builtin::SECOND;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Access, Factor, Operand, Prologue, WarpGemm};
+use hypatia_dsl::kernel::{Access, Factor, ImageWindows, Operand, Prologue, WarpGemm};
 
 /// Strides of an operand: along both axes of the batch, the rows and the columns.
 pub(super) const STRIDES: usize = 4;
@@ -69,10 +69,11 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
     let own = context! {
         half => kernel.half().map(DType::name),
         unit => match kernel.multiplied {
-            DType::F32 => Some("tf32"),
+            DType::F32 => (!kernel.exact).then_some("tf32"),
             d => (!d.is_byte()).then(|| d.name()),
         },
         bytes => kernel.multiplied.is_byte().then(|| kernel.factors.map(|f| sign(f.dtype)).to_vec()),
+        exact => kernel.exact,
         sum => storage(kernel.acc()),
         value => storage(kernel.value()),
         size => kernel.multiplied.size(),
@@ -82,6 +83,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         b_by_k => b.dense_k,
         left => left.map(|w| w.context()),
         right => right.map(|w| w.context()),
+        image => kernel.images.iter().enumerate().find_map(|(i, w)| Some(image(w.as_ref()?, i == 0, a.dtype))),
         pair => kernel.pair,
         right_factor => format!("in{left_reads}"),
         second_factor => format!("in{}", left_reads + 1),
@@ -137,8 +139,25 @@ pub(super) fn result(dtype: DType) -> Value {
     context! { storage => plain_storage(dtype), size => dtype.size() }
 }
 
+/// The windows of an image as the template sees them: the rows of the left factor, or the columns
+/// of the right one.
+fn image(w: &ImageWindows, rows: bool, dtype: DType) -> Value {
+    context! {
+        rows => rows,
+        channels => w.channels,
+        storage => plain_storage(dtype),
+        bytes => dtype.size(),
+        ..window_axes(&w.axes)
+    }
+}
+
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
     let mut out = of_factors(&kernel.prologues, &kernel.factors, if kernel.pair { 2 } else { 1 });
+    let abouts = ["images x rows x columns x channels", "images x channels x rows x columns"];
+    for (i, about) in abouts.into_iter().enumerate().filter(|(i, _)| kernel.images[*i].is_some()) {
+        // Behind each factor come its strides.
+        out[2 * i] = Arg::read(i, kernel.factors[i].dtype, format!("{about}; a window is a {}", ["row", "column"][i]));
+    }
     out.extend(other_arguments(kernel.reads(), &kernel.outputs, &kernel.inputs));
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));
     out

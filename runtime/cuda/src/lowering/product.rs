@@ -4,7 +4,8 @@
 //! templates that can compute it in place, the one with the shortest predicted time first, and for
 //! each the kernel and its [`Work`]. Invariant: this is the one place that chooses among templates:
 //! Hopper's (wgmma, the copy engine) takes whole 16 bytes; that of warps (mma.sync) takes any rows
-//! on every GPU from Ampere on; that of few rows takes these, where nothing is checked.
+//! on every GPU from Ampere on, and f32 that is not rounded; that of few rows takes these, where
+//! nothing is checked.
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Kernel;
@@ -18,7 +19,6 @@ use super::prologue::Computed;
 use super::tiled::{TiledProduct, lies_whole};
 use super::warp_tiled::WarpProduct;
 use hypatia_plan::{Checks, GemmStep, Plan, PrologueStep, View};
-use hypatia_target::device::HOPPER;
 
 /// The prediction of the template of warps must be better by this factor beside Hopper's: it rarely
 /// is the fastest there, and each candidate is compiled.
@@ -42,12 +42,13 @@ impl GeneratedProduct {
     /// The product of a step of that plan; `None` if an operand would have to be copied.
     /// Its results are the values of the step's term.
     pub fn of(plan: &Plan, step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GeneratedProduct> {
-        let hopper = if plan.device.sm == HOPPER { TiledProduct::of(step, reads, outs) } else { None };
         let ([a, b, ..], [out, ..]) = (reads, outs) else { return None };
+        let hopper = if plan.device.has_wgmma_of(a.dtype) { TiledProduct::of(step, reads, outs) } else { None };
         // Only Hopper's template reduces anything beside a product, and none checks that; it alone
         // takes heads apart.
         let of_warps = step.reduced.is_empty() && lies_whole(step, a, out);
         let warps = if of_warps { WarpProduct::of(step, reads, outs) } else { None };
+        let warps = warps.map(|p| p.rounded(plan.device.tf32));
         let checksum = Checksum::of(plan, step, [a, b, out], None);
         if checksum.is_some() && !step.reduced.is_empty() {
             return None;
@@ -73,8 +74,8 @@ impl GeneratedProduct {
 
     /// Two products of one left operand; `None` if an operand would have to be copied.
     pub fn of_pair(plan: &Plan, step: &GemmStep, reads: &[View], outs: &[View]) -> Option<GeneratedProduct> {
-        let hopper = if plan.device.sm == HOPPER { TiledProduct::of_pair(step, reads, outs) } else { None };
         let ([a, b, c, ..], [out, ..]) = (reads, outs) else { return None };
+        let hopper = if plan.device.has_wgmma_of(a.dtype) { TiledProduct::of_pair(step, reads, outs) } else { None };
         let checksum = Checksum::of(plan, step, [a, b, out], Some(c));
         if checksum.is_some() && (!step.reduced.is_empty() || a.dtype == DType::F32) {
             return None;
@@ -85,6 +86,7 @@ impl GeneratedProduct {
         // two.
         let alone = checksum.is_none() && step.reduced.is_empty();
         let warps = if alone { WarpProduct::of_pair(step, reads, outs) } else { None };
+        let warps = warps.map(|p| p.rounded(plan.device.tf32));
         let product = GeneratedProduct { hopper, warps, few_rows, checksum, in_order: plan.allowed.batch_invariant };
         Some(product.settled()).filter(|p| p.hopper.is_some() || p.warps.is_some() || p.few_rows.is_some())
     }

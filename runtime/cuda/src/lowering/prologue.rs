@@ -351,8 +351,11 @@ impl Computed {
     pub(super) fn of(plan: &Plan, p: &PrologueStep, reads: &[View], outs: &[View]) -> Option<Computed> {
         if let Some(windows) = p.windows() {
             let hopper = TiledProduct::of_windows(&p.product, windows, reads, outs);
-            let hopper = hopper.filter(|_| plan.device.sm == HOPPER)?;
-            return Some(Computed { hopper: Some(hopper), warps: None, few_rows: None });
+            let hopper = hopper.filter(|_| plan.device.sm == HOPPER);
+            let warps = WarpProduct::of_windows(&p.product, windows, reads, outs);
+            let warps = warps.map(|w| w.rounded(plan.device.tf32));
+            let any = hopper.is_some() || warps.is_some();
+            return any.then_some(Computed { hopper, warps, few_rows: None });
         }
         let [out] = outs else { return None };
         let factors = Factors::of(&plan.program, p, reads)?;

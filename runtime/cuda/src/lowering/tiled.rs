@@ -5,7 +5,7 @@
 //! operand is copied.
 
 use hypatia_dsl::dtype::DType;
-use hypatia_dsl::kernel::{Access, GemmKernel, ImageWindows, JoinSumsKernel, Operand, RowSums, TILE_K, Tiling};
+use hypatia_dsl::kernel::{Access, GemmKernel, JoinSumsKernel, Operand, RowSums, TILE_K, Tiling};
 use hypatia_dsl::scalar::Term;
 use hypatia_templates::cuda::{ArgRole, JOIN_COLUMNS, SizeName};
 use hypatia_templates::instances::Body;
@@ -15,7 +15,7 @@ use super::map_shape::MapShape;
 use super::warp_tiled::instructions;
 use super::{Work, fastest_first};
 use crate::address::WORKSPACE;
-use hypatia_plan::{Divided, FactorWindows, GemmStep, Parts, View, matrix_layout, row_major, rows_and_columns};
+use hypatia_plan::{Divided, FactorWindows, GemmStep, Parts, View, matrix_layout, row_major};
 
 /// Alignment of what lies in the workspace, in bytes.
 const ALIGNMENT: usize = 256;
@@ -61,16 +61,14 @@ impl TiledProduct {
     /// `None` if an operand would have to be copied.
     pub fn of_windows(step: &GemmStep, w: &FactorWindows, reads: &[View], outs: &[View]) -> Option<TiledProduct> {
         let [image, rest @ ..] = reads else { return None };
+        let windows = w.of_product(step, image).filter(|_| w.windows.channels_last)?;
         // The factor as it would lie in memory.
         let shape = [&step.batch[..], &[step.m, step.k]].concat();
         let factor = View { offset: 0, strides: row_major(&shape), shape, ..image.clone() };
         let mut product = TiledProduct::of(step, &[&[factor], rest].concat(), outs)?;
-        let [n, sizes @ .., channels] = image.shape.as_slice() else { return None };
-        let (axes, _) = rows_and_columns(&w.windows.windows, sizes, &w.counts)?;
-        let windows = ImageWindows { axes, channels: *channels };
-        let [rows, columns] = axes.map(|a| a.image);
+        let (n, channels, [rows, columns]) = (image.shape.first()?, windows.channels, windows.axes.map(|a| a.image));
         let row = columns * channels;
-        let of_image = MapShape::of(image, &[*channels, columns, rows, *n], &[*channels, row, rows * row])?;
+        let of_image = MapShape::of(image, &[channels, columns, rows, *n], &[channels, row, rows * row])?;
         // Of a right factor, the axis of the sums is cut into places and channels.
         let [batches, _, filters, _] = product.sizes;
         let ld = rest.first().and_then(|b| {
@@ -79,9 +77,9 @@ impl TiledProduct {
         });
         let (by_k, ld) = ld.filter(|_| batches == 1)?;
         let (sizes, strides) = if by_k {
-            ([*channels, filters, windows.places()], [ld, *channels])
+            ([channels, filters, windows.places()], [ld, channels])
         } else {
-            ([filters, *channels, windows.places()], [ld, ld * channels])
+            ([filters, channels, windows.places()], [ld, ld * channels])
         };
         let right = MapShape::of(rest.first()?, &sizes, &strides)?;
         for (role, map) in &mut product.maps {

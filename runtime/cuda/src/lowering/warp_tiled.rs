@@ -12,7 +12,7 @@ use hypatia_templates::instances::Body;
 
 use super::tiled::lie_alike;
 use super::{Work, fastest_first};
-use hypatia_plan::{GemmStep, View, collapse, matrix_layout};
+use hypatia_plan::{FactorWindows, GemmStep, View, collapse, matrix_layout, row_major};
 
 /// The widest access, in bytes.
 const WIDEST: usize = 16;
@@ -38,6 +38,43 @@ impl WarpProduct {
         let all: Vec<&View> = [a, b, out].into_iter().chain(beside).collect();
         let (batch, m, strides) = product_strides(step, &all)?;
         WarpProduct::of_strides(step, (&all, outs), [batch[0], batch[1], m, step.n, step.k], &strides)
+    }
+
+    /// The product with f32 factors rounded to TF32, if that is wanted.
+    pub fn rounded(mut self, tf32: bool) -> WarpProduct {
+        self.kernel.exact &= !tf32;
+        self
+    }
+
+    /// The product of which one factor consists of windows of an image, which is read in its place.
+    /// `None` if an operand would have to be copied.
+    pub fn of_windows(step: &GemmStep, w: &FactorWindows, reads: &[View], outs: &[View]) -> Option<WarpProduct> {
+        let side = usize::from(!w.windows.channels_last);
+        let image = reads.get(side).filter(|_| step.reduced.is_empty())?;
+        let windows = w.of_product(step, image)?;
+        // The factor as it would lie in memory. A product's part of the image begins where its
+        // windows would, if each was one element.
+        let size = image.len() / step.batch.iter().product::<usize>().max(1);
+        let mut strides = row_major(&[&step.batch[..], &[size, 1]].concat());
+        let [.., of_rows, of_columns] = strides.as_mut_slice() else { return None };
+        let sizes = if side == 0 { [step.m, step.k] } else { [step.k, step.n] };
+        (*of_rows, *of_columns) = (sizes[1] as isize, 1);
+        let shape = [&step.batch[..], &sizes].concat();
+        if side == 0 {
+            strides = row_major(&shape);
+        }
+        let mut views = reads.to_vec();
+        views[side] = View { shape, strides, ..image.clone() };
+        let mut product = WarpProduct::of(step, &views, outs)?;
+        // All windows of an image whose channels lie last are rows of one product.
+        if side == 0 && product.sizes[..2] != [1, 1] {
+            return None;
+        }
+        let element = image.dtype.size();
+        let of_rows = unit(image, &[(windows.channels as isize, 2)]);
+        product.kernel.factors[side].unit = if side == 0 { of_rows } else { element };
+        product.kernel.images[side] = Some(windows);
+        product.kernel.refusal().is_none().then_some(product)
     }
 
     /// Two products of one left operand, which is the first read; the right ones follow. `None` if
@@ -113,12 +150,14 @@ impl WarpProduct {
             name: "product".into(),
             doc: String::new(),
             multiplied: a.dtype,
+            exact: a.dtype == DType::F32,
             pair: false,
             factors: [
                 Factor { dtype: a.dtype, dense_k: !a_by_m, unit: a_unit },
                 Factor { dtype: b.dtype, dense_k: b_by_k, unit: b_unit },
             ],
             prologues: [None, None],
+            images: [None, None],
             inputs: inputs.collect(),
             outputs: outs.iter().map(|o| o.dtype).collect(),
             vector,
@@ -164,24 +203,34 @@ impl WarpProduct {
         /// Products and sums per cycle of 16-bit types, bytes per cycle from shared memory and from
         /// the L2 cache, cycles from the request of a slice to its arrival.
         const RATE: f64 = 1024.0;
+        /// Products and sums per cycle of threads.
+        const EXACT: f64 = 105.0;
         const SHARED: f64 = 128.0;
         const BYTES: f64 = 56.0;
         const LATENCY: f64 = 900.0;
         /// Instructions of threads that are issued a cycle.
         const ISSUED: f64 = 128.0;
+        /// Instructions of a unit of a window.
+        const UNIT: f64 = 10.0;
         let [outer, inner, m, n, k] = self.sizes;
         let [warps_m, warps_n] = t.layout().unwrap_or([1, 1]);
         let kernel = WarpGemm { tiling: *t, ..self.kernel.clone() };
         let size = kernel.multiplied.size() as f64;
         let (rows, columns, depth) = (t.rows as f64, t.columns as f64, t.depth as f64);
         // Cycles that a slice keeps the units busy.
-        let product = rows * columns * depth / RATE * size / 2.0;
+        let rate = if kernel.exact { EXACT } else { RATE * 2.0 / size };
+        let product = rows * columns * depth / rate;
         let fragments = (columns * warps_m as f64 + rows * warps_n as f64) * depth * size / SHARED;
         let loaded = (rows + columns) * depth * size / BYTES;
         // Rows that begin at any element cost instructions.
         let narrow = |f: &Factor, side: f64| side * depth * size / f.unit.max(2) as f64 / 16.0;
         let [a, b] = &kernel.factors;
-        let copies = narrow(a, rows) + narrow(b, columns);
+        // What threads find out of each unit of a window: whether it lies in the image, and where.
+        let found = |i: usize, side: f64| match kernel.images[i] {
+            Some(_) => side * depth * size / kernel.factors[i].unit as f64 * UNIT / ISSUED,
+            None => 0.0,
+        };
+        let copies = narrow(a, rows) + narrow(b, columns) + found(0, rows) + found(1, columns);
         // What computes factors: elements of all threads.
         let of_terms =
             |i: usize, side: f64| kernel.prologues[i].as_ref().map_or(0.0, |p| side * depth * instructions(p) / ISSUED);

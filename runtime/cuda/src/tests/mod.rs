@@ -19,6 +19,7 @@ mod gemv;
 mod heads;
 mod horizontal;
 mod image_windows;
+mod images_of_warps;
 mod irregular;
 mod joint;
 mod joint_rows;
