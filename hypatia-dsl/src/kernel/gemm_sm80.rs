@@ -149,8 +149,8 @@ pub struct WarpGemm {
     pub factors: [Factor; 2],
     /// How each factor is computed, if it does not lie in memory.
     pub prologues: [Option<Prologue>; 2],
-    /// Windows of an image whose channels lie last, which are the rows of the left factor, or of
-    /// one whose channels come first, which are the columns of the right one.
+    /// The windows of an image that are the rows of the left factor, or the columns of the right
+    /// one. The channels of the image lie last if k is the factor's dense axis, else first.
     pub images: [Option<ImageWindows>; 2],
     /// What the epilogue's `In` leaves read. Of `Full` operands and of the result, every row begins
     /// at a multiple of `vector` elements; `Row` operands begin at one.
@@ -239,11 +239,7 @@ impl WarpGemm {
             {
                 Some("windows of an image are multiplied by floats in memory, in one product that is not checked")
             }
-            () if self.images[0].is_some() && (!a.dense_k || self.images[1].is_some())
-                || self.images[1].is_some() && b.dense_k =>
-            {
-                Some("windows are the rows of a left factor, or the columns of a right one")
-            }
+            () if self.images.iter().all(Option::is_some) => Some("both factors are windows"),
             () if self.exact && self.multiplied != DType::F32 => Some("only f32 is multiplied by threads"),
             () if self.outputs.is_empty() || self.outputs.len() != self.term.roots.len() => {
                 Some("its term does not have one value for each result")

@@ -3,10 +3,9 @@
 //!
 //! In: how windows lie along the rows and columns of an image. Out: what a descriptor of the image
 //! needs, how the sums are cut into slices, and whether threads can read them. Invariant: where the
-//! channels lie last, windows are the rows of the left factor, and a row has the places of its
-//! window in turn, each with all channels; a slice of the copy engine has channels of one place.
-//! Where the channels come first, windows are the columns of the right factor, and a column has the
-//! channels in turn, each with all places.
+//! channels lie last, a window has its places in turn, each with all channels; a slice of the copy
+//! engine, which reads rows of the left factor alone, has channels of one place. Where the channels
+//! come first, a window has the channels in turn, each with all places.
 //!
 //! Source: CUDA driver API, `cuTensorMapEncodeIm2col`; PTX ISA, "im2col mode".
 

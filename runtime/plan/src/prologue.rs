@@ -110,8 +110,8 @@ fn made(
         let maker = *makers.get(&view.buffer).filter(|_| alone)?;
         let p = match &plan.steps[maker].action {
             Action::Pointwise(p) => p,
-            Action::Unfold(u) if factors == 2 && i == usize::from(!u.channels_last) => {
-                let (windows, image) = windows(plan, u, &plan.steps[maker], view, g)?;
+            Action::Unfold(u) if factors == 2 => {
+                let (windows, image) = windows(plan, (u, i == 0), &plan.steps[maker], view, g)?;
                 return Some((maker, FactorFrom::Windows(windows), vec![image]));
             }
             _ => return None,
@@ -146,12 +146,22 @@ fn made(
 /// The windows that a step copies and a product reads as the rows of its left factor, or as the
 /// columns of its right one, and their image; `None` if the product reads other rows or columns, or
 /// no template such windows.
-fn windows(plan: &Plan, u: &UnfoldStep, maker: &Step, view: &View, g: &GemmStep) -> Option<(FactorWindows, View)> {
+fn windows(
+    plan: &Plan,
+    (u, left): (&UnfoldStep, bool),
+    maker: &Step,
+    view: &View,
+    g: &GemmStep,
+) -> Option<(FactorWindows, View)> {
     let ([image], [out]) = (maker.reads.as_slice(), maker.writes.as_slice()) else { return None };
     let windows = FactorWindows { windows: u.clone(), counts: out.shape[u.axes()[2].clone()].to_vec() };
-    let seen = windows.of_product(g, image)?;
-    let whole = view.is_contiguous() && view.offset == 0 && view.len() == out.len() && view.dtype == out.dtype;
-    let by_copies = plan.device.sm == HOPPER && u.channels_last && seen.fits(view.dtype);
+    let seen = windows.of_product(g, left, image)?;
+    // With the channels last, k is the dense axis, else windows lie side by side.
+    let rank = view.shape.len();
+    let turned: Vec<usize> = (0..rank.checked_sub(2)?).chain([rank - 1, rank - 2]).collect();
+    let lies = if left == u.channels_last { view.clone() } else { view.transposed(&turned) };
+    let whole = lies.is_contiguous() && view.offset == 0 && view.len() == out.len() && view.dtype == out.dtype;
+    let by_copies = plan.device.sm == HOPPER && left && u.channels_last && seen.fits(view.dtype);
     // Only the template that copies windows reduces anything beside a product.
     let by_threads = g.reduced.is_empty() && is_multiplied(view.dtype) && seen.fits_threads();
     (whole && (by_copies || by_threads)).then(|| (windows, image.clone()))

@@ -314,9 +314,10 @@ pub struct FactorTerm {
     pub reads: usize,
 }
 
-/// Windows of an image as a factor of a product: of `[n, image.., c]`, with the channels last, as
-/// the rows of its left factor; of `[n, c, image..]` as the columns of its right one, whose
-/// products are those of all images and of all groups of channels.
+/// Windows of an image, `[n, image.., c]` with the channels last or `[n, c, image..]`, as the rows
+/// of a product's left factor or the columns of its right one. The products are those of all
+/// images, and of all groups of channels that come first; the rows of one product may be those of
+/// all images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FactorWindows {
     /// The windows.

@@ -348,7 +348,7 @@ fn prologue(p: &PrologueStep, reads: &[View], writes: &[View]) -> bool {
                 let of_k = [g.k / f.group.max(1), f.group];
                 v.shape == if i == 0 { [&[rows], &of_k[..]].concat() } else { [&of_k[..], &[g.n]].concat() }
             }
-            FactorFrom::Windows(w) => i == usize::from(!w.windows.channels_last) && w.of_product(g, v).is_some(),
+            FactorFrom::Windows(w) => w.of_product(g, i == 0, v).is_some(),
             FactorFrom::Memory if i == 0 => shaped(v, g.m, g.k),
             FactorFrom::Memory => shaped(v, g.k, g.n),
         };

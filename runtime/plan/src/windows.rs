@@ -79,12 +79,13 @@ pub fn rows_and_columns(
 }
 
 impl FactorWindows {
-    /// The windows of that image as that product reads them; `None` if it has another size, or its
-    /// windows are not in rows and columns.
-    pub fn of_product(&self, g: &GemmStep, image: &View) -> Option<ImageWindows> {
+    /// The windows of that image as that product reads them for its left factor or its right one;
+    /// `None` if it has another size, or its windows are not in rows and columns.
+    pub fn of_product(&self, g: &GemmStep, left: bool, image: &View) -> Option<ImageWindows> {
         let windows = &self.windows.windows;
         let places: usize = windows.iter().map(|w| w.size).product();
-        let (n, sizes, all) = match (self.windows.channels_last, image.shape.as_slice()) {
+        let last = self.windows.channels_last;
+        let (n, sizes, all) = match (last, image.shape.as_slice()) {
             (true, [n, sizes @ .., c]) | (false, [n, c, sizes @ ..]) => (*n, sizes, *c),
             _ => return None,
         };
@@ -99,9 +100,10 @@ impl FactorWindows {
         let (axes, _) = rows_and_columns(windows, sizes, &self.counts).filter(|_| lie)?;
         let channels = g.k.checked_div(places)?;
         let (products, of_image) = (g.batch.iter().product::<usize>(), self.counts.iter().product::<usize>());
-        let fits = match self.windows.channels_last {
-            true => channels == all && products * g.m == n * of_image,
-            false => products * channels == n * all && all.is_multiple_of(channels.max(1)) && g.n == of_image,
+        let lines = if left { g.m } else { g.n };
+        let fits = match last {
+            true => channels == all && products * lines == n * of_image && (left || lines == of_image),
+            false => products * channels == n * all && all.is_multiple_of(channels.max(1)) && lines == of_image,
         };
         (fits && g.k == places * channels).then_some(ImageWindows { axes, channels })
     }

@@ -47,7 +47,8 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         kind: if kernel.pair {
             "two matrix products with their epilogue"
         } else {
-            "a matrix product with its epilogue"
+            "a
+matrix product with its epilogue"
         },
         formula: format!(
             "{}, where {}",
@@ -66,42 +67,20 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         template: "gemm_sm80.cu.j2",
     };
     let [left, right] = walks;
-    let own = context! {
-        half => kernel.half().map(DType::name),
-        unit => match kernel.multiplied {
-            DType::F32 => (!kernel.exact).then_some("tf32"),
-            d => (!d.is_byte()).then(|| d.name()),
-        },
-        bytes => kernel.multiplied.is_byte().then(|| kernel.factors.map(|f| sign(f.dtype)).to_vec()),
-        exact => kernel.exact,
-        sum => storage(kernel.acc()),
-        value => storage(kernel.value()),
-        size => kernel.multiplied.size(),
-        a_size => a.dtype.size(),
-        b_size => b.dtype.size(),
-        a_by_k => a.dense_k,
-        b_by_k => b.dense_k,
-        left => left.map(|w| w.context()),
-        right => right.map(|w| w.context()),
-        image => kernel.images.iter().enumerate().find_map(|(i, w)| Some(image(w.as_ref()?, i == 0, a.dtype))),
-        pair => kernel.pair,
-        right_factor => format!("in{left_reads}"),
-        second_factor => format!("in{}", left_reads + 1),
-        a_unit => a.unit,
-        b_unit => b.unit,
-        results => kernel.outputs.iter().map(|o| result(*o)).collect::<Value>(),
-        vector => kernel.vector,
-        tile_m => t.rows,
-        tile_n => t.columns,
-        tile_k => t.depth,
-        warps_m => warps_m,
-        warps_n => warps_n,
-        split => t.split,
-        stages => t.stages,
-        group => t.group,
-        row_sums => super::checksum::word(kernel.row_sums),
-        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + reads, o)).collect::<Value>(),
-    };
+    let own = context! { half =>
+    kernel.half().map(DType::name), unit => match kernel.multiplied { DType::F32 =>
+    (!kernel.exact).then_some("tf32"), d => (!d.is_byte()).then(|| d.name()), }, bytes =>
+    kernel.multiplied.is_byte().then(|| kernel.factors.map(|f| sign(f.dtype)).to_vec()), exact =>
+    kernel.exact, sum => storage(kernel.acc()), value => storage(kernel.value()), size =>
+    kernel.multiplied.size(), a_size => a.dtype.size(), b_size => b.dtype.size(), a_by_k => a.dense_k,
+    b_by_k => b.dense_k, left => left.map(|w| w.context()), right => right.map(|w| w.context()), image
+    => kernel.images.iter().enumerate().find_map(|(i, w)| Some(image(w.as_ref()?, i == 0,
+    &kernel.factors[i]))), pair => kernel.pair, right_factor => format!("in{left_reads}"), second_factor
+    => format!("in{}", left_reads + 1), a_unit => a.unit, b_unit => b.unit, results =>
+    kernel.outputs.iter().map(|o| result(*o)).collect::<Value>(), vector => kernel.vector, tile_m =>
+    t.rows, tile_n => t.columns, tile_k => t.depth, warps_m => warps_m, warps_n => warps_n, split =>
+    t.split, stages => t.stages, group => t.group, row_sums => super::checksum::word(kernel.row_sums),
+    inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + reads, o)).collect::<Value>(), };
     tiles.render(&functions, own)
 }
 
@@ -139,24 +118,25 @@ pub(super) fn result(dtype: DType) -> Value {
     context! { storage => plain_storage(dtype), size => dtype.size() }
 }
 
-/// The windows of an image as the template sees them: the rows of the left factor, or the columns
-/// of the right one.
-fn image(w: &ImageWindows, rows: bool, dtype: DType) -> Value {
+/// The windows of an image that are the left factor, or the right one, as the template sees them.
+fn image(w: &ImageWindows, left: bool, factor: &Factor) -> Value {
     context! {
-        rows => rows,
+        left => left,
+        last => factor.dense_k,
         channels => w.channels,
-        storage => plain_storage(dtype),
-        bytes => dtype.size(),
+        storage => plain_storage(factor.dtype),
+        bytes => factor.dtype.size(),
         ..window_axes(&w.axes)
     }
 }
 
 fn arguments(kernel: &WarpGemm) -> Vec<Arg> {
     let mut out = of_factors(&kernel.prologues, &kernel.factors, if kernel.pair { 2 } else { 1 });
-    let abouts = ["images x rows x columns x channels", "images x channels x rows x columns"];
-    for (i, about) in abouts.into_iter().enumerate().filter(|(i, _)| kernel.images[*i].is_some()) {
+    for (i, factor) in kernel.factors.iter().enumerate().filter(|(i, _)| kernel.images[*i].is_some()) {
+        let order = if factor.dense_k { "rows x columns x channels" } else { "channels x rows x columns" };
+        let about = format!("images x {order}; a window is a {} of the factor", ["row", "column"][i]);
         // Behind each factor come its strides.
-        out[2 * i] = Arg::read(i, kernel.factors[i].dtype, format!("{about}; a window is a {}", ["row", "column"][i]));
+        out[2 * i] = Arg::read(i, factor.dtype, about);
     }
     out.extend(other_arguments(kernel.reads(), &kernel.outputs, &kernel.inputs));
     out.extend(super::checksum::row_sums_arguments(kernel.row_sums));

@@ -10,7 +10,7 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{InView, Program};
 use hypatia_dsl::kernel::{FactorAccess, FactorInput, Prologue};
 use hypatia_dsl::scalar::{Term, TermBuilder, TermId, TermNode};
-use hypatia_plan::{BufferId, FactorTerm, GemmStep, Plan, PrologueStep, View, row_major};
+use hypatia_plan::{BufferId, FactorFrom, FactorTerm, GemmStep, Plan, PrologueStep, View, row_major};
 use hypatia_target::device::HOPPER;
 use hypatia_templates::cuda::ArgRole;
 
@@ -351,8 +351,9 @@ impl Computed {
     pub(super) fn of(plan: &Plan, p: &PrologueStep, reads: &[View], outs: &[View]) -> Option<Computed> {
         if let Some(windows) = p.windows() {
             let hopper = TiledProduct::of_windows(&p.product, windows, reads, outs);
-            let hopper = hopper.filter(|_| plan.device.sm == HOPPER);
-            let warps = WarpProduct::of_windows(&p.product, windows, reads, outs);
+            let left = matches!(p.factors.first(), Some(FactorFrom::Windows(_)));
+            let hopper = hopper.filter(|_| plan.device.sm == HOPPER && left);
+            let warps = WarpProduct::of_windows(&p.product, (windows, left), reads, outs);
             let warps = warps.map(|w| w.rounded(plan.device.tf32));
             let any = hopper.is_some() || warps.is_some();
             return any.then_some(Computed { hopper, warps, few_rows: None });

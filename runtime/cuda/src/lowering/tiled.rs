@@ -61,7 +61,7 @@ impl TiledProduct {
     /// `None` if an operand would have to be copied.
     pub fn of_windows(step: &GemmStep, w: &FactorWindows, reads: &[View], outs: &[View]) -> Option<TiledProduct> {
         let [image, rest @ ..] = reads else { return None };
-        let windows = w.of_product(step, image).filter(|_| w.windows.channels_last)?;
+        let windows = w.of_product(step, true, image).filter(|_| w.windows.channels_last)?;
         // The factor as it would lie in memory.
         let shape = [&step.batch[..], &[step.m, step.k]].concat();
         let factor = View { offset: 0, strides: row_major(&shape), shape, ..image.clone() };

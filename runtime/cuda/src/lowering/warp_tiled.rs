@@ -46,33 +46,32 @@ impl WarpProduct {
         self
     }
 
-    /// The product of which one factor consists of windows of an image, which is read in its place.
-    /// `None` if an operand would have to be copied.
-    pub fn of_windows(step: &GemmStep, w: &FactorWindows, reads: &[View], outs: &[View]) -> Option<WarpProduct> {
-        let side = usize::from(!w.windows.channels_last);
+    /// The product of which the left factor or the right one consists of windows of an image, which
+    /// is read in its place. `None` if an operand would have to be copied.
+    pub fn of_windows(
+        step: &GemmStep,
+        (w, left): (&FactorWindows, bool),
+        reads: &[View],
+        outs: &[View],
+    ) -> Option<WarpProduct> {
+        let (side, last) = (usize::from(!left), w.windows.channels_last);
         let image = reads.get(side).filter(|_| step.reduced.is_empty())?;
-        let windows = w.of_product(step, image)?;
-        // The factor as it would lie in memory. A product's part of the image begins where its
-        // windows would, if each was one element.
-        let size = image.len() / step.batch.iter().product::<usize>().max(1);
-        let mut strides = row_major(&[&step.batch[..], &[size, 1]].concat());
-        let [.., of_rows, of_columns] = strides.as_mut_slice() else { return None };
-        let sizes = if side == 0 { [step.m, step.k] } else { [step.k, step.n] };
-        (*of_rows, *of_columns) = (sizes[1] as isize, 1);
-        let shape = [&step.batch[..], &sizes].concat();
-        if side == 0 {
-            strides = row_major(&shape);
-        }
+        let windows = w.of_product(step, left, image)?;
         let mut views = reads.to_vec();
-        views[side] = View { shape, strides, ..image.clone() };
+        views[side] = as_if_stored(step, left, last, image);
         let mut product = WarpProduct::of(step, &views, outs)?;
-        // All windows of an image whose channels lie last are rows of one product.
-        if side == 0 && product.sizes[..2] != [1, 1] {
+        let of_image = windows.axes.iter().map(|a| a.out).product::<usize>();
+        let [outer, inner, rows, columns, _] = product.sizes;
+        let fits = match (left, last) {
+            // Rows of one product go through all images.
+            (true, true) => (outer, inner) == (1, 1),
+            _ => (if left { rows } else { columns }) == of_image,
+        };
+        if !fits {
             return None;
         }
-        let element = image.dtype.size();
-        let of_rows = unit(image, &[(windows.channels as isize, 2)]);
-        product.kernel.factors[side].unit = if side == 0 { of_rows } else { element };
+        let of_pixels = unit(image, &[(windows.channels as isize, 2)]);
+        product.kernel.factors[side].unit = if last { of_pixels } else { image.dtype.size() };
         product.kernel.images[side] = Some(windows);
         product.kernel.refusal().is_none().then_some(product)
     }
@@ -256,6 +255,26 @@ impl WarpProduct {
         let [outer, inner, m, n, k] = self.sizes;
         [outer * inner, m, n, k]
     }
+}
+
+/// A factor of windows as it would lie in memory if an image had as many elements as its windows: a
+/// product's part of the image begins where its windows would.
+fn as_if_stored(step: &GemmStep, left: bool, channels_last: bool, image: &View) -> View {
+    let sizes = if left { [step.m, step.k] } else { [step.k, step.n] };
+    let shape = [&step.batch[..], &sizes].concat();
+    // Rows of all images are those of one product, if all have one right factor.
+    if left && channels_last {
+        return View { strides: row_major(&shape), shape, ..image.clone() };
+    }
+    let of_product = image.len() / step.batch.iter().product::<usize>().max(1);
+    let lead = row_major(&[&step.batch[..], &[of_product]].concat());
+    let (k, lines) = (step.k as isize, if left { step.m } else { step.n } as isize);
+    let own = match (left, channels_last) {
+        (true, _) => [1, lines],
+        (false, true) => [1, k],
+        (false, false) => [lines, 1],
+    };
+    View { strides: [&lead[..step.batch.len()], &own].concat(), shape, ..image.clone() }
 }
 
 /// Instructions for an element of a computed factor. Rough, likewise.

@@ -35,16 +35,25 @@ const SHAPES: [Shape; 9] = [
 const EPILOGUES: [&str; 4] = ["", "bias, silu", "bias, residual, relu", "gate"];
 const TYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-/// A convolution. With the channels last, the image and the result lie so in memory.
-fn case(dtype: DType, shape: &Shape, last: bool, epilogue: &str) -> (Graph, Inputs) {
+/// How an image and a result lie in memory: with their channels last, or first.
+#[derive(Clone, Copy, Debug)]
+struct Lasts {
+    image: bool,
+    result: bool,
+}
+
+const FIRST: Lasts = Lasts { image: false, result: false };
+
+/// A convolution.
+fn case(dtype: DType, shape: &Shape, last: Lasts, epilogue: &str) -> (Graph, Inputs) {
     let Shape(image, [filters, groups], window, [stride, dilation], [before, after]) = shape;
     let mut c = Case::new(dtype);
     let axes = window.len();
     let to_last: Vec<usize> = [0].into_iter().chain(2..axes + 2).chain([1]).collect();
     let to_first: Vec<usize> = [0, axes + 1].into_iter().chain(1..=axes).collect();
-    let x = lying(&mut c, image, last, (&to_last, &to_first));
+    let x = lying(&mut c, image, last.image, (&to_last, &to_first));
     let of_filters = [&[*filters, image[1] / groups], *window].concat();
-    let w = lying(&mut c, &of_filters, last, (&to_last, &to_first));
+    let w = lying(&mut c, &of_filters, last.image, (&to_last, &to_first));
     let depth = of_filters[1..].iter().product::<usize>() as f64;
     // Sums stay near 1.
     let scale = c.graph.number(dtype, 1.0 / depth.sqrt()).unwrap();
@@ -66,13 +75,13 @@ fn case(dtype: DType, shape: &Shape, last: bool, epilogue: &str) -> (Graph, Inpu
                 c.call("add", &[y, bias])
             }
             "residual" | "gate" => {
-                let r = lying(&mut c, &size, last, (&to_last, &to_first));
+                let r = lying(&mut c, &size, last.result, (&to_last, &to_first));
                 c.call(if part == "gate" { "mul" } else { "add" }, &[y, r])
             }
             name => c.call(name, &[y]),
         };
     }
-    if last {
+    if last.result {
         y = c.graph.builtin(BuiltinOp::Transpose, &[y], vec![list(&to_last)]).unwrap()[0];
     }
     c.graph.output("y", y);
@@ -92,10 +101,11 @@ fn lying(c: &mut Case, shape: &[usize], last: bool, (to_last, to_first): (&[usiz
 fn numbered(at: usize) -> (String, (Graph, Inputs)) {
     let (shape, dtype) = (&SHAPES[at % SHAPES.len()], TYPES[at % TYPES.len()]);
     // Groups of channels that lie last have a kernel of their own, and one axis is copied first.
-    let last = (at / SHAPES.len()).is_multiple_of(2) && shape.1[1] == 1 && shape.2.len() == 2;
+    let may = shape.1[1] == 1 && shape.2.len() == 2;
+    let last = Lasts { image: may && at / SHAPES.len() % 2 == 0, result: may && at / SHAPES.len() / 2 % 2 == 0 };
     let epilogue = EPILOGUES[at % EPILOGUES.len()];
     let Shape(image, filters, window, ..) = shape;
-    let what = format!("{dtype} {image:?} {filters:?} {window:?} channels last {last} {epilogue}");
+    let what = format!("{dtype} {image:?} {filters:?} {window:?} {last:?} {epilogue}");
     (what, case(dtype, shape, last, epilogue))
 }
 
@@ -113,7 +123,7 @@ fn implicit(plan: &Plan) -> usize {
 }
 
 fn tilings() -> Vec<StoredTiling> {
-    let some = planned(&device("a100"), &case(DType::BF16, &SHAPES[0], false, "").0);
+    let some = planned(&device("a100"), &case(DType::BF16, &SHAPES[0], FIRST, "").0);
     let [_, warps] = all_tilings(&some);
     warps
 }
@@ -121,7 +131,7 @@ fn tilings() -> Vec<StoredTiling> {
 #[test]
 fn a_convolution_alone_is_one_launch_from_ampere_on() {
     for device in ["h200", "a100"].map(device) {
-        for at in 0..2 * SHAPES.len() {
+        for at in 0..4 * SHAPES.len() {
             let (what, (graph, _)) = numbered(at);
             let plan = planned(&device, &graph);
             assert_eq!((plan.steps.len(), implicit(&plan)), (1, 1), "{what} {}\n{plan}", device.name);
@@ -132,7 +142,7 @@ fn a_convolution_alone_is_one_launch_from_ampere_on() {
 #[test]
 fn windows_that_threads_do_not_find_are_stored() {
     let tall = Shape(&[1, 8, 40, 40], [16, 1], &[33, 2], [1, 1], [0, 0]);
-    let plan = planned(&device("a100"), &case(DType::BF16, &tall, false, "").0);
+    let plan = planned(&device("a100"), &case(DType::BF16, &tall, FIRST, "").0);
     assert!(implicit(&plan) == 0 && plan.steps.len() == 2, "{plan}");
 }
 
@@ -141,7 +151,7 @@ fn convolutions_of_warps_read_as_one_would_write_them() {
     if !std::path::Path::new(env!("CARGO_MANIFEST_DIR")).exists() {
         return eprintln!("SKIPPED: a golden file, where there are no sources");
     }
-    let plan = planned(&device("a100"), &case(DType::F32, &SHAPES[0], false, "bias, silu").0);
+    let plan = planned(&device("a100"), &case(DType::F32, &SHAPES[0], FIRST, "bias, silu").0);
     insta::assert_snapshot!(source(&plan, &WarpTiling::named(&[]).unwrap().words()).unwrap().text);
 }
 
@@ -155,7 +165,7 @@ fn convolutions_of_warps_compile() {
     };
     let tilings = tilings();
     let mut compiled = 0;
-    for at in 0..2 * SHAPES.len() {
+    for at in 0..4 * SHAPES.len() {
         let (what, (graph, _)) = numbered(at);
         let device = device("a100").with_tf32(at.is_multiple_of(2));
         let plan = planned(&device, &graph);
@@ -177,7 +187,7 @@ fn emulated_convolutions_of_warps_agree_with_the_reference() {
             let graph = hypatia_pipeline::optimize(&graph, &options).unwrap().graph;
             emulated::Case { what: format!("{tiling:?} {what}"), graph, inputs }
         };
-        let all: Vec<emulated::Case> = (0..2 * SHAPES.len()).skip(i).step_by(i + 1).map(of).collect();
+        let all: Vec<emulated::Case> = (0..4 * SHAPES.len()).skip(i).step_by(i + 1).map(of).collect();
         let made = match emulated::run_tiled(&all, &Options::new(device("a100")), Some(tiling)) {
             Ok(made) => made,
             Err(why) => return println!("SKIPPED {} emulated convolutions: {why}", all.len()),
@@ -196,7 +206,7 @@ fn convolutions_of_warps_agree_with_the_reference_on_a_gpu() {
     let Some(gpu) = gpu(tilings.len()) else { return };
     let mut ran = 0;
     for (i, tiling) in spread(&tilings, cases(60) as usize).enumerate() {
-        for at in [i, i + SHAPES.len() * 2 + 1] {
+        for at in [i, i + SHAPES.len() * 3 + 1] {
             let (what, case) = numbered(at);
             if tiled_step(&planned(&gpu.profile(), &case.0)).is_some() {
                 ran += usize::from(agrees_by(&gpu, &case, tiling, &format!("{tiling:?} {what}")));

@@ -123,7 +123,7 @@ fn two_products_of_one_operand_are_one_step_from_ampere_on() {
         );
         plan.steps.len()
     };
-    assert_eq!((apart("a100", DType::F32), apart("h200", DType::F32)), (3, 3));
+    assert_eq!((apart("a100", DType::F64), apart("h200", DType::F64)), (3, 3));
 }
 
 #[test]

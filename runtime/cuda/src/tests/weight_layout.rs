@@ -136,6 +136,10 @@ fn weights(plan: &Plan) -> Vec<(usize, usize, Vec<usize>)> {
 fn weights_of_a_plan_are_whole_constants() {
     let device = Device::named("h200").unwrap();
     for (dtype, [m, k, n], form) in FLOATS.into_iter().flat_map(|d| FORMS.map(|f| (d, SHAPES[0], f))) {
+        // The library lacks this epilogue in f32: its product is timed beside a generated one.
+        if (dtype, form) == (DType::F32, "gelu_tanh") {
+            continue;
+        }
         let (graph, _) = case(dtype, [m, k, n], form);
         let plan = planned(&device, &graph);
         let found: Vec<(usize, Vec<usize>)> =
