@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 into=$PWD/target/torch
-base="numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 ruff==0.17.6 pyright==1.1.414"
+base="numpy==2.4.6 ml_dtypes==0.6.0 pytest==9.2.0 pytest-xdist==3.8.0 ruff==0.17.6 pyright==1.1.414"
 torch="torch==2.11.0"
 stamp="$base $torch $(cksum < python/constraints.txt)"
 pip() { "$into/bin/python" -m pip --quiet --disable-pip-version-check "$@" 2>&1; }
@@ -89,4 +89,5 @@ else
     --ignore hypatia_core/_strides.py --ignore hypatia_core/_subclasses.py
     --ignore hypatia_core/_words.py)
 fi
-"$into/bin/python" -m pytest "${left[@]}"
+# Two processes; a file's tests stay together.
+"$into/bin/python" -m pytest -n 2 --dist loadfile "${left[@]}"

@@ -28,9 +28,15 @@ fn joined(plan: &Plan, p: &PoolStep, step: &Step) -> Option<(usize, Step)> {
     let (Action::Pad(before), [padded, value]) = (&plan.steps[maker].action, plan.steps[maker].reads.as_slice()) else {
         return None;
     };
-    let [0, rows, columns, 0] = before[..] else { return None };
-    let alone = readers(plan, image.buffer) == 1 && padded.is_contiguous() && padded.shape.len() == 4;
-    let kept = padded.shape[0] == image.shape[0] && padded.shape[3] == image.shape[3];
+    let [n, c, h, w] = padded.shape[..] else { return None };
+    let (rows, columns, seen) = match before[..] {
+        [0, rows, columns, 0] => (rows, columns, padded.clone()),
+        // Each channel is an image.
+        [0, 0, rows, columns] => (rows, columns, padded.reshaped(&[n * c, h, w, 1])?),
+        _ => return None,
+    };
+    let alone = readers(plan, image.buffer) == 1 && padded.is_contiguous();
+    let kept = seen.shape[0] == image.shape[0] && seen.shape[3] == image.shape[3];
     if !alone || !kept || !is_neutral(plan, p.kind, value) {
         return None;
     }
@@ -39,8 +45,9 @@ fn joined(plan: &Plan, p: &PoolStep, step: &Step) -> Option<(usize, Step)> {
         w.before += usize::try_from(before).ok()?;
     }
     // Padding of less than nothing cuts the image: windows end where the result says.
-    let cut = (0..4).any(|a| image.shape[a] < padded.shape[a] + usize::try_from(before[a]).unwrap_or(0));
-    let reads = vec![padded.clone()];
+    let cut = [(1, rows), (2, columns)];
+    let cut = cut.iter().any(|(a, before)| image.shape[*a] < seen.shape[*a] + usize::try_from(*before).unwrap_or(0));
+    let reads = vec![seen];
     (!cut).then(|| (maker, Step { action: Action::Pool(PoolStep { windows, kind: p.kind }), reads, ..step.clone() }))
 }
 

@@ -22,6 +22,7 @@ use super::{Options, narrow_weights};
 use hypatia_graph::{
     Candidate, Constants, Graph, Matched, Node, NodeId, NodeKind, Region, Replacement, Strategy, Symbols, builtin,
     cluster_rows, constant_nodes, is_pointwise, with_channels_last, with_own_wide_values, with_reductions_in_turn,
+    with_work_on_slices,
 };
 use hypatia_target::device::Device;
 use hypatia_tensor::error::{Error, Result};
@@ -152,7 +153,7 @@ pub(super) fn prepare(graph: &Graph, options: &Options, known: &mut Constants, w
     let graph = known.fold_except(parts, together, &kept)?.pruned();
     let mut graph = with_dense_weights(inlined(&graph, device)?, device)?;
     if together && !device.is_host() {
-        graph = with_own_wide_values(&with_reductions_in_turn(&graph)?)?;
+        graph = with_own_wide_values(&with_work_on_slices(&with_reductions_in_turn(&graph)?)?)?;
     }
     let mut kernels = Kernels::default();
     for (i, node) in graph.nodes.iter().enumerate() {

@@ -143,6 +143,28 @@ fn small_pointwise_work_joins_each_of_its_readers_on_a_gpu() {
     assert_eq!((launches("neg"), launches("exp")), (1, 2));
 }
 
+/// Work that is read in parts alone is done where each is read: gates behind one activation.
+#[test]
+fn work_behind_slices_is_part_of_their_readers_on_a_gpu() {
+    let launches = |device: &str, also: bool| {
+        let mut g = Graph::new(program());
+        let x = g.input("x", ty(DType::F32, &[4096, 3072]));
+        let (row, cell) = (g.input("row", ty(DType::F32, &[3072])), g.input("cell", ty(DType::F32, &[4096, 1024])));
+        let biased = g.call("add", &[x, row], &[]).unwrap()[0];
+        let gates = g.call("sigmoid", &[biased], &[]).unwrap()[0];
+        let sizes = vec![1.into(), AttrValue::from([1024i64; 3])];
+        let [input, forget, _] = g.builtin(BuiltinOp::Split, &[gates], sizes).unwrap()[..] else { panic!("3 parts") };
+        let kept = g.call("mul", &[forget, cell], &[]).unwrap()[0];
+        let y = g.call("add", &[kept, input], &[]).unwrap()[0];
+        g.output("y", y);
+        if also {
+            g.output("gates", gates);
+        }
+        planned(&g, &Options::new(Device::named(device).unwrap())).unwrap().launches()
+    };
+    assert_eq!((launches("h200", false), launches("h200", true), launches("cpu", false)), (1, 2, 2));
+}
+
 /// Large independent work shares a launch, unless the plan fits only without.
 #[test]
 fn large_work_shares_a_launch_where_there_is_memory() {

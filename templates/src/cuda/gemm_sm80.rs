@@ -47,8 +47,7 @@ pub(super) fn emit(program: &Program, kernel: &WarpGemm) -> Result<CudaSource, E
         kind: if kernel.pair {
             "two matrix products with their epilogue"
         } else {
-            "a
-matrix product with its epilogue"
+            "a matrix product with its epilogue"
         },
         formula: format!(
             "{}, where {}",
@@ -67,20 +66,42 @@ matrix product with its epilogue"
         template: "gemm_sm80.cu.j2",
     };
     let [left, right] = walks;
-    let own = context! { half =>
-    kernel.half().map(DType::name), unit => match kernel.multiplied { DType::F32 =>
-    (!kernel.exact).then_some("tf32"), d => (!d.is_byte()).then(|| d.name()), }, bytes =>
-    kernel.multiplied.is_byte().then(|| kernel.factors.map(|f| sign(f.dtype)).to_vec()), exact =>
-    kernel.exact, sum => storage(kernel.acc()), value => storage(kernel.value()), size =>
-    kernel.multiplied.size(), a_size => a.dtype.size(), b_size => b.dtype.size(), a_by_k => a.dense_k,
-    b_by_k => b.dense_k, left => left.map(|w| w.context()), right => right.map(|w| w.context()), image
-    => kernel.images.iter().enumerate().find_map(|(i, w)| Some(image(w.as_ref()?, i == 0,
-    &kernel.factors[i]))), pair => kernel.pair, right_factor => format!("in{left_reads}"), second_factor
-    => format!("in{}", left_reads + 1), a_unit => a.unit, b_unit => b.unit, results =>
-    kernel.outputs.iter().map(|o| result(*o)).collect::<Value>(), vector => kernel.vector, tile_m =>
-    t.rows, tile_n => t.columns, tile_k => t.depth, warps_m => warps_m, warps_n => warps_n, split =>
-    t.split, stages => t.stages, group => t.group, row_sums => super::checksum::word(kernel.row_sums),
-    inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + reads, o)).collect::<Value>(), };
+    let own = context! {
+        half => kernel.half().map(DType::name),
+        unit => match kernel.multiplied {
+            DType::F32 => (!kernel.exact).then_some("tf32"),
+            d => (!d.is_byte()).then(|| d.name()),
+        },
+        bytes => kernel.multiplied.is_byte().then(|| kernel.factors.map(|f| sign(f.dtype)).to_vec()),
+        exact => kernel.exact,
+        sum => storage(kernel.acc()),
+        value => storage(kernel.value()),
+        size => kernel.multiplied.size(),
+        a_size => a.dtype.size(),
+        b_size => b.dtype.size(),
+        a_by_k => a.dense_k,
+        b_by_k => b.dense_k,
+        left => left.map(|w| w.context()),
+        right => right.map(|w| w.context()),
+        image => (0..2).find_map(|i| Some(image(kernel.images[i].as_ref()?, i == 0, &kernel.factors[i]))),
+        pair => kernel.pair,
+        right_factor => format!("in{left_reads}"),
+        second_factor => format!("in{}", left_reads + 1),
+        a_unit => a.unit,
+        b_unit => b.unit,
+        results => kernel.outputs.iter().map(|o| result(*o)).collect::<Value>(),
+        vector => kernel.vector,
+        tile_m => t.rows,
+        tile_n => t.columns,
+        tile_k => t.depth,
+        warps_m => warps_m,
+        warps_n => warps_n,
+        split => t.split,
+        stages => t.stages,
+        group => t.group,
+        row_sums => super::checksum::word(kernel.row_sums),
+        inputs => kernel.inputs.iter().enumerate().map(|(i, o)| input(i + reads, o)).collect::<Value>(),
+    };
     tiles.render(&functions, own)
 }
 
@@ -120,7 +141,13 @@ pub(super) fn result(dtype: DType) -> Value {
 
 /// The windows of an image that are the left factor, or the right one, as the template sees them.
 fn image(w: &ImageWindows, left: bool, factor: &Factor) -> Value {
+    let [rows, columns] = &w.axes;
+    let place = |y: usize, x: usize| y * rows.dilation * columns.image + x * columns.dilation;
+    let from_first = (0..rows.size).flat_map(|y| (0..columns.size).map(move |x| place(y, x)));
     context! {
+        from_first => from_first.collect::<Vec<usize>>(),
+        // A bit for each place fits into a word.
+        in_word => w.places() <= u32::BITS as usize,
         left => left,
         last => factor.dense_k,
         channels => w.channels,

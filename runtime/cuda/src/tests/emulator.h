@@ -19,6 +19,7 @@
 using std::max;
 using std::min;
 #define __device__
+#define __constant__ static
 #define __global__ static
 #define __forceinline__ inline
 #define __noinline__

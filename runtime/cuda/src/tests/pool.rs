@@ -1,6 +1,6 @@
-//! Pooling with the channels last, against the reference: the largest, smallest, sums and means of
-//! windows; strides, dilations, padding on one side, windows that lie beside the image, channels
-//! that are no whole accesses, NaN and infinities; one step, without a padded copy.
+//! Pooling with the channels last or first, against the reference: the largest, smallest, sums and
+//! means of windows; strides, dilations, padding on one side, windows that lie beside the image,
+//! channels that are no whole accesses, NaN and infinities; one step, without a padded copy.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -37,9 +37,12 @@ const SHAPES: [Shape; 9] = [
 const KINDS: [&str; 4] = ["amax", "amin", "sum", "mean"];
 const TYPES: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
 
-/// Pooling of an image whose channels lie last. Padding changes no result if `neutral` says so.
-fn case(dtype: DType, shape: &Shape, kind: &str, neutral: bool) -> Case {
+/// Pooling of an image whose channels lie last, or first. Padding changes no result if `neutral`
+/// says so.
+fn case(dtype: DType, shape: &Shape, kind: &str, [neutral, last]: [bool; 2]) -> Case {
     let Shape(image, sizes, [stride, dilation], before, after) = shape;
+    let [n, rows, columns, channels] = *image;
+    let image = &if last { *image } else { [n, channels, rows, columns] };
     let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
     let count: usize = image.iter().product();
     let mut values: Vec<f64> = (0..count).map(|i| (i * 37 % 101) as f64 / 50.0 - 1.0).collect();
@@ -55,24 +58,32 @@ fn case(dtype: DType, shape: &Shape, kind: &str, neutral: bool) -> Case {
         _ => 0.0,
     };
     let value = g.number(dtype, value).unwrap();
-    let around = |n: &[i64; 2]| AttrValue::from([0, n[0], n[1], 0]);
+    let around = |n: &[i64; 2]| AttrValue::from(if last { [0, n[0], n[1], 0] } else { [0, 0, n[0], n[1]] });
     let mut y = x;
     if [before, after].iter().any(|n| n.iter().any(|n| *n > 0)) {
         y = g.call("pad", &[x, value], &[("before", around(before)), ("after", around(after))]).unwrap()[0];
     }
-    let y = turned(&mut g, y, [0, 3, 1, 2]);
+    if last {
+        y = turned(&mut g, y, [0, 3, 1, 2]);
+    }
     let lists = [("sizes", *sizes), ("strides", [*stride; 2]), ("dilations", [*dilation; 2])];
     let y = g.call("windows", &[y], &lists.map(|(name, list)| (name, list.into()))).unwrap()[0];
-    let y = g.call(kind, &[y], &[("axes", [4i64, 5].into()), ("keepdims", false.into())]).unwrap()[0];
-    let y = turned(&mut g, y, [0, 2, 3, 1]);
+    let kept = !last && *stride == 2;
+    let y = g.call(kind, &[y], &[("axes", [4i64, 5].into()), ("keepdims", kept.into())]).unwrap()[0];
+    let y = if last { turned(&mut g, y, [0, 2, 3, 1]) } else { y };
     g.output("y", y);
     let what = format!("{kind} {dtype} {image:?} by {sizes:?}, stride {stride}, before {before:?}");
     Case { what, graph: g, inputs: vec![("x".into(), Tensor::from_f64(dtype, image, &values).unwrap())] }
 }
 
 fn all() -> Vec<Case> {
-    let of = |(i, shape)| KINDS.iter().enumerate().map(move |(k, kind)| case(TYPES[(i + k) % 4], shape, kind, true));
-    SHAPES.iter().enumerate().flat_map(of).collect()
+    let of = |last: bool| {
+        let kinds = move |(i, shape)| {
+            KINDS.iter().enumerate().map(move |(k, kind)| case(TYPES[(i + k) % 4], shape, kind, [true, last]))
+        };
+        SHAPES.iter().enumerate().flat_map(kinds)
+    };
+    of(true).chain(of(false)).collect()
 }
 
 fn plan(case: &Case) -> Plan {
@@ -86,18 +97,18 @@ fn pooling_is_one_step() {
         assert!(matches!(plan.steps.as_slice(), [s] if matches!(s.action, Action::Pool(_))), "{}\n{plan}", case.what);
     }
     // What is no neutral element is stored.
-    let apart = plan(&case(DType::F32, &SHAPES[0], "mean", false));
+    let apart = plan(&case(DType::F32, &SHAPES[0], "mean", [false, true]));
     let kinds: Vec<&str> = apart.steps.iter().map(|s| s.action.name()).collect();
     assert_eq!(kinds.last(), Some(&"pool"), "{apart}");
     assert_eq!(kinds.len(), 2, "{apart}");
     // Windows of 81 elements are no pooling.
-    let long = plan(&case(DType::F32, &Shape([1, 16, 16, 8], [9, 9], [1, 1], [0, 0], [0, 0]), "amax", true));
+    let long = plan(&case(DType::F32, &Shape([1, 16, 16, 8], [9, 9], [1, 1], [0, 0], [0, 0]), "amax", [true, true]));
     assert!(!long.steps.iter().any(|s| matches!(s.action, Action::Pool(_))), "{long}");
 }
 
 #[test]
 fn pooling_agrees_with_the_reference_on_the_cpu() {
-    for case in all().into_iter().chain([case(DType::F32, &SHAPES[0], "mean", false)]) {
+    for case in all().into_iter().chain([case(DType::F32, &SHAPES[0], "mean", [false, true])]) {
         let plan = Arc::new(plan(&case));
         let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
         let tensors: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();

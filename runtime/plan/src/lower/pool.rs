@@ -1,8 +1,9 @@
-//! Pooling of images whose channels lie last, for devices with a kernel for it.
+//! Pooling, for devices with a kernel for it.
 //!
 //! In: a reduction of windows. Out: a step, and a view of its result with the channels where the
-//! graph has them; none if what follows reads them first, or no kernel reduces such windows.
-//! Invariant: an image whose channels lie first is copied.
+//! graph has them; none if no kernel reduces such windows. Invariant: where what follows reads the
+//! channels last, an image whose channels lie first is copied; elsewhere each of its channels is an
+//! image of one channel.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -14,7 +15,7 @@ use crate::view::View;
 use crate::windows::rows_and_columns;
 use crate::{Action, PoolStep};
 use hypatia_graph::prim::Prim;
-use hypatia_graph::{NodeKind, builtin};
+use hypatia_graph::{NodeKind, Value, builtin};
 use hypatia_tensor::error::Result;
 
 impl Lower<'_> {
@@ -27,7 +28,9 @@ impl Lower<'_> {
     ) -> Result<Option<View>> {
         let graph = self.graph;
         let node = &graph.nodes[index];
-        let of_image = !self.plan.device.is_host() && axes == [4, 5] && shape.len() == 4 && !shape.contains(&0);
+        // The axes of the windows may be kept, with one element each.
+        let of_pixels = shape.len() == 4 || matches!(shape, [_, _, _, _, 1, 1]);
+        let of_image = !self.plan.device.is_host() && axes == [4, 5] && of_pixels && !shape.contains(&0);
         let Some(windows) = node.operands.first().copied().flatten().filter(|_| of_image) else { return Ok(None) };
         let made = graph.node(windows.node);
         let (Some(BuiltinOp::Windows), NodeKind::Op { attrs, .. }) = (builtin(graph, made), &made.kind) else {
@@ -37,10 +40,15 @@ impl Lower<'_> {
         let (of_image, of_windows) = (self.ty(image)?.1, self.ty(windows)?.1);
         let prim = Prim::read(BuiltinOp::Windows, attrs, &|_| None, &[&of_image], &of_windows)?;
         let Prim::Windows(windows) = prim else { return Ok(None) };
-        let Some((along, _)) = rows_and_columns(&windows, &of_image[2..], &shape[2..]) else { return Ok(None) };
-        let fits = windows.len() == 2 && PoolKernel::fits(along, of_image[1], dtype, kind);
-        if !fits || !graph.is_read_channels_last(&self.users[index]) {
+        let Some((along, _)) = rows_and_columns(&windows, &of_image[2..], &shape[2..4]) else { return Ok(None) };
+        let last = shape.len() == 4 && graph.is_read_channels_last(&self.users[index]);
+        let fits = windows.len() == 2 && PoolKernel::fits(along, if last { of_image[1] } else { 1 }, dtype, kind);
+        if !fits {
             return Ok(None);
+        }
+        if !last {
+            let step = PoolStep { windows, kind };
+            return self.pooled_planes(&node.name, step, image, (dtype, shape));
         }
         let x = self.value(image)?;
         let x = match as_lies_last(&x) {
@@ -50,5 +58,22 @@ impl Lower<'_> {
         let [out, seen] = self.fresh_in(dtype, shape, Some(&channels_last(shape.len())))?;
         self.step(&node.name, Action::Pool(PoolStep { windows, kind }), vec![x], vec![out]);
         Ok(Some(seen))
+    }
+
+    /// The step of pooling where the channels come first; the view of its result.
+    fn pooled_planes(
+        &mut self,
+        name: &str,
+        step: PoolStep,
+        image: Value,
+        (dtype, shape): (DType, &[usize]),
+    ) -> Result<Option<View>> {
+        let x = self.value(image)?;
+        let x = self.contiguous(&x, name)?;
+        let planes = |v: &View| v.reshaped(&[v.shape[0] * v.shape[1], v.shape[2], v.shape[3], 1]);
+        let out = self.fresh(dtype, shape)?;
+        let (Some(read), Some(written)) = (planes(&x), planes(&out)) else { return Ok(None) };
+        self.step(name, Action::Pool(step), vec![read], vec![written]);
+        Ok(Some(out))
     }
 }
