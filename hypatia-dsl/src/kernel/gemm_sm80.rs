@@ -223,7 +223,7 @@ impl WarpGemm {
                 Some("bytes are widened only to f16 and bf16, and where k is the dense axis of both factors")
             }
             () if self.pair && (integers || computed || bytes(b) || self.row_sums != RowSums::Off) => {
-                Some("two products at once are of f16, bf16 or TF32, of factors in memory, and not checked")
+                Some("two products at once are of f16, bf16 or f32, of factors in memory, and not checked")
             }
             () if computed && (!is_half(self.multiplied) || bytes(b) || self.row_sums != RowSums::Off) => {
                 Some("only products of f16 and bf16 that are not checked have computed factors")

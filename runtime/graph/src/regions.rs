@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 
 use hypatia_dsl::builtin::BuiltinOp;
-use hypatia_dsl::shape::broadcast;
+use hypatia_dsl::shape::{Dim, broadcast};
 
 use super::Graph;
 use super::kinds::{builtin, is_light, is_view};
@@ -56,11 +56,11 @@ pub(super) struct Cluster<'a> {
 
 /// Groups of nodes in an order in which they can run; nodes within a group ascend.
 pub fn cluster(graph: &Graph, pointwise: &[bool]) -> Result<Vec<Vec<usize>>> {
-    pointwise_regions(graph, pointwise).order()
+    pointwise_regions(graph, pointwise, false).order()
 }
 
-/// The regions of the pointwise nodes.
-pub(super) fn pointwise_regions<'a>(graph: &'a Graph, pointwise: &[bool]) -> Cluster<'a> {
+/// The regions of the pointwise nodes. `small` says whether small ones join their readers later.
+pub(super) fn pointwise_regions<'a>(graph: &'a Graph, pointwise: &[bool], small: bool) -> Cluster<'a> {
     let groups = graph.nodes.iter().enumerate().map(|(i, node)| {
         let mut operands: Vec<usize> = node.operands.iter().flatten().map(|v| v.node.index()).collect();
         operands.sort_unstable();
@@ -75,7 +75,8 @@ pub(super) fn pointwise_regions<'a>(graph: &'a Graph, pointwise: &[bool]) -> Clu
             }
         }
     }
-    c.join_siblings(pointwise);
+    let follows = if small { follow_readers(graph, pointwise) } else { vec![false; graph.nodes.len()] };
+    c.join_siblings(pointwise, &follows);
     c
 }
 
@@ -90,6 +91,11 @@ fn sources(graph: &Graph) -> Vec<usize> {
     sources
 }
 
+/// Whether a smaller shape broadcasts to a larger one.
+fn broadcasts(small: &[Dim], large: &[Dim]) -> bool {
+    small != large && broadcast(small, large).is_some_and(|shape| shape == *large)
+}
+
 /// For each node whether it is an instruction whose result only one pointwise node reads, which has
 /// more elements: it joins that reader, not what reads the same tensor.
 fn follow_readers(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
@@ -97,9 +103,9 @@ fn follow_readers(graph: &Graph, pointwise: &[bool]) -> Vec<bool> {
     let result = |n: usize| &graph.nodes[n].results[0].shape;
     let follows = |i: usize| match users[i].as_slice() {
         [reader] if pointwise[i] && pointwise[reader.index()] => {
-            let (own, all) = (result(i), result(reader.index()));
-            let broadcasts = own != all && broadcast(own, all).is_some_and(|shape| shape == *all);
-            broadcasts && is_light(graph, &graph.nodes[i]) && !graph.outputs.iter().any(|(_, v)| v.node.index() == i)
+            broadcasts(result(i), result(reader.index()))
+                && is_light(graph, &graph.nodes[i])
+                && !graph.outputs.iter().any(|(_, v)| v.node.index() == i)
         }
         _ => false,
     };
@@ -139,12 +145,11 @@ impl Cluster<'_> {
     /// it, as queries and keys of one projection. Only groups that could run at the same time
     /// anyway are joined: what one reads and the other does not is available from the start, or a
     /// view of that tensor.
-    fn join_siblings(&mut self, pointwise: &[bool]) {
+    fn join_siblings(&mut self, pointwise: &[bool], follows: &[bool]) {
         let graph = self.graph;
         let shape = |n: usize| &graph.nodes[n].results[0].shape;
         let from_the_start = |n: usize| graph.nodes[n].operands.iter().flatten().count() == 0;
         let sources = sources(graph);
-        let follows = follow_readers(graph, pointwise);
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.nodes.len()];
         for node in (0..graph.nodes.len()).filter(|n| pointwise[*n] && !follows[*n]) {
             let result = shape(node);
@@ -201,7 +206,7 @@ impl Cluster<'_> {
             let [small, large] = [own, last].map(|n| &graph.nodes[n].results[0].shape);
             let elements = large.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
             let again = elements.and_then(|n| n.checked_mul(nodes.len() as i64));
-            let fits = small != large && broadcast(small, large).is_some_and(|shape| shape == *large);
+            let fits = broadcasts(small, large);
             // What is converted costs a reader less than the bytes that it need not read.
             let converts = nodes.iter().all(|n| builtin(graph, &graph.nodes[*n]) == Some(BuiltinOp::Cast));
             let light = nodes.len() <= LIGHT_AGAIN && nodes.iter().all(|n| is_light(graph, &graph.nodes[*n]));

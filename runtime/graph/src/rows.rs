@@ -92,7 +92,7 @@ pub struct Region {
 /// Regions in an order in which they can run. `rowwise` says which nodes are reductions or ops with
 /// a row-wise kernel.
 pub fn cluster_rows(graph: &Graph, pointwise: &[bool], rowwise: &[bool], device: &Device) -> Result<Vec<Region>> {
-    let mut c = pointwise_regions(graph, pointwise);
+    let mut c = pointwise_regions(graph, pointwise, !device.is_host());
     let mut found =
         Grower { convolved: convolved(graph, pointwise), cluster: &mut c, pointwise, rowwise, device }.grow();
     if !device.is_host() {

@@ -3,8 +3,10 @@
 //! In: a graph of builtin ops. Out: the same function, in which each slice of such a result is
 //! computed from slices of the operands: the gates of a recurrent cell behind one activation, the
 //! parts of a detection head. Invariant: the slices together have no more elements than the result,
-//! so nothing is computed twice; only pointwise work and concatenations read them, which can then
-//! compute them themselves ([`crate::cluster_rows`]).
+//! so no more is computed than before; only pointwise work and concatenations read them, which can
+//! then compute them themselves ([`crate::cluster_rows`]).
+
+use std::collections::HashMap;
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::shape::Dim;
@@ -21,7 +23,8 @@ use hypatia_tensor::error::Result;
 /// If a node cannot be built again.
 pub fn with_work_on_slices(graph: &Graph) -> Result<Graph> {
     let moved = moved(graph);
-    let mut pass = Pass { graph, moved, out: Graph::new(graph.program.clone()), map: Vec::new() };
+    let (map, known) = (Vec::new(), HashMap::new());
+    let mut pass = Pass { graph, moved, out: Graph::new(graph.program.clone()), map, known };
     for (i, node) in graph.nodes.iter().enumerate() {
         let start = pass.out.nodes.len();
         let made = pass.node(i)?;
@@ -37,7 +40,7 @@ pub fn with_work_on_slices(graph: &Graph) -> Result<Graph> {
 }
 
 /// A part of each line along an axis.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Part {
     axis: usize,
     start: i64,
@@ -51,6 +54,8 @@ struct Pass<'g> {
     out: Graph,
     /// The results of each node so far; none of one that is moved.
     map: Vec<Vec<Value>>,
+    /// The parts of values that were built.
+    known: HashMap<(Value, Part), Value>,
 }
 
 impl Pass<'_> {
@@ -71,6 +76,15 @@ impl Pass<'_> {
 
     /// That part of a value: computed from parts of the operands, if the value is.
     fn part(&mut self, v: Value, part: Part) -> Result<Value> {
+        if let Some(made) = self.known.get(&(v, part)) {
+            return Ok(*made);
+        }
+        let made = self.new_part(v, part)?;
+        self.known.insert((v, part), made);
+        Ok(made)
+    }
+
+    fn new_part(&mut self, v: Value, part: Part) -> Result<Value> {
         let graph = self.graph;
         if !self.moved[v.node.index()] {
             let made = self.map[v.node.index()][v.output as usize];
@@ -87,9 +101,11 @@ impl Pass<'_> {
                 operands.push(None);
                 continue;
             };
-            let shape = &graph.ty(o).shape;
-            // What broadcasts along the axis is the same for every part.
-            let axis = (part.axis + shape.len()).checked_sub(rank).filter(|a| shape[*a].as_const() != Some(1));
+            let (shape, moved) = (&graph.ty(o).shape, self.moved[o.node.index()]);
+            // What broadcasts along the axis is the same for every part. What is moved has the
+            // result's own axes.
+            let varies = |a: &usize| moved || shape[*a].as_const() != Some(1);
+            let axis = (part.axis + shape.len()).checked_sub(rank).filter(varies);
             operands.push(Some(match axis {
                 Some(axis) => self.part(o, Part { axis, ..part })?,
                 None => self.map[o.node.index()][o.output as usize],

@@ -5,7 +5,8 @@
 //! from wide values and from operands that are small beside it. What is cast back is as good as
 //! wide if it is computed from one value and no reader needs it in memory: a product stores it
 //! anyway, and of two values readers would read twice as much. A value is small if all its readers
-//! are pointwise and have more elements; it has one instruction. Invariant: what is neither is
+//! are pointwise and have more elements, and it is one instruction of one value and of others that
+//! are small beside it, so that readers read no more than before. Invariant: what is neither is
 //! computed once, as before. Regions may then compute a wide value where it is read, and store what
 //! it is computed from ([`crate::cluster_rows`]); where they do not, equal nodes of a region are
 //! one value of its kernel.
@@ -115,8 +116,12 @@ fn wide(graph: &Graph) -> Vec<bool> {
             depth[i] = 0;
         }
     }
-    for (i, _) in graph.nodes.iter().enumerate().filter(|(_, n)| is_pointwise(graph, n) && is_light(graph, n)) {
+    for (i, node) in graph.nodes.iter().enumerate().filter(|(_, n)| is_pointwise(graph, n) && is_light(graph, n)) {
         let own = elements(Value { node: super::NodeId(i as u32), output: 0 });
+        let large = |v: &&Value| elements(**v).zip(own).is_none_or(|(n, own)| n.saturating_mul(SMALL) > own);
+        if node.operands.iter().flatten().filter(large).count() > 1 {
+            continue;
+        }
         let broadcasts = |u: &super::NodeId| {
             let more = elements(Value { node: *u, output: 0 }).zip(own).is_some_and(|(all, own)| all > own);
             more && is_pointwise(graph, graph.node(*u))

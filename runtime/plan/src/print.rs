@@ -185,7 +185,9 @@ impl Plan {
             }
             Action::Pool(p) => {
                 let sizes: Vec<usize> = p.windows.iter().map(|w| w.size).collect();
-                format!("{} of windows of {sizes:?}, channels last", p.kind.name())
+                // Channels that come first are images of one channel.
+                let last = step.reads.first().is_some_and(|v| v.shape.last() != Some(&1));
+                format!("{} of windows of {sizes:?}{}", p.kind.name(), if last { ", channels last" } else { "" })
             }
             Action::Gather(axis) => format!("gather along {axis}"),
             Action::GatherElements(axis) => format!("gather elements along {axis}"),

@@ -165,6 +165,22 @@ fn work_behind_slices_is_part_of_their_readers_on_a_gpu() {
     assert_eq!((launches("h200", false), launches("h200", true), launches("cpu", false)), (1, 2, 2));
 }
 
+/// A slice of a whole axis, and work that reads a value twice, each time again.
+#[test]
+fn work_behind_slices_is_built_once() {
+    let mut g = Graph::new(program());
+    let (x, z) = (g.input("x", ty(DType::F32, &[1, 64])), g.input("z", ty(DType::F32, &[1, 64])));
+    let mut y = g.call("neg", &[x], &[]).unwrap()[0];
+    for _ in 0..40 {
+        y = g.call("mul", &[y, y], &[]).unwrap()[0];
+    }
+    let y = g.builtin(BuiltinOp::Slice, &[y], vec![0.into(), 0.into(), 1.into(), 1.into()]).unwrap()[0];
+    let y = g.call("mul", &[y, z], &[]).unwrap()[0];
+    g.output("y", y);
+    let plan = planned(&g, &Options::new(Device::named("h200").unwrap())).unwrap();
+    assert_eq!(plan.launches(), 1, "{plan}");
+}
+
 /// Large independent work shares a launch, unless the plan fits only without.
 #[test]
 fn large_work_shares_a_launch_where_there_is_memory() {

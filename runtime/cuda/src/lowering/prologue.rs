@@ -350,9 +350,11 @@ impl Computed {
     /// `None` if no template computes the product of that step of a plan.
     pub(super) fn of(plan: &Plan, p: &PrologueStep, reads: &[View], outs: &[View]) -> Option<Computed> {
         if let Some(windows) = p.windows() {
-            let hopper = TiledProduct::of_windows(&p.product, windows, reads, outs);
             let left = matches!(p.factors.first(), Some(FactorFrom::Windows(_)));
-            let hopper = hopper.filter(|_| plan.device.sm == HOPPER && left);
+            let hopper = match left && plan.device.sm == HOPPER {
+                true => TiledProduct::of_windows(&p.product, windows, reads, outs),
+                false => None,
+            };
             let warps = WarpProduct::of_windows(&p.product, (windows, left), reads, outs);
             let warps = warps.map(|w| w.rounded(plan.device.tf32));
             let any = hopper.is_some() || warps.is_some();

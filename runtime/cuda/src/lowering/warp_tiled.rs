@@ -57,9 +57,21 @@ impl WarpProduct {
         let (side, last) = (usize::from(!left), w.windows.channels_last);
         let image = reads.get(side).filter(|_| step.reduced.is_empty())?;
         let windows = w.of_product(step, left, image)?;
-        let mut views = reads.to_vec();
-        views[side] = as_if_stored(step, left, last, image);
-        let mut product = WarpProduct::of(step, &views, outs)?;
+        // Threads count the places of a factor, and of all channels of one product, in 32 bits.
+        let products = step.batch.iter().product::<usize>().max(1);
+        let counted = image.len() / if last { windows.channels } else { products };
+        let factor = as_if_stored(step, left, last, image);
+        let ([first, second, beside @ ..], [out, ..]) = (reads, outs) else { return None };
+        let factors = if left { [&factor, second] } else { [first, &factor] };
+        let all: Vec<&View> = factors.into_iter().chain([out]).chain(beside).collect();
+        // Only rows whose channels lie last go through all images.
+        let (batch, m, strides) = match (left, last) {
+            (true, true) => as_rows(step, &all)?,
+            _ => as_batch(step, &all).or_else(|| as_rows(step, &all))?,
+        };
+        let sizes = [batch[0], batch[1], m, step.n, step.k];
+        let product = WarpProduct::of_strides(step, (&all, outs), sizes, &strides);
+        let mut product = product.filter(|_| i32::try_from(counted).is_ok())?;
         let of_image = windows.axes.iter().map(|a| a.out).product::<usize>();
         let [outer, inner, rows, columns, _] = product.sizes;
         let fits = match (left, last) {

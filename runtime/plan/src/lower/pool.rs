@@ -2,8 +2,8 @@
 //!
 //! In: a reduction of windows. Out: a step, and a view of its result with the channels where the
 //! graph has them; none if no kernel reduces such windows. Invariant: where what follows reads the
-//! channels last, an image whose channels lie first is copied; elsewhere each of its channels is an
-//! image of one channel.
+//! channels last, an image whose channels lie first is copied; elsewhere each channel of an image
+//! that lies in its order is an image of one channel.
 
 use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
@@ -60,7 +60,8 @@ impl Lower<'_> {
         Ok(Some(seen))
     }
 
-    /// The step of pooling where the channels come first; the view of its result.
+    /// The step of pooling where the channels come first; the view of its result, or none for a
+    /// view of an image.
     fn pooled_planes(
         &mut self,
         name: &str,
@@ -69,7 +70,10 @@ impl Lower<'_> {
         (dtype, shape): (DType, &[usize]),
     ) -> Result<Option<View>> {
         let x = self.value(image)?;
-        let x = self.contiguous(&x, name)?;
+        // A view is reduced as it lies, without a copy.
+        if !x.is_contiguous() {
+            return Ok(None);
+        }
         let planes = |v: &View| v.reshaped(&[v.shape[0] * v.shape[1], v.shape[2], v.shape[3], 1]);
         let out = self.fresh(dtype, shape)?;
         let (Some(read), Some(written)) = (planes(&x), planes(&out)) else { return Ok(None) };
