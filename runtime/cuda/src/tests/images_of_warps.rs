@@ -102,7 +102,8 @@ fn numbered(at: usize) -> (String, (Graph, Inputs)) {
     let (shape, dtype) = (&SHAPES[at % SHAPES.len()], TYPES[at % TYPES.len()]);
     // Groups of channels that lie last have a kernel of their own, and one axis is copied first.
     let may = shape.1[1] == 1 && shape.2.len() == 2;
-    let last = Lasts { image: may && at / SHAPES.len() % 2 == 0, result: may && at / SHAPES.len() / 2 % 2 == 0 };
+    let round = at / SHAPES.len();
+    let last = Lasts { image: may && round.is_multiple_of(2), result: may && (round / 2).is_multiple_of(2) };
     let epilogue = EPILOGUES[at % EPILOGUES.len()];
     let Shape(image, filters, window, ..) = shape;
     let what = format!("{dtype} {image:?} {filters:?} {window:?} {last:?} {epilogue}");
