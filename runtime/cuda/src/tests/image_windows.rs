@@ -108,7 +108,7 @@ fn device(name: &str) -> Device {
 }
 
 /// The number of products that read windows from an image.
-fn implicit(plan: &Plan) -> usize {
+pub(super) fn implicit(plan: &Plan) -> usize {
     let reads_windows = |action: &Action| match action {
         Action::Call(CallStep { called: Called::Prologue(p), .. }) => p.windows().is_some(),
         _ => false,

@@ -8,11 +8,12 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::{StoredTiling, WarpTiling};
 use hypatia_graph::{Graph, Value};
-use hypatia_plan::{Action, CallStep, Called, Options, Plan};
+use hypatia_plan::Options;
 use hypatia_target::device::Device;
 use hypatia_testing::list;
 
 use super::emulated;
+use super::image_windows::implicit;
 use super::tiled::{Case, Inputs, agrees_by, all_tilings, source, spread, tiled_step};
 use super::{cases, gpu, planned};
 use crate::nvrtc::{Nvrtc, NvrtcError};
@@ -112,15 +113,6 @@ fn numbered(at: usize) -> (String, (Graph, Inputs)) {
 
 fn device(name: &str) -> Device {
     Device::named(name).unwrap()
-}
-
-/// The number of products that read windows from an image.
-fn implicit(plan: &Plan) -> usize {
-    let reads_windows = |action: &Action| match action {
-        Action::Call(CallStep { called: Called::Prologue(p), .. }) => p.windows().is_some(),
-        _ => false,
-    };
-    plan.steps.iter().filter(|s| reads_windows(&s.action)).count()
 }
 
 fn tilings() -> Vec<StoredTiling> {
