@@ -221,11 +221,36 @@ fn moves(dtype: DType) -> Vec<Case> {
     out
 }
 
+/// Work that slices alone read, and small values that several parts read: one launch each.
+fn at_their_readers(dtype: DType) -> Vec<Case> {
+    let mut out = Vec::new();
+    // Operands that vary along the axis, and one that does not; a part that nobody reads, parts of
+    // other sizes, every second element.
+    let mut g = Made::new(dtype);
+    let (x, row, column) = (g.input(&[6, 24]), g.input(&[24]), g.input(&[6, 1]));
+    let (cell, other) = (g.input(&[6, 8]), g.input(&[6, 4]));
+    let all = g.call("add", &[x, row]);
+    let all = g.call("max", &[all, column]);
+    let all = g.call("neg", &[all]);
+    let (first, second) = (g.slice(all, [1, 1, 9]), g.slice(all, [1, 12, 16]));
+    let third = g.builtin(BuiltinOp::Slice, &[all], vec![int(1), int(16), int(24), int(2)]);
+    let a = g.call("add", &[first, cell]);
+    let b = g.call("add", &[second, other]);
+    let c = g.call("abs", &[third]);
+    out.push(g.case("work behind slices", &[a, b, c]));
+    let mut g = Made::new(dtype);
+    let (x, y, row) = (g.input(&[9, 16]), g.input(&[2, 5, 16]), g.input(&[16]));
+    let small = g.call("neg", &[row]);
+    let (a, b) = (g.call("max", &[x, small]), g.call("add", &[y, small]));
+    out.push(g.case("a small value of two readers", &[a, b]));
+    out
+}
+
 /// Cases whose work is one launch.
 fn single() -> Vec<Case> {
     let mut out: Vec<Case> = [DType::F32, DType::BF16, DType::I32, DType::I8]
         .into_iter()
-        .flat_map(|d| gathers(d).into_iter().chain(moves(d)))
+        .flat_map(|d| gathers(d).into_iter().chain(moves(d)).chain(at_their_readers(d)))
         .collect();
     for dtype in [DType::F32, DType::BF16, DType::I32, DType::I8] {
         out.push(around(dtype, &[&[3, 8], &[3, 16]], 1));
