@@ -152,11 +152,13 @@ impl<'a> Body<'a> {
         let TermNode::In { input, .. } = *self.terms.node(id) else { return Err("an index is computed".into()) };
         let rows = table.shape.first().and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
         let rows = rows.filter(|_| input < STEP).ok_or("the rows of a table are unknown")?;
+        let width = table.shape[1..].iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
+        let width = width.and_then(|n| usize::try_from(n).ok()).ok_or("the rows of a table are of unknown length")?;
         let mut axes: Vec<Axes> = vec![Vec::new()];
         axes.extend(table.shape[1..].iter().map(|d| self.space.axis(d)));
         let at = self.inputs.len();
         self.inputs.push((table.clone(), axes.clone()));
-        self.gathers.push(GatheredRows { table: at, index: input as usize, rows });
+        self.gathers.push(GatheredRows { table: at, index: input as usize, rows, width });
         let id = self.terms.add(TermNode::In { input: at as u32, view: InView::Broadcast });
         let shape = index_ty.shape.iter().chain(&table.shape[1..]).cloned().collect();
         let axes = of_index.into_iter().chain(axes.into_iter().skip(1)).collect();

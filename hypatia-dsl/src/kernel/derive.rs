@@ -215,10 +215,13 @@ fn accesses(body: &Body<'_>, space: &RowSpace) -> Derived<Vec<(DType, RowAccess)
     for gathered in &body.gathers {
         let whole_rows = space.order(&space.tensors[gathered.table]).iter().copied().eq(space.outer..space.sizes.len());
         let one_each = space.order(&space.tensors[gathered.index]).iter().copied().eq(0..space.outer);
-        if !whole_rows || !one_each {
-            return Err("a table does not hold whole rows".into());
+        inputs[gathered.table].1 = if whole_rows && one_each { RowAccess::Gathered } else { RowAccess::Picked };
+    }
+    // An index is read wherever the table is.
+    for gathered in &body.gathers {
+        if inputs[gathered.table].1 == RowAccess::Picked {
+            inputs[gathered.index].1 = RowAccess::Strided;
         }
-        inputs[gathered.table].1 = RowAccess::Gathered;
     }
     Ok(inputs)
 }

@@ -88,9 +88,9 @@ fn element(
         // An unused operand may have no elements.
         let at = match kernel.gathers.iter().find(|g| g.table == i) {
             Some(g) => {
-                let picked = inputs[g.index].get(row).copied().unwrap_or(f64::NAN);
-                let picked = if picked < 0.0 { picked + g.rows as f64 } else { picked };
-                picked as usize * layout.n() + column
+                let place = inputs[g.index].get(layout.index(g.index, row, column)).copied().unwrap_or(f64::NAN);
+                let place = if place < 0.0 { place + g.rows as f64 } else { place };
+                place as usize * g.width + layout.index(i, row, column)
             }
             None => layout.index(i, row, column),
         };

@@ -171,6 +171,9 @@ pub enum RowAccess {
     /// `[rows of a table, n]`: which row is read for each row is said by one of
     /// `RowwiseKernel::gathers`.
     Gathered,
+    /// An element of a table at a place that an operand with strides says for each element: one of
+    /// `RowwiseKernel::gathers`. The strides are those of the table's other axes.
+    Picked,
 }
 
 /// Reductions over groups of elements that lie side by side in a row, all of one size.
@@ -187,11 +190,13 @@ pub struct Groups {
 pub struct GatheredRows {
     /// The operand that is read.
     pub table: usize,
-    /// The operand with its rows: one integer a row, contiguous; a negative one counts from the
-    /// end.
+    /// The operand with its rows: one integer a row of the kernel, contiguous, for a `Gathered`
+    /// table; any with strides for a `Picked` one. A negative one counts from the end.
     pub index: usize,
     /// How many rows the table has.
     pub rows: usize,
+    /// Elements of a row of the table.
+    pub width: usize,
 }
 
 /// Elements from which on a row is long: where rows are few, plans cut them in pieces.
@@ -218,7 +223,7 @@ pub struct RowwiseKernel {
     pub sums: Vec<(DType, Term)>,
     /// How many axes number the rows, and how many make up a row; 1 and 1 if nothing is `Strided`.
     pub axes: [usize; 2],
-    /// Where the rows of `Gathered` operands come from.
+    /// Where the rows of `Gathered` and `Picked` operands come from.
     pub gathers: Vec<GatheredRows>,
     /// Steps over groups of a row's elements, if there are any. Results of a row do not depend on
     /// these: a group is reduced when its elements are stored.
@@ -244,12 +249,12 @@ impl RowwiseKernel {
     /// True if an operand is read, or a result written, with strides.
     pub fn strided(&self) -> bool {
         let mut all = self.inputs.iter().map(|i| i.1).chain(self.outputs.iter().map(|o| o.1));
-        all.any(|a| a == RowAccess::Strided)
+        all.any(|a| matches!(a, RowAccess::Strided | RowAccess::Picked))
     }
 
     /// True if each row is read once and nothing is kept of its elements: all steps read operands
-    /// alone, which lie row after row or are one element, and results are functions of the steps.
-    /// Such rows may be of any length, and be reduced in pieces.
+    /// alone, which lie row after row or are one element, and a result is a function either of the
+    /// steps or of the elements. Such rows may be of any length, and be reduced in pieces.
     pub fn folds(&self) -> bool {
         let operands = self.inputs.len();
         let reads = |term: &Term, may: &dyn Fn(usize) -> bool| {
@@ -261,8 +266,9 @@ impl RowwiseKernel {
         !self.steps.is_empty()
             && self.inputs.iter().all(lies)
             && self.steps.iter().all(|(kind, term)| *kind != Reduction::Prod && reads(term, &|i| i < operands))
-            && self.outputs.iter().all(|(dtype, access, term)| {
-                *access == RowAccess::PerRow && dtype.is_float() && reads(term, &|i| i >= operands)
+            && self.outputs.iter().all(|(dtype, access, term)| match access {
+                RowAccess::PerRow => dtype.is_float() && reads(term, &|i| i >= operands),
+                _ => *access == RowAccess::Full && reads(term, &|i| i < operands),
             })
             && self.sums.is_empty()
             && self.gathers.is_empty()

@@ -92,7 +92,10 @@ impl<'p> RowRegion<'p> {
     pub fn gather(&mut self, table: &TensorType, index: RowValue) -> Result<RowValue, String> {
         self.operands.push(RowOperand::Given);
         let (before, made) = (self.body.val(index.0).axes.len(), self.body.gather(table, index.0)?);
-        self.picked_rows = Some(self.body.val(made).axes[before..].concat());
+        let row = self.body.val(made).axes[before..].concat();
+        if !row.is_empty() {
+            self.picked_rows = Some(row);
+        }
         Ok(RowValue(made))
     }
 

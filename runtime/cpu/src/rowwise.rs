@@ -577,6 +577,7 @@ impl Loader for RowLoader<'_> {
                             let from = self.picked(i, at) * n + self.column;
                             read(bytes, *dtype, from as isize, 1, dst);
                         }
+                        RowAccess::Picked => self.load_picked(i, at, dst),
                         _ => read(bytes, *dtype, at as isize, 0, dst),
                     }
                 }
@@ -611,11 +612,23 @@ impl RowLoader<'_> {
         }
     }
 
-    /// The row of a table that is read for a row. It was looked at before the step.
-    fn picked(&self, table: usize, row: usize) -> usize {
+    /// Loads the elements of a row, each in the row of a table that its index names.
+    fn load_picked(&self, table: usize, row: usize, mut dst: Dst<'_>) {
+        let (bytes, dtype, layout) = (self.inputs[table], self.code.inputs[table].0, &self.code.layout);
+        let Some(gathered) = self.code.gathers.iter().find(|g| g.table == table) else { return };
+        for i in 0..dst.len() {
+            let column = self.column + i;
+            let of_table = self.picked(table, layout.index(gathered.index, row, column));
+            let from = of_table * gathered.width + layout.index(table, row, column);
+            read(bytes, dtype, from as isize, 1, slice_of(&mut dst, i, i + 1));
+        }
+    }
+
+    /// The row of a table that the index at that place names. It was looked at before the step.
+    fn picked(&self, table: usize, at: usize) -> usize {
         let Some(gathered) = self.code.gathers.iter().find(|g| g.table == table) else { return 0 };
         let (mut index, dtype) = ([0i64], self.code.inputs[gathered.index].0);
-        read(self.inputs[gathered.index], dtype, row as isize, 1, Dst::Int(&mut index));
+        read(self.inputs[gathered.index], dtype, at as isize, 1, Dst::Int(&mut index));
         let index = if index[0] < 0 { index[0] + gathered.rows as i64 } else { index[0] };
         index.clamp(0, gathered.rows as i64 - 1) as usize
     }

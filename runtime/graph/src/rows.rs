@@ -42,6 +42,10 @@ const ROUNDS: usize = 3;
 const ROW_BYTES: usize = 32;
 /// Elements of a row up to which a host keeps values in registers from pass to pass, and a GPU.
 const LONGEST: [i64; 2] = [1 << 13, 1 << 16];
+/// Elements of a row up to which a GPU reads it again in each pass, and the bytes that an element
+/// of it may have in all operands: what the parts of the region store and read takes longer.
+const AGAIN: i64 = 1 << 20;
+const AGAIN_BYTES: usize = 8;
 /// The fewest threads that occupy a GPU where each computes a row of its own, or a part of it, and
 /// the longest of these rows: a thread reads its part again in each pass.
 const FEWEST_COLUMNS: i64 = 1 << 12;
@@ -271,6 +275,9 @@ impl Grower<'_, '_> {
         results.extend(of_sums);
         let (name, doc) = self.named(nodes);
         let (kernel, space, again) = region.finish(&name, doc, (&made, &sums)).ok()?;
+        if self.device.is_host() && kernel.inputs.iter().any(|i| i.1 == RowAccess::Picked) {
+            return None;
+        }
         (self.may_do_again(again, &space) && self.is_worth_it(&kernel, &space)).then_some(RowwiseRegion {
             kernel,
             space,
@@ -303,8 +310,8 @@ impl Grower<'_, '_> {
     }
 
     /// Whether one launch is faster than the parts: rows that are neither too long to be kept in
-    /// registers nor too few for the device, unless they are read once; elements of a row side by
-    /// side in memory.
+    /// registers or read again nor too few for the device, unless they are read once; elements of a
+    /// row side by side in memory.
     fn is_worth_it(&self, kernel: &RowwiseKernel, space: &RowSpace) -> bool {
         let size = |sizes: &[Dim]| sizes.iter().try_fold(1i64, |n, d| n.checked_mul(d.as_const()?));
         let (rows, n) = (size(&space.sizes[..space.outer]), size(&space.sizes[space.outer..]));
@@ -312,7 +319,11 @@ impl Grower<'_, '_> {
         // What reads each row once keeps none, and the plan cuts rows that are few and long.
         let long = n.is_none_or(|n| n >= LONG_ROW as i64);
         let once = gpu == 1 && long && kernel.folds();
-        if !once && n.is_some_and(|n| n > LONGEST[gpu]) {
+        use RowAccess::{Full, Gathered, Picked, Strided};
+        let wide = |access: RowAccess| matches!(access, Full | Strided | Gathered | Picked);
+        let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
+        let longest = if gpu == 1 && bytes <= AGAIN_BYTES { AGAIN } else { LONGEST[gpu] };
+        if !once && n.is_some_and(|n| n > longest) {
             return false;
         }
         if !kernel.sums.is_empty() && !sums_are_worth_it(kernel, rows, n, space.groups_of_sums()) {
@@ -324,8 +335,6 @@ impl Grower<'_, '_> {
                 return false;
             }
         }
-        let wide = |access: RowAccess| matches!(access, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
-        let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
         bytes <= ROW_BYTES
             && (gpu == 1 && is_by_columns(kernel, space, rows, n) || self.lies_by_rows(kernel, space, rows.zip(n)))
     }
@@ -546,15 +555,23 @@ impl<'g> Reading<'g> {
 
     /// Rows of a table.
     fn gather(&mut self, table: Value, places: Value) -> Option<RowValue> {
-        if [table, places].iter().any(|v| self.inside.contains(&v.node.index())) || self.values.contains_key(&places) {
+        if [table, places].iter().any(|v| self.inside.contains(&v.node.index())) {
             return None;
         }
         let rows = usize::try_from(self.graph.ty(table).shape[0].as_const()?).ok()?;
-        let picked = self.region.operand(self.graph.ty(places));
-        let made = self.region.gather(self.graph.ty(table), picked).ok()?;
-        self.operands.extend([RowsOperand::Value(places), RowsOperand::Value(table)]);
+        let index = match self.values.get(&places) {
+            Some(Made::Rows(known)) => *known,
+            Some(Made::Sum(_)) => return None,
+            None => {
+                let index = self.region.operand(self.graph.ty(places));
+                self.operands.push(RowsOperand::Value(places));
+                self.values.insert(places, Made::Rows(index));
+                index
+            }
+        };
+        let made = self.region.gather(self.graph.ty(table), index).ok()?;
+        self.operands.push(RowsOperand::Value(table));
         self.lookups.push((places, rows));
-        self.values.insert(places, Made::Rows(picked));
         Some(made)
     }
 

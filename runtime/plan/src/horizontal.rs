@@ -526,15 +526,24 @@ impl HorizontalStep {
 
     /// True if no operand needs strides, but for rows that are picked as they lie.
     pub(super) fn is_flat(&self) -> bool {
-        let by_rows = |p: &HorizontalPart| {
-            let along = |s: &Vec<isize>| s.last().is_none_or(|s| (0..=1).contains(s));
-            !p.picks.is_empty() && p.step.strides.iter().chain(&p.stored).all(along)
-        };
-        self.parts.iter().all(|p| p.step.kernel.is_flat() || by_rows(p))
+        self.parts.iter().all(|p| p.step.kernel.is_flat() || !p.picks.is_empty() && p.is_by_rows())
+    }
+
+    /// True if all parts read and store rows of neighbours.
+    pub(super) fn is_by_rows(&self) -> bool {
+        /// Elements of a row that several accesses read.
+        const ROW: usize = 64;
+        self.parts.iter().all(|p| p.is_by_rows() && p.step.shape.last().is_none_or(|n| *n >= ROW))
     }
 }
 
 impl HorizontalPart {
+    /// True if neighbours lie side by side in all that is read and stored, or are one element.
+    fn is_by_rows(&self) -> bool {
+        let along = |s: &Vec<isize>| s.last().is_none_or(|s| (0..=1).contains(s));
+        self.step.strides.iter().chain(&self.stored).all(along)
+    }
+
     /// Elements of each of its results.
     pub fn len(&self) -> usize {
         self.step.shape.iter().product()

@@ -1,9 +1,10 @@
 //! Splits reductions of few long rows, which leave most of a GPU idle.
 //!
 //! In: a plan for a GPU whose buffers are not placed yet. Out: the same plan, in which reductions
-//! of few long rows are two steps: of pieces of the rows, then of the pieces' results. Invariant:
-//! the results of pieces are kept in the type in which a row is reduced, so nothing is rounded in
-//! between; what needs whole rows for anything else stays one step (`RowwiseKernel::folds`).
+//! of few long rows are two steps: of pieces of the rows, then of the pieces' results. The first
+//! stores results of single elements. Invariant: the results of pieces are kept in the type in
+//! which a row is reduced, so nothing is rounded in between; what needs whole rows for anything
+//! else stays one step (`RowwiseKernel::folds`).
 //!
 //! The loss over a batch, the norm of all gradients, the largest magnitude of a tensor: one row of
 //! millions of elements is read by one block.
@@ -81,13 +82,15 @@ fn halves(plan: &mut Plan, at: usize) -> Option<(Step, Step)> {
     let wide = if whole.inputs.iter().any(|i| i.0 == DType::F64) { DType::F64 } else { DType::F32 };
     let count = r.rows * pieces;
     let of_pieces = |i: usize| (wide, RowAccess::PerRow, leaf(operands + i));
-    let first = RowwiseKernel { outputs: (0..steps).map(of_pieces).collect(), ..whole.clone() };
+    let is_of_row = |output: &&(DType, RowAccess, Term)| output.1 == RowAccess::PerRow;
+    let of_elements = whole.outputs.iter().filter(|o| !is_of_row(o)).cloned();
+    let first = RowwiseKernel { outputs: (0..steps).map(of_pieces).chain(of_elements).collect(), ..whole.clone() };
     let joined = |(dtype, access, term): &(DType, RowAccess, Term)| (*dtype, *access, of_joined(term, operands, steps));
     let second = RowwiseKernel {
         name: format!("{}_joined", whole.name),
         inputs: vec![(wide, RowAccess::Full); steps],
         steps: whole.steps.iter().enumerate().map(|(i, (kind, _))| (*kind, leaf(i))).collect(),
-        outputs: whole.outputs.iter().map(joined).collect(),
+        outputs: whole.outputs.iter().filter(is_of_row).map(joined).collect(),
         ..whole.clone()
     };
     let (rows, n, step) = (r.rows, r.n, step.clone());
@@ -102,9 +105,13 @@ fn halves(plan: &mut Plan, at: usize) -> Option<(Step, Step)> {
             View::whole(buffer, wide, &[count])
         })
         .collect();
+    let (of_rows, of_elements): (Vec<_>, Vec<_>) =
+        step.writes.iter().zip(&whole.outputs).partition(|(_, output)| is_of_row(output));
+    let views = |of: Vec<(&View, _)>| of.into_iter().map(|(v, _): (&View, _)| v.clone()).collect::<Vec<View>>();
+    let (of_rows, of_elements) = (views(of_rows), views(of_elements));
     let (first, second) = (of(first, count, n / pieces), of(second, rows, pieces));
-    let first = Step { action: first, writes: between.clone(), ..step.clone() };
-    Some((first, Step { action: second, reads: between, ..step }))
+    let first = Step { action: first, writes: [&between[..], &of_elements].concat(), ..step.clone() };
+    Some((first, Step { action: second, reads: between, writes: of_rows, ..step }))
 }
 
 /// Into how many pieces of one length rows are cut: about [`PIECE`] elements each, fewer if that

@@ -28,6 +28,8 @@ const ATTENTION: f64 = 0.5;
 /// The share of the bandwidth with which elements are read that do not lie in the result's order,
 /// by pointwise work and by other steps.
 const STRIDED: [f64; 2] = [1.0 / 3.0, 0.5];
+/// The share for parts of a launch whose rows lie side by side.
+const BY_ROWS: f64 = 0.8;
 /// The shares of the rate and of the bandwidth with which convolutions of single channels run.
 const WINDOWS: [f64; 2] = [0.25, 0.5];
 /// The share of the matrix units' rate that groups of many channels reach, and the channels of
@@ -79,7 +81,14 @@ impl Step {
                 (device.ramp, [rate, WINDOWS[1]])
             }
             Action::Pointwise(p) => (0.0, [device.vector, if p.kernel.is_flat() { 1.0 } else { self.strided_share() }]),
-            Action::Horizontal(h) => (0.0, [device.vector, if h.is_flat() { 1.0 } else { STRIDED[1] }]),
+            Action::Horizontal(h) => {
+                let share = match () {
+                    () if h.is_flat() => 1.0,
+                    () if h.is_by_rows() => BY_ROWS,
+                    () => STRIDED[1],
+                };
+                (0.0, [device.vector, share])
+            }
             Action::Rowwise(r) => {
                 let apart = r.kernel.inputs.first().is_some_and(|i| i.1 == RowAccess::Strided);
                 (0.0, [device.vector, if apart { STRIDED[1] } else { 1.0 }])

@@ -56,8 +56,14 @@ impl Rows {
 pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseStep {
     let layout = joined(layout);
     let inputs = kernel.inputs.len();
-    for (i, (_, access)) in kernel.inputs.iter_mut().enumerate().filter(|(_, input)| input.1 != RowAccess::Gathered) {
+    let picks = |a: RowAccess| matches!(a, RowAccess::Gathered | RowAccess::Picked);
+    for (i, (_, access)) in kernel.inputs.iter_mut().enumerate().filter(|(_, input)| !picks(input.1)) {
         *access = layout.access(i);
+    }
+    for gathered in &kernel.gathers {
+        if kernel.inputs[gathered.table].1 == RowAccess::Picked {
+            kernel.inputs[gathered.index].1 = RowAccess::Strided;
+        }
     }
     for (i, (_, access, _)) in kernel.outputs.iter_mut().enumerate() {
         // One element a row, or a group, stays so.

@@ -213,6 +213,17 @@ pub struct RowwiseStep {
     pub lookups: Vec<(usize, usize)>,
 }
 
+impl RowwiseStep {
+    /// How many elements are read of a table: one for each element of the axes along which it or
+    /// its index varies.
+    pub(super) fn picked(&self, table: usize) -> usize {
+        let Some(gathered) = self.kernel.gathers.iter().find(|g| g.table == table) else { return 0 };
+        let of = [gathered.table, gathered.index].map(|i| &self.layout.strides[i]);
+        let sizes = self.layout.sizes.iter().enumerate();
+        sizes.filter(|(axis, _)| of.iter().any(|s| s[*axis] != 0)).map(|(_, size)| size).product()
+    }
+}
+
 /// Attention over a batch of heads: finish(softmax(score(q k^T)) v). `reads[0]` is `batch +
 /// [queries, head]`, `reads[1]` `batch + [keys, head]`, `reads[2]` `batch + [keys, value]`. The
 /// operands of the score follow, broadcast to `batch + [queries, keys]`, then those of `finish`,

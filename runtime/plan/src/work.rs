@@ -92,15 +92,17 @@ impl Step {
         // Gathers read as much of their source as they write.
         let tables: Vec<usize> = match &self.action {
             Action::Horizontal(h) => h.tables().collect(),
+            Action::Rowwise(r) => r.kernel.gathers.iter().map(|g| g.table).collect(),
             Action::Gather(_) | Action::GatherElements(_) | Action::GatherNd(_) => vec![0],
             _ => Vec::new(),
         };
-        let of_table = |v: &View| match self.action {
+        let of_table = |i: usize, v: &View| match &self.action {
+            Action::Rowwise(r) => r.picked(i) as f64,
             Action::Horizontal(_) => v.len() as f64,
             _ => len,
         };
         let touched = |(i, v): (usize, &View)| match tables.contains(&i) {
-            true => of_table(v) * v.dtype.size() as f64,
+            true => of_table(i, v) * v.dtype.size() as f64,
             false => bytes(v),
         };
         // Memory traffic of only the fallback is not counted.

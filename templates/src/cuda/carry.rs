@@ -47,7 +47,8 @@ fn bytes(kernel: &RowwiseKernel, values: usize) -> usize {
             }
         }
     }
-    let own = |a: &RowAccess| matches!(a, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
+    use RowAccess::{Full, Gathered, Picked, Strided};
+    let own = |a: &RowAccess| matches!(a, Full | Strided | Gathered | Picked);
     let inputs = kernel.inputs.iter().zip(read).filter(|((_, a), read)| *read && own(a));
     inputs.map(|((d, _), _)| d.size()).sum::<usize>() + values * DType::F32.size()
 }

@@ -8,6 +8,7 @@ use minijinja::{Value, context};
 
 use super::carry;
 use super::pointwise::{default_type, reachable};
+use super::rowwise::pick;
 use super::term::{Functions, compute_name, inlining, widen};
 use super::{EmitError, storage};
 use hypatia_dsl::dtype::DType;
@@ -254,7 +255,8 @@ pub(super) fn call(kernel: &RowwiseKernel, piece: &Piece, steps: &[Piece]) -> St
 pub(super) fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], row: bool) -> String {
     let inputs = piece.inputs.iter().map(|i| match kernel.inputs[*i].1 {
         RowAccess::Strided if row => format!("in{i}[0]"),
-        RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided | RowAccess::Gathered => {
+        RowAccess::Picked if row => format!("{}.v[0]", pick(kernel, *i, "1", "0")),
+        RowAccess::Full | RowAccess::PerColumn | RowAccess::Strided | RowAccess::Gathered | RowAccess::Picked => {
             format!("in{i}_v.v[k]")
         }
         RowAccess::PerRow | RowAccess::PerGroup | RowAccess::Splat => format!("in{i}"),

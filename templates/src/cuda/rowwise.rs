@@ -21,7 +21,7 @@ use super::{
 };
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{ROWS_OF_SLICES, Reduction, RowAccess, RowsPart, RowwiseKernel, SumSplit};
+use hypatia_dsl::kernel::{GatheredRows, ROWS_OF_SLICES, Reduction, RowAccess, RowsPart, RowwiseKernel, SumSplit};
 use hypatia_dsl::scalar::TermNode;
 
 /// Suffix, threads per block, threads that share a row, and the most elements that each of them
@@ -282,8 +282,9 @@ pub(super) fn emit(
 /// What the source of a kernel is rendered from, for those rows or for any.
 fn printed(program: &Program, kernel: &RowwiseKernel, target: Option<RowTarget>) -> Result<Printed, EmitError> {
     let mut values = Values::of(program, kernel)?;
-    let used = values.used();
-    let sharing = Sharing::of(kernel, &used, target);
+    let read = values.used();
+    let sharing = Sharing::of(kernel, &read, target);
+    let used = with_places(kernel, read);
     let carried = match sharing.kept().filter(|_| sharing.narrow) {
         Some(elements) => values.carry(elements)?,
         None => Vec::new(),
@@ -318,6 +319,16 @@ fn printed(program: &Program, kernel: &RowwiseKernel, target: Option<RowTarget>)
     };
     let ctx = merge_maps([of_kernel, rows(kernel, &values, &used, carried, streams), sharing.context(kernel, target)]);
     Ok(Printed { ctx, args, entries, formula, sharing })
+}
+
+/// These operands, and those that say where they are read.
+fn with_places(kernel: &RowwiseKernel, mut used: Vec<usize>) -> Vec<usize> {
+    let picked = |g: &&GatheredRows| kernel.inputs[g.table].1 == RowAccess::Picked && used.contains(&g.table);
+    let places: Vec<usize> = kernel.gathers.iter().filter(picked).map(|g| g.index).collect();
+    used.extend(places);
+    used.sort_unstable();
+    used.dedup();
+    used
 }
 
 /// What the template knows of a row's operands and results.
@@ -522,7 +533,7 @@ fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Value {
     inputs
         .iter()
         .filter_map(|i| match kernel.inputs[*i].1 {
-            RowAccess::Full | RowAccess::Strided | RowAccess::Gathered => {
+            RowAccess::Full | RowAccess::Strided | RowAccess::Gathered | RowAccess::Picked => {
                 Some(format!("const auto in{i}_v = in{i}_at(c, col);"))
             }
             RowAccess::PerColumn if streamed => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
@@ -563,13 +574,15 @@ fn streamed(kernel: &RowwiseKernel, stream: Option<&Stream>) -> Value {
 
 /// Per-element operands that a thread may keep.
 fn per_element(kernel: &RowwiseKernel, used: &[usize]) -> Value {
-    let is_own = |a: RowAccess| matches!(a, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered);
+    use RowAccess::{Full, Gathered, Picked, Strided};
+    let is_own = |a: RowAccess| matches!(a, Full | Strided | Gathered | Picked);
     let own = used.iter().filter(|i| is_own(kernel.inputs[**i].1));
     own.map(|i| {
         let (dtype, access) = kernel.inputs[*i];
         let read = match access {
             RowAccess::Strided => format!("gather<V>(in{i}, sizes, in{i}_strides, col)"),
             RowAccess::Gathered => format!("picked<V>(in{i}, col)"),
+            RowAccess::Picked => pick(kernel, *i, "V", "col"),
             _ => own_read(kernel, *i),
         };
         context! { name => format!("in{i}"), type => storage(dtype), read => read }
@@ -577,9 +590,20 @@ fn per_element(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     .collect()
 }
 
+/// A pack of elements of a table, each at the place that its index says.
+pub(super) fn pick(kernel: &RowwiseKernel, table: usize, pack: &str, column: &str) -> String {
+    let Some(GatheredRows { index, rows, width, .. }) = kernel.gathers.iter().find(|g| g.table == table) else {
+        return format!("in{table}");
+    };
+    format!(
+        "pick<{pack}>(in{table}, in{table}_strides, in{index}, in{index}_strides, sizes, {rows}, {width}, {column})"
+    )
+}
+
 /// The operands and results with strides.
 fn strided(kernel: &RowwiseKernel, used: &[usize]) -> Value {
-    let inputs = used.iter().filter(|i| kernel.inputs[**i].1 == RowAccess::Strided).map(|i| {
+    let has_strides = |i: &&usize| matches!(kernel.inputs[**i].1, RowAccess::Strided | RowAccess::Picked);
+    let inputs = used.iter().filter(has_strides).map(|i| {
         context! { name => format!("in{i}"), type => format!("const {}", storage(kernel.inputs[*i].0)) }
     });
     let outputs = kernel.outputs.iter().enumerate().filter(|(_, o)| o.1 == RowAccess::Strided);
@@ -595,7 +619,9 @@ fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
             RowAccess::Full | RowAccess::PerColumn | RowAccess::Gathered => {
                 format!("const {ty}* __restrict__ const in{i}")
             }
-            RowAccess::Strided => format!("const {ty}* __restrict__ const in{i}, const {axes}& in{i}_strides"),
+            RowAccess::Strided | RowAccess::Picked => {
+                format!("const {ty}* __restrict__ const in{i}, const {axes}& in{i}_strides")
+            }
             RowAccess::PerRow | RowAccess::PerGroup | RowAccess::Splat => format!("const {ty} in{i}"),
         }
     });
@@ -614,7 +640,7 @@ fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
         RowAccess::PerColumn => format!("in{i}"),
         RowAccess::PerRow | RowAccess::PerGroup => format!("in{i}[row]"),
         RowAccess::Splat => format!("in{i}_all"),
-        RowAccess::Strided => format!("in{i}_row, in{i}_strides"),
+        RowAccess::Strided | RowAccess::Picked => format!("in{i}_row, in{i}_strides"),
         RowAccess::Gathered => {
             let gathered = kernel.gathers.iter().find(|g| g.table == *i);
             let (index, rows) = gathered.map_or((*i, 0), |g| (g.index, g.rows));
@@ -650,6 +676,7 @@ pub(super) fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
         RowAccess::Splat => "one element",
         RowAccess::Strided => "one element each, with the strides of that name",
         RowAccess::Gathered => "a table of rows of n elements, row-major",
+        RowAccess::Picked => "a table, whose place along its first axis another operand says for each element",
     };
     let mut out = Vec::new();
     for (i, (d, a)) in kernel.inputs.iter().enumerate() {
@@ -672,7 +699,7 @@ pub(super) fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
     out.push(Arg::axes(outer + inner, about));
     let inputs = kernel.inputs.iter().enumerate().map(|(i, (_, a))| (ArgRole::Read(i), *a));
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| (ArgRole::Written(i), o.1));
-    for (role, _) in inputs.chain(outputs).filter(|(_, a)| *a == RowAccess::Strided) {
+    for (role, _) in inputs.chain(outputs).filter(|(_, a)| matches!(a, RowAccess::Strided | RowAccess::Picked)) {
         let name = role.tensor_name();
         let about = format!("elements between neighbours along each of these axes of {name}, 0 where it is repeated");
         out.push(Arg::strides(role, outer + inner, about));
@@ -683,7 +710,7 @@ pub(super) fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
 /// Bytes of the packs of all operands that a thread keeps.
 fn pack_bytes(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> usize {
     used.iter()
-        .filter(|i| matches!(kernel.inputs[**i].1, RowAccess::Full | RowAccess::Strided | RowAccess::Gathered))
+        .filter(|i| !matches!(kernel.inputs[**i].1, RowAccess::PerColumn | RowAccess::PerRow | RowAccess::Splat))
         .map(|i| kernel.inputs[*i].0.size() * vector)
         .sum()
 }

@@ -18,29 +18,29 @@ use super::{agrees, gpu};
 use hypatia_eval::{Mode, evaluate};
 
 /// A graph under construction, with the contents of its inputs.
-struct Made {
-    graph: Graph,
-    dtype: DType,
+pub(super) struct Made {
+    pub graph: Graph,
+    pub dtype: DType,
     inputs: Vec<(String, Tensor)>,
 }
 
 impl Made {
-    fn new(dtype: DType) -> Made {
+    pub(super) fn new(dtype: DType) -> Made {
         Made { graph: Graph::new(hypatia_library::load(&[]).unwrap()), dtype, inputs: Vec::new() }
     }
 
-    fn input(&mut self, shape: &[usize]) -> Value {
+    pub(super) fn input(&mut self, shape: &[usize]) -> Value {
         let (name, count) = (format!("x{}", self.inputs.len()), shape.iter().product::<usize>());
         let values: Vec<f64> = (0..count).map(|i| ((i * 7 + self.inputs.len()) % 23) as f64 - 11.0).collect();
         self.inputs.push((name.clone(), Tensor::from_f64(self.dtype, shape, &values).unwrap()));
         self.graph.input(name, ty(self.dtype, shape))
     }
 
-    fn call(&mut self, name: &str, args: &[Value]) -> Value {
+    pub(super) fn call(&mut self, name: &str, args: &[Value]) -> Value {
         self.graph.call(name, args, &[]).unwrap()[0]
     }
 
-    fn builtin(&mut self, op: BuiltinOp, args: &[Value], attrs: Vec<AttrValue>) -> Value {
+    pub(super) fn builtin(&mut self, op: BuiltinOp, args: &[Value], attrs: Vec<AttrValue>) -> Value {
         self.graph.builtin(op, args, attrs).unwrap()[0]
     }
 
@@ -54,7 +54,7 @@ impl Made {
         self.builtin(BuiltinOp::Pad, &[x, fill], vec![ints(before), ints(after)])
     }
 
-    fn case(mut self, what: &str, outputs: &[Value]) -> Case {
+    pub(super) fn case(mut self, what: &str, outputs: &[Value]) -> Case {
         for (i, v) in outputs.iter().enumerate() {
             self.graph.output(format!("y{i}"), *v);
         }
@@ -89,7 +89,7 @@ fn padded(dtype: DType, shape: &[usize], before: &[i64], after: &[i64]) -> Case 
 
 impl Made {
     /// Indices into an axis of that size, some from its end.
-    fn indices(&mut self, dtype: DType, shape: &[usize], size: i64) -> Value {
+    pub(super) fn indices(&mut self, dtype: DType, shape: &[usize], size: i64) -> Value {
         let name = format!("i{}", self.inputs.len());
         let count = shape.iter().product::<usize>() as i64;
         let values: Vec<f64> = (0..count).map(|i| ((i * 5 + 1) % (2 * size) - size) as f64).collect();
@@ -97,7 +97,7 @@ impl Made {
         self.graph.input(name, ty(dtype, shape))
     }
 
-    fn gather(&mut self, table: Value, indices: Value, axis: i64) -> Value {
+    pub(super) fn gather(&mut self, table: Value, indices: Value, axis: i64) -> Value {
         self.builtin(BuiltinOp::Gather, &[table, indices], vec![int(axis)])
     }
 

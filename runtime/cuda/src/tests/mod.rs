@@ -24,6 +24,7 @@ mod irregular;
 mod joint;
 mod joint_rows;
 mod launcher;
+mod lookups;
 pub(crate) mod lost_waits;
 mod moves;
 mod pair;

@@ -227,7 +227,7 @@ fn reductions_of_few_long_rows_are_two_launches() {
 }
 
 /// Work in front of reductions of long rows, several reductions, and work behind them.
-const AROUND: [&str; 4] = ["largest magnitude", "norm", "mean squared error", "sum and largest"];
+const AROUND: [&str; 5] = ["largest magnitude", "norm", "mean squared error", "squares and sum", "sum and largest"];
 
 /// Reductions of rows of that length, with work around them.
 fn around_long_rows(dtype: DType, [rows, n]: [usize; 2], what: &str) -> (Graph, Inputs) {
@@ -248,6 +248,11 @@ fn around_long_rows(dtype: DType, [rows, n]: [usize; 2], what: &str) -> (Graph, 
             let d = c.call("sub", &[x, y]);
             let square = c.call("mul", &[d, d]);
             vec![reduce(&mut c, BuiltinOp::Mean, square, &[1])]
+        }
+        // Elements are stored, too.
+        "squares and sum" => {
+            let square = c.call("mul", &[x, x]);
+            vec![square, reduce(&mut c, BuiltinOp::Sum, square, &[1])]
         }
         _ => vec![reduce(&mut c, BuiltinOp::Sum, x, &[1]), reduce(&mut c, BuiltinOp::Amax, x, &[1])],
     };
@@ -291,7 +296,11 @@ fn reductions_of_few_long_rows_agree_on_a_gpu() {
             let dtype = [DType::BF16, DType::F32, DType::F16, DType::F64][(i + j) % 4];
             agrees(dtype, of_long_rows(dtype, shape, op), &format!("{op:?} {shape:?}"));
             let dtype = [DType::F32, DType::BF16][(i + j) % 2];
-            agrees(dtype, around_long_rows(dtype, shape, AROUND[j]), &format!("{} {shape:?}", AROUND[j]));
+            agrees(
+                dtype,
+                around_long_rows(dtype, shape, AROUND[(i + j) % 5]),
+                &format!("{} {shape:?}", AROUND[(i + j) % 5]),
+            );
         }
     }
 }
