@@ -28,6 +28,8 @@ mod limits;
 mod lines;
 mod moves;
 mod names;
+mod online;
+mod passes;
 mod pointwise;
 mod pool;
 pub(crate) mod problem;

@@ -158,11 +158,83 @@ impl<'a> Body<'a> {
         axes.extend(table.shape[1..].iter().map(|d| self.space.axis(d)));
         let at = self.inputs.len();
         self.inputs.push((table.clone(), axes.clone()));
-        self.gathers.push(GatheredRows { table: at, index: input as usize, rows, width });
+        self.gathers.push(GatheredRows { table: at, index: input as usize, axis: 0, rows, width });
         let id = self.terms.add(TermNode::In { input: at as u32, view: InView::Broadcast });
         let shape = index_ty.shape.iter().chain(&table.shape[1..]).cloned().collect();
         let axes = of_index.into_iter().chain(axes.into_iter().skip(1)).collect();
         Ok(self.value(id, TensorType { dtype: table.dtype, shape }, axes))
+    }
+
+    /// The element of each row of an operand that an index names, read on its own: the operand once
+    /// more. The index has one element a row.
+    pub fn pick(&mut self, operand: u32, index: ValId) -> Derived<ValId> {
+        let Val { id, axes: of_index, .. } = self.val(index).clone();
+        let TermNode::In { input, .. } = *self.terms.node(id) else { return Err("an index is computed".into()) };
+        let known = self.inputs.get(operand as usize).filter(|_| input < STEP).cloned();
+        let (ty, mut axes) = known.ok_or("an operand is unknown")?;
+        let last = ty.shape.len().checked_sub(1).ok_or("it picks from a number")?;
+        let rows =
+            ty.shape[last].as_const().and_then(|n| usize::try_from(n).ok()).ok_or("a row's length is unknown")?;
+        axes[last] = Vec::new();
+        let lie_alike = of_index.len() == axes.len() && axes.iter().zip(&of_index).all(|(a, b)| self.space.unify(a, b));
+        if !lie_alike {
+            return Err("an index does not lie along the rows that it picks from".into());
+        }
+        let at = self.inputs.len();
+        self.inputs.push((ty.clone(), axes.clone()));
+        self.gathers.push(GatheredRows { table: at, index: input as usize, axis: last, rows, width: 1 });
+        let id = self.terms.add(TermNode::In { input: at as u32, view: InView::Broadcast });
+        let mut shape = ty.shape;
+        shape[last] = Dim::from(1);
+        Ok(self.value(id, TensorType { dtype: ty.dtype, shape }, axes))
+    }
+
+    /// The operands that vary along the last axis of a value, if all of these have its shape.
+    pub fn operands_along(&self, x: ValId) -> Option<Vec<u32>> {
+        let Val { id, ty, axes } = self.val(x);
+        let row = self.space.now(axes.last()?);
+        let mut reached = vec![false; id.0 as usize + 1];
+        reached[id.0 as usize] = true;
+        let mut out = Vec::new();
+        for i in (0..reached.len()).rev().filter(|_| self.group.is_none()) {
+            if !reached[i] {
+                continue;
+            }
+            let node = self.terms.node(TermId(i as u32));
+            node.args().iter().for_each(|a| reached[a.0 as usize] = true);
+            // Results of reductions are the same for a whole row.
+            let TermNode::In { input, .. } = node else { continue };
+            let Some((of, of_axes)) = self.inputs.get(*input as usize) else { continue };
+            let varies = self.space.now(&of_axes.concat()).iter().any(|a| row.contains(a));
+            let is_table = self.gathers.iter().any(|g| g.table == *input as usize);
+            match (varies, of.shape == ty.shape && !is_table) {
+                (false, _) => {}
+                (true, true) => out.push(*input),
+                (true, false) => return None,
+            }
+        }
+        self.group.is_none().then_some(out)
+    }
+
+    /// An operand as a value of its own.
+    pub fn operand_again(&mut self, operand: u32) -> ValId {
+        let (ty, axes) = self.inputs[operand as usize].clone();
+        let id = self.terms.add(TermNode::In { input: operand, view: InView::Broadcast });
+        self.value(id, ty, axes)
+    }
+
+    /// A term with these values in place of operands.
+    pub fn with_operands(&mut self, id: TermId, values: &[(u32, ValId)]) -> TermId {
+        let mut map: Vec<TermId> = Vec::with_capacity(id.0 as usize + 1);
+        for i in 0..=id.0 {
+            let node = self.terms.node(TermId(i)).clone();
+            let instead = values.iter().find(|(o, _)| matches!(node, TermNode::In { input, .. } if input == *o));
+            map.push(match instead {
+                Some((_, value)) => self.val(*value).id,
+                None => self.terms.add(node.map_args(|a| map[a.0 as usize])),
+            });
+        }
+        map.last().copied().unwrap_or(id)
     }
 
     /// A further value.

@@ -73,7 +73,7 @@ impl RowLayout {
     pub fn flat(kernel: &RowwiseKernel, rows: usize, n: usize) -> RowLayout {
         let of = |access: RowAccess| match access {
             RowAccess::Full | RowAccess::Strided | RowAccess::Picked => vec![n as isize, 1],
-            RowAccess::PerColumn | RowAccess::Gathered => vec![0, 1],
+            RowAccess::PerColumn | RowAccess::Gathered | RowAccess::Position => vec![0, 1],
             RowAccess::PerRow => vec![1, 0],
             // A stride within the row cannot say it: such kernels have a layout of their own.
             RowAccess::PerGroup => vec![0, 0],

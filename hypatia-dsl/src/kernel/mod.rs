@@ -174,6 +174,8 @@ pub enum RowAccess {
     /// An element of a table at a place that an operand with strides says for each element: one of
     /// `RowwiseKernel::gathers`. The strides are those of the table's other axes.
     Picked,
+    /// 0, 1, 2 and so on along a row. An operand holds them, too.
+    Position,
 }
 
 /// Reductions over groups of elements that lie side by side in a row, all of one size.
@@ -193,9 +195,11 @@ pub struct GatheredRows {
     /// The operand with its rows: one integer a row of the kernel, contiguous, for a `Gathered`
     /// table; any with strides for a `Picked` one. A negative one counts from the end.
     pub index: usize,
-    /// How many rows the table has.
+    /// The axis of the table along which the index counts.
+    pub axis: usize,
+    /// How many rows the table has: its size along that axis.
     pub rows: usize,
-    /// Elements of a row of the table.
+    /// Elements from one of these rows to the next.
     pub width: usize,
 }
 

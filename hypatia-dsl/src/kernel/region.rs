@@ -12,12 +12,13 @@ use crate::dtype::DType;
 use crate::interpret::Host;
 use crate::ir::{AttrValue, OpBody, OpId, Program, ScalarBody, ScalarId};
 use crate::scalar::TermNode;
+use crate::shape::Dim;
 use crate::typing::TensorType;
 
 use super::body::{Body, Val, ValId};
 use super::derive::{Summed, finish, shape_of};
 use super::space::Axes;
-use super::{RowSpace, RowwiseKernel};
+use super::{RowAccess, RowSpace, RowwiseKernel};
 
 /// A region under construction.
 pub struct RowRegion<'p> {
@@ -65,6 +66,8 @@ pub enum RowOperand {
     Given,
     /// 0, 1, 2 and so on along a row of that many elements, in that type.
     Positions(DType, usize),
+    /// An earlier operand once more.
+    Again(usize),
 }
 
 /// A value of a region.
@@ -153,10 +156,10 @@ impl<'p> RowRegion<'p> {
         Ok(results.into_iter().map(RowValue).collect())
     }
 
-    /// The element of each row that an index names: the largest of that one and of -inf for all
-    /// others, which is exact. NaN if the index lies outside of the row.
+    /// The element of each row that an index names: what is computed of it, of the operands'
+    /// elements at that place. NaN if the index lies outside of the row.
     fn picked(&mut self, x: ValId, index: ValId, attrs: &[AttrValue]) -> Result<RowValue, String> {
-        use BuiltinScalar::{Add, And, Eq, Le, Lt, Select};
+        use BuiltinScalar::{Add, And, Le, Lt, Select};
         let (of_x, of_index) = (self.body.val(x).ty.clone(), self.body.val(index).ty.clone());
         let last = of_x.shape.len().checked_sub(1).ok_or("it picks from a number")?;
         let axis = match attrs.first() {
@@ -172,21 +175,60 @@ impl<'p> RowRegion<'p> {
             return Err("it picks more than one element of each row".into());
         };
         let dtype = of_index.dtype;
-        let positions = self.body.operand(&TensorType { dtype, shape: vec![of_x.shape[last].clone()] });
-        self.operands.push(RowOperand::Positions(dtype, size));
-        let (at, index) = (RowValue(positions), RowValue(index));
         let (zero, count) = (self.number(0.0, dtype), self.number(size as f64, dtype));
+        let index = RowValue(index);
         let (negative, from_end) = (self.function(Lt, &[index, zero])?, self.function(Add, &[index, count])?);
-        let index = self.function(Select, &[negative, from_end, index])?;
-        let (not_before, not_behind) = (self.function(Le, &[zero, index])?, self.function(Lt, &[index, count])?);
+        let at = self.function(Select, &[negative, from_end, index])?;
+        let (not_before, not_behind) = (self.function(Le, &[zero, at])?, self.function(Lt, &[at, count])?);
         let inside = self.function(And, &[not_before, not_behind])?;
-        let this = self.function(Eq, &[at, index])?;
-        let (nothing, nan) = (self.number(f64::NEG_INFINITY, of_x.dtype), self.number(f64::NAN, of_x.dtype));
-        let one = self.function(Select, &[this, RowValue(x), nothing])?;
+        let one = self.at_place(x, (index, at), size)?;
+        let nan = self.number(f64::NAN, of_x.dtype);
+        self.function(Select, &[inside, one, nan])
+    }
+
+    /// A value at one place of each row, whose index is known as it is stored and counted from the
+    /// first element. What it is computed of is read there alone, if that is possible.
+    fn at_place(&mut self, x: ValId, (index, at): (RowValue, RowValue), size: usize) -> Result<RowValue, String> {
+        let Val { id, ty, .. } = self.body.val(x).clone();
+        let Some(along) = self.body.operands_along(x) else { return self.largest_at(RowValue(x), at, size) };
+        let mut picked: Vec<(u32, ValId)> = Vec::new();
+        for operand in &along {
+            let Ok(one) = self.body.pick(*operand, index.0) else { break };
+            self.operands.push(RowOperand::Again(*operand as usize));
+            picked.push((*operand, one));
+        }
+        match along.as_slice() {
+            [only] if picked.is_empty() => {
+                let whole = self.body.operand_again(*only);
+                picked.push((*only, self.largest_at(RowValue(whole), at, size)?.0));
+            }
+            all if all.len() == picked.len() && !all.is_empty() => {}
+            _ => return self.largest_at(RowValue(x), at, size),
+        }
+        let mut shape = ty.shape;
+        if let Some(last) = shape.last_mut() {
+            *last = Dim::from(1);
+        }
+        let axes = self.body.val(picked[0].1).axes.clone();
+        let id = self.body.with_operands(id, &picked);
+        Ok(RowValue(self.body.value(id, TensorType { dtype: ty.dtype, shape }, axes)))
+    }
+
+    /// A value at a computed place of each row: the largest of that one and of -inf for all others,
+    /// which is exact.
+    fn largest_at(&mut self, x: RowValue, at: RowValue, size: usize) -> Result<RowValue, String> {
+        use BuiltinScalar::{Eq, Select};
+        let ty = self.body.val(x.0).ty.clone();
+        let last = ty.shape.len().checked_sub(1).filter(|_| ty.dtype.is_float()).ok_or("it picks no floats of rows")?;
+        let dtype = self.body.val(at.0).ty.dtype;
+        let positions = self.body.operand(&TensorType { dtype, shape: vec![ty.shape[last].clone()] });
+        self.operands.push(RowOperand::Positions(dtype, size));
+        let this = self.function(Eq, &[RowValue(positions), at])?;
+        let nothing = self.number(f64::NEG_INFINITY, ty.dtype);
+        let one = self.function(Select, &[this, x, nothing])?;
         let op = self.program.builtin_op(BuiltinOp::Amax).ok_or("a builtin op is not declared")?;
         let axes = AttrValue::List(vec![AttrValue::Dim((last as i64).into())]);
-        let largest = self.op(op, &[axes, AttrValue::Bool(true)], &[Some(one)])?;
-        self.function(Select, &[inside, largest[0], nan])
+        Ok(self.op(op, &[axes, AttrValue::Bool(true)], &[Some(one)])?[0])
     }
 
     /// Where the largest element of each row lies: the first one of the largest, or the last, as an
@@ -288,7 +330,12 @@ impl<'p> RowRegion<'p> {
             return Err("an op on what rows share would be computed again for each".into());
         }
         let again = SharedWork { functions: shared.len(), light: shared.iter().all(|w| *w == Work::Light) };
-        let (kernel, space) = finish(&body, (&values, &sums), &types, name, doc)?;
+        let (mut kernel, space) = finish(&body, (&values, &sums), &types, name, doc)?;
+        for (input, operand) in kernel.inputs.iter_mut().zip(&self.operands) {
+            if matches!(operand, RowOperand::Positions(..)) && input.1 == RowAccess::PerColumn {
+                input.1 = RowAccess::Position;
+            }
+        }
         Ok((kernel, space, again))
     }
 }

@@ -571,7 +571,7 @@ impl Loader for RowLoader<'_> {
                     let dst = slice_of(&mut dst, row * width, (row + 1) * width);
                     let at = self.first + row;
                     match access {
-                        RowAccess::PerColumn => read(bytes, *dtype, self.column as isize, 1, dst),
+                        RowAccess::PerColumn | RowAccess::Position => read(bytes, *dtype, self.column as isize, 1, dst),
                         RowAccess::Strided => self.load_strided(i, at, dst),
                         RowAccess::Gathered => {
                             let from = self.picked(i, at) * n + self.column;

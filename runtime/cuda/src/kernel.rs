@@ -92,7 +92,8 @@ pub fn by_columns(rows: usize, work: &Work) -> bool {
 
 /// True if no strided operand has contiguous rows.
 pub fn rows_are_strided(work: &Work) -> bool {
-    work.strides.iter().all(|(_, strides)| strides.last() != Some(&1))
+    let elements = work.strides.iter().filter(|(role, _)| !work.indexes.contains(role));
+    elements.into_iter().all(|(_, strides)| strides.last() != Some(&1))
 }
 
 /// The arguments of a source, in its order. `own` is memory that holds the work's own data, by

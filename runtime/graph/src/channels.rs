@@ -425,7 +425,8 @@ impl Graph {
     pub fn is_read_channels_last(&self, users: &[NodeId]) -> bool {
         let reads = |id: &NodeId| match &self.node(*id).kind {
             NodeKind::Op { attrs, .. } if builtin(self, self.node(*id)) == Some(BuiltinOp::Transpose) => {
-                attrs.first() == Some(&LAST.map(|a| a as i64).into())
+                let last = [&LAST.map(|a| a as i64)[..], &[0, 2, 1]];
+                last.iter().any(|order| attrs.first() == Some(&AttrValue::from(*order)))
             }
             _ => false,
         };

@@ -18,8 +18,8 @@ use hypatia_dsl::builtin::BuiltinOp;
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::AttrValue;
 use hypatia_dsl::kernel::{
-    ColumnSum, LONG_ROW, MAX_SUMS, RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel, SharedWork,
-    SumSplit,
+    ColumnSum, GatheredRows, LONG_ROW, MAX_SUMS, RowAccess, RowOperand, RowRegion, RowSpace, RowValue, RowwiseKernel,
+    SharedWork, SumSplit,
 };
 use hypatia_dsl::shape::Dim;
 use hypatia_target::device::{Device, HOPPER};
@@ -128,7 +128,7 @@ impl Grower<'_, '_> {
         let users = users(self.cluster.graph);
         self.join_along_edges(&users, &mut found);
         self.join_siblings(&users, &mut found);
-        self.lone_sums(&users, &mut found);
+        self.alone(&users, &mut found);
         if !self.device.is_host() && self.sink(&users, &mut found) {
             self.join_along_edges(&users, &mut found);
         }
@@ -154,11 +154,13 @@ impl Grower<'_, '_> {
         }
     }
 
-    /// Sums over all rows of what no region computes: a kernel of their own reads rows as they lie.
-    fn lone_sums(&mut self, users: &Users, found: &mut HashMap<usize, RowwiseRegion>) {
+    /// Sums over all rows of what no region computes, which a kernel of their own reads as rows
+    /// lie, and searches for the largest element of rows.
+    fn alone(&mut self, users: &Users, found: &mut HashMap<usize, RowwiseRegion>) {
         for node in 0..self.cluster.graph.nodes.len() {
-            let group = self.cluster.group_of[node];
-            if reduced_rows(self.cluster.graph, node).is_some()
+            let (graph, group) = (self.cluster.graph, self.cluster.group_of[node]);
+            let searches = !self.device.is_host() && builtin(graph, &graph.nodes[node]) == Some(BuiltinOp::Argmax);
+            if (searches || reduced_rows(graph, node).is_some())
                 && !found.contains_key(&group)
                 && let Some(rows) = self.rows(&self.cluster.groups[group].nodes.clone(), users)
             {
@@ -275,10 +277,18 @@ impl Grower<'_, '_> {
         results.extend(of_sums);
         let (name, doc) = self.named(nodes);
         let (kernel, space, again) = region.finish(&name, doc, (&made, &sums)).ok()?;
-        if self.device.is_host() && kernel.inputs.iter().any(|i| i.1 == RowAccess::Picked) {
+        // A host would find the place of each element on its own.
+        let of_elements = |g: &GatheredRows| {
+            let axes = [g.table, g.index].map(|i| space.tensors[i].iter().flatten().any(|a| *a >= space.outer));
+            kernel.inputs[g.table].1 == RowAccess::Picked && axes.contains(&true)
+        };
+        if self.device.is_host() && kernel.gathers.iter().any(of_elements) {
             return None;
         }
-        (self.may_do_again(again, &space) && self.is_worth_it(&kernel, &space)).then_some(RowwiseRegion {
+        // A search alone has a kernel of its own, which gives a row one block.
+        let searches =
+            !self.device.is_host() && nodes.iter().all(|n| builtin(graph, &graph.nodes[*n]) == Some(BuiltinOp::Argmax));
+        (self.may_do_again(again, &space) && (searches || self.is_worth_it(&kernel, &space))).then_some(RowwiseRegion {
             kernel,
             space,
             operands,
@@ -321,7 +331,9 @@ impl Grower<'_, '_> {
         let once = gpu == 1 && long && kernel.folds();
         use RowAccess::{Full, Gathered, Picked, Strided};
         let wide = |access: RowAccess| matches!(access, Full | Strided | Gathered | Picked);
-        let bytes: usize = kernel.inputs.iter().filter(|i| wide(i.1)).map(|i| i.0.size()).sum();
+        let along = |axes: &Vec<Vec<usize>>| axes.iter().flatten().any(|a| *a >= space.outer);
+        let elements = kernel.inputs.iter().zip(&space.tensors).filter(|(i, axes)| wide(i.1) && along(axes));
+        let bytes: usize = elements.map(|(i, _)| i.0.size()).sum();
         let longest = if gpu == 1 && bytes <= AGAIN_BYTES { AGAIN } else { LONGEST[gpu] };
         if !once && n.is_some_and(|n| n > longest) {
             return false;
@@ -331,7 +343,7 @@ impl Grower<'_, '_> {
         }
         if let (Some(rows), Some(n)) = (rows, n) {
             let alone = if gpu == 1 { n } else { rows.saturating_mul(n) };
-            if !once && rows < ROWS[gpu] && alone > self.alone() {
+            if !once && rows < ROWS[gpu] && alone > self.at_once() {
                 return false;
             }
         }
@@ -342,7 +354,7 @@ impl Grower<'_, '_> {
     /// Elements of a row that are computed in the time of a launch, however few rows there are: by
     /// a thread of a host together with all other rows, by a block of a GPU, or by a cluster of
     /// blocks.
-    fn alone(&self) -> i64 {
+    fn at_once(&self) -> i64 {
         match self.device.sm {
             0 => 1 << 14,
             sm if sm < HOPPER => 1 << 13,
@@ -514,17 +526,22 @@ impl<'g> Reading<'g> {
             NodeKind::Op { op, attrs, .. } => self.region.op(*op, attrs, &args).ok()?,
             _ => return None,
         };
-        if let Some(RowOperand::Positions(dtype, count)) = self.region.operands().get(self.operands.len()) {
-            self.operands.push(RowsOperand::Positions(*dtype, *count));
-            if builtin(self.graph, node) != Some(BuiltinOp::GatherElements) {
-                return Some(made.into_iter().map(Made::Rows).collect());
-            }
-            let places = node.operands.get(1).copied().flatten()?;
+        while let Some(operand) = self.region.operands().get(self.operands.len()) {
+            self.operands.push(match operand {
+                RowOperand::Positions(dtype, count) => RowsOperand::Positions(*dtype, *count),
+                RowOperand::Again(at) => self.operands.get(*at)?.clone(),
+                RowOperand::Given => return None,
+            });
+        }
+        if let (Some(BuiltinOp::GatherElements), [Some(of), Some(places)]) =
+            (builtin(self.graph, node), node.operands.as_slice())
+        {
             // What is computed inside cannot be looked at before.
             if self.inside.contains(&places.node.index()) && self.on_host {
                 return None;
             }
-            self.lookups.push((places, *count));
+            let count = self.graph.ty(*of).shape.last()?.as_const().and_then(|n| usize::try_from(n).ok())?;
+            self.lookups.push((*places, count));
         }
         Some(made.into_iter().map(Made::Rows).collect())
     }

@@ -56,8 +56,8 @@ impl Rows {
 pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseStep {
     let layout = joined(layout);
     let inputs = kernel.inputs.len();
-    let picks = |a: RowAccess| matches!(a, RowAccess::Gathered | RowAccess::Picked);
-    for (i, (_, access)) in kernel.inputs.iter_mut().enumerate().filter(|(_, input)| !picks(input.1)) {
+    let known = |a: RowAccess| matches!(a, RowAccess::Gathered | RowAccess::Picked | RowAccess::Position);
+    for (i, (_, access)) in kernel.inputs.iter_mut().enumerate().filter(|(_, input)| !known(input.1)) {
         *access = layout.access(i);
     }
     for gathered in &kernel.gathers {

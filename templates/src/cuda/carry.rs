@@ -78,7 +78,7 @@ fn replaced(kernel: &RowwiseKernel, step: usize) -> Option<RowwiseKernel> {
 }
 
 /// The value number of each node.
-fn number(term: &Term, numbers: &mut HashMap<TermNode, u32>) -> Vec<u32> {
+pub(super) fn number(term: &Term, numbers: &mut HashMap<TermNode, u32>) -> Vec<u32> {
     let mut out: Vec<u32> = Vec::with_capacity(term.nodes.len());
     for node in &term.nodes {
         let node = node.map_args(|a| TermId(out[a.0 as usize]));

@@ -7,8 +7,8 @@
 use minijinja::{Value, context};
 
 use super::expr::identity_literal;
+use super::passes::{combine, start};
 use super::prologue;
-use super::rowwise::{combine, start};
 use super::term::{Functions, compute_name};
 use super::tiles::{OnTiles, Tiles, about, loaded};
 use super::{Arg, ArgKind, ArgRole, CudaSource, EmitError, Geometry, SizeName, storage};

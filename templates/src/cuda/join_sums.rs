@@ -6,8 +6,8 @@
 use minijinja::{Value, context};
 
 use super::expr::{Expr, identity_literal};
+use super::passes::{combine, start};
 use super::pointwise::declarations;
-use super::rowwise::{combine, start};
 use super::term::{Functions, compute_name};
 use super::{
     Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,

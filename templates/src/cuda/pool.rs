@@ -6,8 +6,8 @@
 use minijinja::context;
 
 use super::expr::{Expr, identity_literal};
+use super::passes::combine;
 use super::pointwise::declarations;
-use super::rowwise::combine;
 use super::term::{Functions, compute_name, widen};
 use super::windows::along;
 use super::{

@@ -7,6 +7,7 @@
 use minijinja::{Value, context};
 
 use super::carry;
+use super::online::Below;
 use super::pointwise::{default_type, reachable};
 use super::rowwise::pick;
 use super::term::{Functions, compute_name, inlining, widen};
@@ -105,6 +106,26 @@ impl<'p, 'k> Values<'p, 'k> {
         let (with, carried) = carry::carry(self.kernel, worth, KEPT_BYTES / elements);
         self.print_outputs(&with.outputs)?;
         Ok(carried)
+    }
+
+    /// Prints what scales a sum below a largest element where a larger one is found.
+    pub fn print_factor(&mut self, program: &Program, step: usize, below: &Below) -> Result<(), EmitError> {
+        let term = below.factor(program).ok_or_else(|| EmitError::Malformed("no subtraction".into()))?;
+        let leaf = |node: &TermNode| match node {
+            TermNode::In { input: 0, .. } => Some(("from".to_string(), DType::F32)),
+            TermNode::In { .. } => Some(("to".to_string(), DType::F32)),
+            _ => None,
+        };
+        let lowered = self.functions.lower(&term, DType::F32, &leaf)?;
+        let root = lowered.roots.first().cloned().ok_or_else(|| EmitError::Malformed("a factor".into()))?;
+        let value = self.functions.store(&root, DType::F32);
+        let lines: String = lowered.statements.iter().map(|s| format!("  {s}\n")).collect();
+        self.bodies.push(format!(
+            "// What a sum below `from` is multiplied by where it becomes one below `to`.\n\
+             static __device__ __forceinline__ float below{step}(const float from, const float to) {{\n\
+             {lines}  return {value};\n}}\n"
+        ));
+        Ok(())
     }
 
     /// The operands that some value reads.
@@ -260,6 +281,7 @@ pub(super) fn call_on(kernel: &RowwiseKernel, piece: &Piece, pieces: &[Piece], r
             format!("in{i}_v.v[k]")
         }
         RowAccess::PerRow | RowAccess::PerGroup | RowAccess::Splat => format!("in{i}"),
+        RowAccess::Position => "(col + k)".to_string(),
     });
     let carried = piece.carried.iter().map(|s| {
         let again = call(kernel, &pieces[*s], pieces);

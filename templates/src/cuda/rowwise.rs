@@ -11,15 +11,15 @@ use minijinja::value::merge_maps;
 use minijinja::{Value, context};
 
 use super::carry;
+use super::passes::{passes, reads_once};
 use super::pointwise::{declarations, reachable};
-use super::row_values::{KEPT_BYTES, Piece, Values, call, dtypes, union};
+use super::row_values::{KEPT_BYTES, Values, dtypes, union};
 use super::teams::{Stream, Team};
-use super::term::{Functions, compute_name, formula, identity_literal};
+use super::term::{compute_name, formula};
 use super::{
     Arg, ArgKind, ArgRole, CudaSource, EmitError, Entry, Geometry, Header, SizeName, common, identifier, render,
     render_part, storage, vector_width,
 };
-use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_dsl::kernel::{GatheredRows, ROWS_OF_SLICES, Reduction, RowAccess, RowsPart, RowwiseKernel, SumSplit};
 use hypatia_dsl::scalar::TermNode;
@@ -28,6 +28,9 @@ use hypatia_dsl::scalar::TermNode;
 /// keeps (the passes are unrolled over them, so more elements make larger code).
 const SHAPES: [(&str, u32, u32, usize); 4] =
     [("_lanes", 128, 8, 16), ("_warp", 128, 32, 32), ("_block", 256, 256, 32), ("_wide", 1024, 1024, 32)];
+
+/// Elements of a row from which on it is not kept if it is read once.
+const FEW_KEPT: u64 = 1 << 13;
 
 /// The most elements of a pack where rows lie along several axes.
 const MOST_ALONG_AXES: usize = 4;
@@ -100,11 +103,18 @@ struct Sharing {
 }
 
 impl Sharing {
-    fn of(kernel: &RowwiseKernel, used: &[usize], target: Option<RowTarget>) -> Sharing {
+    fn of(kernel: &RowwiseKernel, used: &[usize], target: Option<RowTarget>, once: bool) -> Sharing {
         let floats = dtypes(kernel).filter(|d| d.is_float());
         let narrow = floats.clone().next().is_some() && floats.clone().all(|d| d.size() == 2);
-        let wide = |a: RowAccess| !matches!(a, RowAccess::PerRow | RowAccess::Splat);
-        let read = used.iter().map(|i| &kernel.inputs[*i]).filter(|i| wide(i.1)).map(|i| i.0);
+        let wide = |a: RowAccess| !matches!(a, RowAccess::PerRow | RowAccess::Splat | RowAccess::Position);
+        // What is picked is read element by element.
+        let picks = |i: usize| {
+            let of =
+                |g: &GatheredRows| kernel.inputs[g.table].1 == RowAccess::Picked && [g.table, g.index].contains(&i);
+            kernel.gathers.iter().any(of)
+        };
+        let read = used.iter().filter(|i| !picks(**i)).map(|i| &kernel.inputs[*i]);
+        let read = read.filter(|i| wide(i.1)).map(|i| i.0);
         let written = kernel.outputs.iter().filter(|o| is_along(o.1)).map(|o| o.0);
         let mut vector = vector_width(read.chain(written).collect::<Vec<_>>().into_iter());
         // Elements along several axes are read one by one, each with a division for every axis: a
@@ -140,13 +150,16 @@ impl Sharing {
             let most = (KEPT_BYTES / (pack / vector).max(1)) as u64;
             // Packs of narrow floats take half as many registers as they have elements.
             let dense = (narrow && vector > 1).then_some(if per_column { 2 } else { 3 });
-            let team = Team::of(sizes, vector as u64, most, dense, clusters);
+            let team = match once && sizes[1] >= FEW_KEPT {
+                true => Team::unkept(sizes, vector as u64, clusters),
+                false => Team::of(sizes, vector as u64, most, dense, clusters),
+            };
             match target {
                 Some(RowTarget::Part { n, block, .. }) => team.in_blocks(block, n, vector as u64),
                 _ => team,
             }
         });
-        let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1));
+        let long = fixed.filter(|_| team.as_ref().is_some_and(|t| t.cluster > 1 && t.chunks.is_some()));
         let (stream, team) = match long.and_then(|(sizes, _)| Stream::of(kernel, used, sizes, vector as u64)) {
             Some((stream, team)) => (Some(stream), Some(team)),
             None => (None, team),
@@ -283,7 +296,8 @@ pub(super) fn emit(
 fn printed(program: &Program, kernel: &RowwiseKernel, target: Option<RowTarget>) -> Result<Printed, EmitError> {
     let mut values = Values::of(program, kernel)?;
     let read = values.used();
-    let sharing = Sharing::of(kernel, &read, target);
+    let once = reads_once(program, kernel, &values.steps, &values.step_types);
+    let sharing = Sharing::of(kernel, &read, target, once);
     let used = with_places(kernel, read);
     let carried = match sharing.kept().filter(|_| sharing.narrow) {
         Some(elements) => values.carry(elements)?,
@@ -307,8 +321,7 @@ fn printed(program: &Program, kernel: &RowwiseKernel, target: Option<RowTarget>)
         in_place: false,
     };
     let streams = sharing.stream.is_some();
-    let passes = passes(&mut values.functions, kernel, &values.steps, &values.step_types, &carried, streams)?;
-    let (row_passes, group_passes) = passes;
+    let (row_passes, group_passes) = passes(program, &mut values, kernel, &carried, streams)?;
     let of_kernel = context! {
         args => declarations(&args, &[]),
         arg_names => args.iter().map(|a| a.name.as_str()).collect::<Vec<_>>().join(", "),
@@ -347,7 +360,7 @@ fn rows(kernel: &RowwiseKernel, values: &Values<'_, '_>, used: &[usize], carried
         strided => strided(kernel, used),
         splats => of_access(kernel, used, RowAccess::Splat),
         group => kernel.groups.map(|g| g.size),
-        out_loads => loads(kernel, &out_inputs, streams),
+        out_loads => loads(kernel, &out_inputs, streams).iter().map(Load::statement).collect::<Value>(),
         full_outputs => values.results(&[RowAccess::Full, RowAccess::Strided]),
         group_outputs => values.results(&[RowAccess::PerGroup]),
         row_outputs => values.results(&[RowAccess::PerRow]),
@@ -374,7 +387,10 @@ fn check(kernel: &RowwiseKernel) -> Result<(), EmitError> {
                 let varies = term.nodes.iter().zip(reachable(term)).any(|(n, r)| match n {
                     TermNode::In { input, .. } => {
                         r && kernel.inputs.get(*input as usize).is_some_and(|i| {
-                            matches!(i.1, RowAccess::Full | RowAccess::PerColumn | RowAccess::Gathered)
+                            matches!(
+                                i.1,
+                                RowAccess::Full | RowAccess::PerColumn | RowAccess::Gathered | RowAccess::Position
+                            )
                         })
                     }
                     _ => false,
@@ -414,133 +430,36 @@ fn holds_group(packs: usize, threads: u64) -> bool {
     packs.is_power_of_two() && packs as u64 <= threads.min(32)
 }
 
-/// Puts steps together to passes, first those over the row, then those over groups: steps that are
-/// independent of each other share one pass.
-fn passes(
-    functions: &mut Functions<'_>,
-    kernel: &RowwiseKernel,
-    steps: &[Piece],
-    types: &[DType],
-    carried: &[usize],
-    streamed: bool,
-) -> Result<(Value, Value), EmitError> {
-    let (mut over_rows, mut over_groups) = (Vec::new(), Vec::new());
-    for pass in steps_of_passes(kernel, steps) {
-        let mut values = Vec::new();
-        for &i in &pass {
-            values.push(reduced(functions, kernel, i, (types[i], carried.contains(&i)), steps)?);
+/// How a pack of elements at `col` is read.
+pub(super) struct Load {
+    input: usize,
+    read: String,
+}
+
+impl Load {
+    /// The statement that reads it.
+    pub fn statement(&self) -> String {
+        format!("const auto in{}_v = {};", self.input, self.read)
+    }
+
+    /// What the template knows of it.
+    pub fn pack(&self, kernel: &RowwiseKernel) -> Value {
+        let ty = storage(kernel.inputs[self.input].0);
+        context! { name => format!("in{}", self.input), type => ty, read => self.read.clone() }
+    }
+}
+
+/// How the elements at `col` are read into packs.
+pub(super) fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Vec<Load> {
+    let read = |i: usize| match kernel.inputs[i].1 {
+        RowAccess::Full | RowAccess::Strided | RowAccess::Gathered | RowAccess::Picked => {
+            Some(format!("in{i}_at(c, col)"))
         }
-        let about: Vec<String> = pass.iter().map(|i| format!("r{i}: {}", reduction_word(kernel, *i))).collect();
-        let inputs = union(pass.iter().map(|i| &steps[*i]));
-        let out = if pass.iter().any(|i| *i >= kernel.row_steps()) { &mut over_groups } else { &mut over_rows };
-        out.push(context! {
-            about => about.into_iter().collect::<Value>(),
-            steps => values.into_iter().collect::<Value>(),
-            loads => loads(kernel, &inputs, streamed),
-        });
-    }
-    Ok((over_rows.into_iter().collect(), over_groups.into_iter().collect()))
-}
-
-/// The steps of each pass.
-fn steps_of_passes(kernel: &RowwiseKernel, steps: &[Piece]) -> Vec<Vec<usize>> {
-    let mut together: Vec<Vec<usize>> = Vec::new();
-    for (i, piece) in steps.iter().enumerate() {
-        match together.last_mut() {
-            Some(pass) if i != kernel.row_steps() && !piece.steps.iter().any(|s| pass.contains(s)) => pass.push(i),
-            _ => together.push(vec![i]),
-        }
-    }
-    together
-}
-
-/// What the template knows of step `i`, a reduction of that type; its elements stay in registers if
-/// it `carries` them.
-fn reduced(
-    functions: &mut Functions<'_>,
-    kernel: &RowwiseKernel,
-    i: usize,
-    (ty, carries): (DType, bool),
-    steps: &[Piece],
-) -> Result<Value, EmitError> {
-    let (kind, operand) = &kernel.steps[i];
-    let combine = |f: &mut Functions<'_>, a: &str, b: &str| combine(f, *kind, ty, a, b);
-    let name = format!("r{i}");
-    let element = call(kernel, &steps[i], steps);
-    let term = if carries { format!("e{i}") } else { element.clone() };
-    // Integers are computed in 64 bits, but the element type sets the limits of an operand.
-    let mut integers = kernel.inputs.iter().map(|i| i.0).filter(|d| d.is_int());
-    let narrow = integers.next().filter(|d| integers.all(|e| e == *d)).unwrap_or(DType::I64);
-    let bare = matches!(operand.nodes.get(operand.root().0 as usize), Some(TermNode::In { .. }));
-    let grouped = i >= kernel.row_steps();
-    let count = kernel.groups.filter(|_| grouped).map_or("n".to_string(), |g| g.size.to_string());
-    let finish = if *kind == Reduction::Mean { format!("{name} = {name} / {count};") } else { String::new() };
-    Ok(context! {
-        name => name.clone(),
-        type => compute_name(ty),
-        identity => identity_literal(start(*kind), if ty == DType::I64 && bare { narrow } else { ty })?,
-        element => carries.then(|| format!("const float e{i} = stays({element});")),
-        carried => carries.then(|| format!("e{i}_kept[c].v[k] = e{i};")),
-        accumulate => combine(functions, &name, &term),
-        combine => combine(functions, "a", "b"),
-        finish => finish,
-    })
-}
-
-fn reduction_word(kernel: &RowwiseKernel, step: usize) -> String {
-    let of = if step < kernel.row_steps() { "row" } else { "group" };
-    match kernel.steps[step].0 {
-        Reduction::Sum => format!("the sum over the {of}"),
-        Reduction::Mean => format!("the mean over the {of}"),
-        Reduction::Max => format!("the largest of the {of}"),
-        Reduction::Min => format!("the smallest of the {of}"),
-        Reduction::Prod => format!("the product over the {of}"),
-    }
-}
-
-/// What a reduction of nothing is.
-pub(super) fn start(kind: Reduction) -> f64 {
-    match kind {
-        Reduction::Sum | Reduction::Mean => 0.0,
-        Reduction::Prod => 1.0,
-        Reduction::Max => f64::NEG_INFINITY,
-        Reduction::Min => f64::INFINITY,
-    }
-}
-
-/// Combines two partial results.
-pub(super) fn combine(functions: &mut Functions<'_>, kind: Reduction, ty: DType, a: &str, b: &str) -> String {
-    let int = ty.compute() == DType::I64;
-    let tag = ty.compute().name();
-    let mut helper = |name: &str| {
-        functions.need(format!("{name}_{tag}"));
-        format!("{name}({a}, {b})")
+        RowAccess::PerColumn if streamed => Some(format!("in{i}_at(c, col)")),
+        RowAccess::PerColumn => Some(own_read(kernel, i)),
+        _ => None,
     };
-    match kind {
-        Reduction::Sum | Reduction::Mean if int => helper("int_add"),
-        Reduction::Prod if int => helper("int_mul"),
-        Reduction::Sum | Reduction::Mean => format!("{a} + {b}"),
-        Reduction::Prod => format!("{a} * {b}"),
-        Reduction::Max if int => format!("{a} > {b} ? {a} : {b}"),
-        Reduction::Min if int => format!("{a} < {b} ? {a} : {b}"),
-        Reduction::Max => helper("max_nan"),
-        Reduction::Min => helper("min_nan"),
-    }
-}
-
-/// Statements that load the elements at `col` into packs.
-fn loads(kernel: &RowwiseKernel, inputs: &[usize], streamed: bool) -> Value {
-    inputs
-        .iter()
-        .filter_map(|i| match kernel.inputs[*i].1 {
-            RowAccess::Full | RowAccess::Strided | RowAccess::Gathered | RowAccess::Picked => {
-                Some(format!("const auto in{i}_v = in{i}_at(c, col);"))
-            }
-            RowAccess::PerColumn if streamed => Some(format!("const auto in{i}_v = in{i}_at(c, col);")),
-            RowAccess::PerColumn => Some(format!("const auto in{i}_v = {};", own_read(kernel, *i))),
-            _ => None,
-        })
-        .collect()
+    inputs.iter().filter_map(|i| Some(Load { input: *i, read: read(*i)? })).collect()
 }
 
 /// The elements of a pack of an operand. Rows that are added up stay in registers even where their
@@ -611,7 +530,13 @@ fn strided(kernel: &RowwiseKernel, used: &[usize]) -> Value {
     inputs.chain(outputs).collect()
 }
 
+/// The operands of these that are read: places in a row are not.
+fn read(kernel: &RowwiseKernel, used: &[usize]) -> Vec<usize> {
+    used.iter().copied().filter(|i| kernel.inputs[*i].1 != RowAccess::Position).collect()
+}
+
 fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
+    let used = read(kernel, used);
     let axes = ArgKind::Sizes { name: SizeName::Axes, count: kernel.axes[0] + kernel.axes[1] }.c_type();
     let inputs = used.iter().map(|i| {
         let ty = storage(kernel.inputs[*i].0);
@@ -623,6 +548,7 @@ fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
                 format!("const {ty}* __restrict__ const in{i}, const {axes}& in{i}_strides")
             }
             RowAccess::PerRow | RowAccess::PerGroup | RowAccess::Splat => format!("const {ty} in{i}"),
+            RowAccess::Position => String::new(),
         }
     });
     let outputs = kernel.outputs.iter().enumerate().map(|(i, o)| {
@@ -635,11 +561,13 @@ fn row_params(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> Value {
 }
 
 fn row_args(kernel: &RowwiseKernel, used: &[usize], streamed: bool) -> String {
+    let used = read(kernel, used);
     let inputs = used.iter().map(|i| match kernel.inputs[*i].1 {
         RowAccess::Full => format!("in{i} + row * n"),
         RowAccess::PerColumn => format!("in{i}"),
         RowAccess::PerRow | RowAccess::PerGroup => format!("in{i}[row]"),
         RowAccess::Splat => format!("in{i}_all"),
+        RowAccess::Position => String::new(),
         RowAccess::Strided | RowAccess::Picked => format!("in{i}_row, in{i}_strides"),
         RowAccess::Gathered => {
             let gathered = kernel.gathers.iter().find(|g| g.table == *i);
@@ -676,6 +604,7 @@ pub(super) fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
         RowAccess::Splat => "one element",
         RowAccess::Strided => "one element each, with the strides of that name",
         RowAccess::Gathered => "a table of rows of n elements, row-major",
+        RowAccess::Position => "0, 1, 2 and so on, not read",
         RowAccess::Picked => "a table, whose place along its first axis another operand says for each element",
     };
     let mut out = Vec::new();
@@ -710,7 +639,10 @@ pub(super) fn arguments(kernel: &RowwiseKernel) -> Vec<Arg> {
 /// Bytes of the packs of all operands that a thread keeps.
 fn pack_bytes(kernel: &RowwiseKernel, used: &[usize], vector: usize) -> usize {
     used.iter()
-        .filter(|i| !matches!(kernel.inputs[**i].1, RowAccess::PerColumn | RowAccess::PerRow | RowAccess::Splat))
+        .filter(|i| {
+            use RowAccess::{Full, Gathered, Picked, Strided};
+            matches!(kernel.inputs[**i].1, Full | Strided | Gathered | Picked)
+        })
         .map(|i| kernel.inputs[*i].0.size() * vector)
         .sum()
 }

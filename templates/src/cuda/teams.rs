@@ -68,6 +68,22 @@ impl Team {
         }
     }
 
+    /// The team for rows that no thread keeps: the more blocks a row, the fewer rows there are. A
+    /// thread has several packs.
+    pub fn unkept([rows, n]: [u64; 2], vector: u64, clusters: bool) -> Team {
+        /// Packs that a thread reads at a time, as a rule.
+        const PACKS: u64 = 4;
+        if !clusters {
+            let (threads, block) = WIDE_TEAM;
+            return Team { block, threads, cluster: 1, chunks: None, blocks: 1 };
+        }
+        let several =
+            |c: &u64| rows.saturating_mul(c / 2 * CLUSTER_BLOCK) < FULL && c * CLUSTER_BLOCK * vector * PACKS <= n;
+        let cluster = CLUSTERS.iter().copied().filter(several).max().unwrap_or(1);
+        let block = CLUSTER_BLOCK as u32;
+        Team { block, threads: CLUSTER_BLOCK * cluster, cluster, chunks: None, blocks: 2 }
+    }
+
     /// The team for `rows` rows of `n` elements that are moved `vector` at a time; each thread
     /// keeps at most `most` elements. Chooses the smallest team that can keep a row, or a larger
     /// one if there are too few rows to fill a device. With `dense`, a thread may keep more than
@@ -99,7 +115,7 @@ impl Team {
         };
         let fits = |t: &Team| kept(t) <= most.min(limit(t)).max(vector);
         let small = |t: &Team| rows.saturating_mul(t.threads) < FULL && kept(t) > vector && t.threads < 256;
-        let Some(first) = teams.iter().position(fits) else { return one(&WIDE_TEAM) };
+        let Some(first) = teams.iter().position(fits) else { return Team::unkept([rows, n], vector, clusters) };
         let mut at = first;
         while small(&teams[at]) && at + 1 < TEAMS.len() {
             at += 1;

@@ -233,8 +233,11 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
     // With enough rows, they stream through shared memory.
     assert_eq!(geometry(1024, 65_536, true), Geometry::Clusters { block: 256, blocks: 8, shared: 8192 * 2 });
     assert_eq!(geometry(1024, 32_768, false), rows(1024, 1024));
-    // Too long to keep: every pass reads the row again.
-    assert_eq!(geometry(1, 1 << 20, true), rows(1024, 1024));
+    // Too long to keep: every pass reads the row again, in more blocks if there are few rows.
+    assert_eq!(geometry(1, 1 << 20, true), Geometry::Clusters { block: 512, blocks: 8, shared: 0 });
+    assert_eq!(geometry(64, 1 << 20, true), Geometry::Clusters { block: 512, blocks: 2, shared: 0 });
+    assert_eq!(geometry(4096, 1 << 20, true), rows(512, 512));
+    assert_eq!(geometry(1, 1 << 20, false), rows(1024, 1024));
     let long = rowwise_for(&p, &k, RowTarget::Length { rows: 1024, n: 65_536, clusters: true }).unwrap();
     assert!(
         long.text.contains("__cluster_dims__(8, 1, 1)")
@@ -272,6 +275,45 @@ fn rows_of_known_length_get_the_threads_that_they_need() {
 
 /// Values that a pass over the row computes per element are kept for the results, if they are
 /// expensive and fit the registers.
+/// The sum of the exponentials below the largest element, of each row.
+fn sums_below(p: &Program) -> RowwiseKernel {
+    let mut k = softmax(p);
+    let mut b = build(p);
+    let sum = b.input(2);
+    k.outputs = vec![(DType::F32, RowAccess::PerRow, b.done(&[sum]))];
+    k
+}
+
+#[test]
+fn sums_below_the_largest_element_are_found_in_its_pass() {
+    let p = builtins();
+    let k = sums_below(&p);
+    let made =
+        |k: &RowwiseKernel, n: u64| rowwise_for(&p, k, RowTarget::Length { rows: 4096, n, clusters: true }).unwrap();
+    // Rows that are read once are not kept, unless they are short.
+    let long = made(&k, 128_256);
+    assert_eq!(long.entries[0].geometry, Geometry::Rows { block: 512, threads: 512, up_to: None });
+    assert!(long.text.contains("r1 *= below1(before_r0, r0)"), "{}", long.text);
+    assert!(!made(&k, 4096).text.contains("CHUNKS, false>(in0"));
+    // Sums of something else are found in a pass of their own.
+    let mut other = k.clone();
+    let mut b = build(&p);
+    let (x, top) = (b.input(0), b.input(1));
+    let sum = b.call(BuiltinScalar::Add, &[x, top]);
+    other.steps[1].1 = b.done(&[sum]);
+    assert!(!made(&other, 128_256).text.contains("below1"));
+    // So are those below the largest of other values, and below a smallest element.
+    let mut other = k.clone();
+    let mut b = build(&p);
+    let x = b.input(0);
+    let size = b.call(BuiltinScalar::Abs, &[x]);
+    other.steps[0].1 = b.done(&[size]);
+    assert!(!made(&other, 128_256).text.contains("below1"));
+    let mut other = k;
+    other.steps[0].0 = Reduction::Min;
+    assert!(!made(&other, 128_256).text.contains("below1"));
+}
+
 #[test]
 fn results_read_what_a_pass_has_computed() {
     use BuiltinScalar::*;
@@ -283,8 +325,9 @@ fn results_read_what_a_pass_has_computed() {
     let kept = |text: &str| text.contains("const float e1 = stays(step1(in0_v.v[k], r0));");
     let short = text(&k, 8192);
     assert!(kept(&short) && short.contains("value0(r1, KEEP ? e1_kept[c].v[k] : step1(in0_v.v[k], r0))"), "{short}");
-    // Only in the function of the step; the results have no copy.
-    assert_eq!(short.matches("__expf").count(), 1, "{short}");
+    // In the function of the step and in what scales sums of rows that are not kept; the results
+    // have no copy.
+    assert_eq!(short.matches("__expf").count(), 2, "{short}");
     assert!(short.contains("over_row(e1, r1)"), "{short}");
     // 64 elements as floats do not fit.
     assert!(!kept(&text(&k, 16_384)));

@@ -56,6 +56,8 @@ pub struct Work {
     pub sizes: Vec<(SizeName, Vec<i64>)>,
     /// Strides that are arguments, by the role of their tensor.
     pub strides: Vec<(ArgRole, Vec<i64>)>,
+    /// Operands among these that say where others are read: neighbours share them.
+    pub indexes: Vec<ArgRole>,
     /// The views of arguments that the step's reads and writes do not give: those of other roles,
     /// and those whose position is another one in the step.
     pub views: Vec<(ArgRole, View)>,
@@ -200,6 +202,8 @@ fn rowwise(r: &RowwiseStep) -> (Body, Work) {
     for (of, strides) in inputs.chain(outputs).zip(&r.layout.strides) {
         work = work.strides(of, strides);
     }
+    let picked = kernel.gathers.iter().filter(|g| kernel.inputs[g.table].1 == RowAccess::Picked);
+    work.indexes = picked.map(|g| ArgRole::Read(g.index)).collect();
     (Body::Rowwise(kernel), work)
 }
 

@@ -323,7 +323,10 @@ fn execute(source: &Source) -> Vec<u8> {
     compiler.args(flags.split(' ')).arg(path("run.cpp")).arg("-o").arg(path("run"));
     let done = compiler.output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    let done = Command::new(path("run")).arg(path("given")).arg(path("made")).output().unwrap();
+    // What a search for leaks reports while threads' stacks are switched depends on the machine.
+    let mut run = Command::new(path("run"));
+    run.env("ASAN_OPTIONS", "detect_leaks=0").arg(path("given")).arg(path("made"));
+    let done = run.output().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     std::fs::read(path("made")).unwrap()
 }

@@ -13,8 +13,8 @@ use hypatia_graph::Value;
 use hypatia_plan::{Action, Plan, Step};
 use hypatia_target::device::Device;
 use hypatia_tensor::tensor::Tensor;
-use hypatia_testing::list;
 use hypatia_testing::random::{coarsest, compare};
+use hypatia_testing::{int, list};
 
 use super::emulated::{self, Case};
 use super::horizontal::Made;
@@ -79,14 +79,51 @@ fn scaled(dtype: DType, [rows, columns]: [usize; 2]) -> Case {
     g.case(&format!("rows of {rows} x {columns} with a scale each"), &[y, z])
 }
 
+/// The loss of each row: the logarithm of a softmax at an index, which is an operand or computed.
+fn losses(dtype: DType, [rows, n]: [usize; 2], computed: bool) -> Case {
+    let mut g = Made::new(dtype);
+    let x = g.input(&[rows, n]);
+    let mut i = g.indices(DType::I64, &[rows], n as i64);
+    if computed {
+        i = g.call("abs", &[i]);
+        let last = g.builtin(BuiltinOp::Full, &[], vec![list(&[]), int(n as i64 - 1), AttrValue::DType(DType::I64)]);
+        i = g.call("min", &[i, last]);
+    }
+    let i = g.reshape(i, &[rows, 1]);
+    let wide = g.builtin(BuiltinOp::Cast, &[x], vec![AttrValue::DType(DType::F32)]);
+    let shares = g.call("log_softmax", &[wide]);
+    let one = g.builtin(BuiltinOp::GatherElements, &[shares, i], vec![int(1)]);
+    let y = g.call("neg", &[one]);
+    let what = if computed { "computed" } else { "stored" };
+    g.case(&format!("losses of {rows} x {n} at {what} places"), &[y])
+}
+
+/// Losses of rows with infinities and NaN, and of -inf alone.
+fn unusual_losses(n: usize) -> Case {
+    let mut case = losses(DType::F32, [6, n], false);
+    let mut values: Vec<f64> = (0..6 * n).map(|i| (i * 7 % 23) as f64 - 11.0).collect();
+    values[n..2 * n].fill(f64::NEG_INFINITY);
+    values[2 * n..3 * n - 1].fill(f64::NEG_INFINITY);
+    values[3 * n + n / 2] = f64::INFINITY;
+    values[4 * n + n / 3] = f64::NAN;
+    values[5 * n..5 * n + n / 2].fill(f64::NEG_INFINITY);
+    case.inputs[0].1 = Tensor::from_f64(DType::F32, &[6, n], &values).unwrap();
+    case.what = format!("unusual losses of {n}");
+    case
+}
+
 fn cases() -> Vec<Case> {
-    let mut all = Vec::new();
+    let mut all = vec![unusual_losses(50), unusual_losses(40_000), unusual_losses(33_333)];
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for sizes in [[5, 3, 8], [2, 7, 33], [70, 1, 64], [3, 40, 1], [100, 32, 64]] {
             all.extend(bags(dtype, sizes));
         }
         all.extend([[2, 5, 64], [3, 4, 33], [1, 9, 1000]].map(|sizes| embeddings(dtype, sizes)));
         all.extend([[6, 64], [9, 33], [40, 7]].map(|sizes| scaled(dtype, sizes)));
+        for (i, sizes) in [[5, 40], [3, 1001], [64, 8192], [2, 33_333], [64, 40_960]].into_iter().enumerate() {
+            all.push(losses(dtype, sizes, i % 2 == 0));
+            all.push(losses(dtype, sizes, i % 2 == 1));
+        }
     }
     all
 }

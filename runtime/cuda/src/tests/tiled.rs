@@ -215,7 +215,11 @@ pub(super) fn forced(gpu: &Gpu, plan: &Plan, tiling: &StoredTiling) -> Option<Tu
     let (step, e) = tiled_step(plan).unwrap_or_else(|| panic!("not one tiled step:\n{plan}"));
     let kernel = tiled::kernel(plan, step).unwrap();
     source(plan, tiling)?;
-    // The kernel at hand may declare no tiling that fits.
+    // The kernel at hand may declare other tilings, and none that fits.
+    let work = Timed::of(plan, (step, e, kernel))?;
+    if !work.plausible(kernel, gpu.multiprocessors()).contains(tiling) {
+        return None;
+    }
     let tilings = Tilings::of(gpu, plan, (step, e, kernel), &mut Tuner::without_cache(Duration::ZERO)).unwrap()?;
     let mut file = TuningFile::default();
     file.insert(Choice {

@@ -191,6 +191,46 @@ pub(super) fn optimized(graph: &Graph) -> Graph {
     pipeline::optimize(graph, &options).unwrap().graph
 }
 
+/// A causal convolution of sequences whose channels lie last, with an activation: as in Mamba.
+fn causal(dtype: DType, [batch, tokens, channels, window]: [usize; 4]) -> Case {
+    let mut g = Graph::new(hypatia_library::load(&[]).unwrap());
+    let sizes = [vec![batch, tokens, channels], vec![channels, 1, window], vec![channels, 1]];
+    let mut rng = ChaCha8Rng::seed_from_u64(29);
+    let mut values = |sizes: &[usize]| {
+        let all: Vec<f64> = (0..sizes.iter().product()).map(|_| rng.random_range(-1.0..1.0)).collect();
+        Tensor::from_f64(dtype, sizes, &all).unwrap()
+    };
+    let [image, filters, bias] = sizes.map(|s| values(&s));
+    let x = g.input("x", ty(dtype, image.shape()));
+    let [w, b] = [filters, bias].map(|t| g.constant(t));
+    let inputs = vec![("x".to_string(), image)];
+    let turned = [("perm", AttrValue::from(&[0i64, 2, 1][..]))];
+    let x = g.call("transpose", &[x], &turned).unwrap()[0];
+    let ints = |value: i64| AttrValue::from(&[value][..]);
+    let around = window as i64 - 1;
+    let attrs = [
+        ("strides", ints(1)),
+        ("before", ints(around)),
+        ("after", ints(around)),
+        ("dilations", ints(1)),
+        ("groups", (channels as i64).into()),
+    ];
+    let y = g.call("conv", &[x, w], &attrs).unwrap()[0];
+    let y = g.call("add", &[y, b], &[]).unwrap()[0];
+    let part = [("axis", 2i64.into()), ("start", 0i64.into()), ("stop", (tokens as i64).into())];
+    let y = g.call("slice", &[y], &part).unwrap()[0];
+    let y = g.call("silu", &[y], &[]).unwrap()[0];
+    let y = g.call("transpose", &[y], &turned).unwrap()[0];
+    g.output("y", y);
+    let what = format!("{dtype} causal window of {window}, {batch} x {tokens} x {channels}");
+    Case { what, graph: optimized(&g), inputs }
+}
+
+fn causals() -> Vec<Case> {
+    let sizes = [[2, 33, 64, 4], [1, 5, 24, 3], [3, 8, 8, 1], [1, 1, 16, 4]];
+    [DType::BF16, DType::F32].into_iter().flat_map(|d| sizes.map(|s| causal(d, s))).collect()
+}
+
 const TYPES: [DType; 4] = [DType::BF16, DType::F16, DType::F32, DType::F64];
 
 fn all() -> Vec<Case> {
@@ -224,6 +264,10 @@ fn windows_of_single_channels_are_one_step() {
     for shape in shapes().into_iter().filter(|s| s.window.iter().product::<usize>() <= 64) {
         let plan = plan(&shape);
         assert!(in_one_step(&plan), "{plan}");
+    }
+    for Case { what, graph, .. } in causals() {
+        let plan = pipeline::plan(&graph, &Options::new(device.clone())).unwrap();
+        assert!(in_one_step(&plan), "{what}\n{plan}");
     }
     // 81 elements are a row-wise step.
     let long = plan(&shape(&[9, 16], &[9, 9]));
@@ -318,7 +362,7 @@ const EMULATED: usize = 3;
 #[test]
 fn emulated_windows_agree_with_the_reference() {
     // Compilation is slow.
-    let cases: Vec<Case> = all().into_iter().step_by(EMULATED).chain(chains()).collect();
+    let cases: Vec<Case> = all().into_iter().step_by(EMULATED).chain(chains()).chain(causals()).collect();
     let results = match emulated::run(&cases) {
         Ok(results) => results,
         Err(why) => return eprintln!("SKIPPED {} emulated cases: {why}", cases.len()),
@@ -334,7 +378,7 @@ fn emulated_windows_agree_with_the_reference() {
 
 #[test]
 fn windows_agree_with_the_reference_on_a_gpu() {
-    let cases: Vec<Case> = all().into_iter().chain(chains()).collect();
+    let cases: Vec<Case> = all().into_iter().chain(chains()).chain(causals()).collect();
     let Some(gpu) = gpu(cases.len()) else { return };
     for Case { what, graph, inputs } in cases {
         agrees(&gpu, &graph, &inputs, &what).unwrap_or_else(|why| panic!("{what}: {why}"));

@@ -82,7 +82,10 @@ impl Lower<'_> {
         }
         let reads = reads.iter().map(|v| self.broadcast(*v, shape)).collect::<Result<Vec<_>>>()?;
         if !self.plan.device.is_host() {
-            let seen = self.of_channels(index, &step, [&x, &w], &reads, (dtype, shape))?;
+            let seen = match shape.len() {
+                3 => self.of_sequence(index, &step, [&x, &w], &reads, (dtype, shape))?,
+                _ => self.of_channels(index, &step, [&x, &w], &reads, (dtype, shape))?,
+            };
             if let Some(out) = seen {
                 return Ok(out);
             }
@@ -97,6 +100,43 @@ impl Lower<'_> {
         views.extend(reads);
         self.step(&node.name, Action::Conv(step), views, vec![out.clone()]);
         Ok(out)
+    }
+
+    /// The same of sequences, which are images of one row.
+    fn of_sequence(
+        &mut self,
+        index: usize,
+        step: &ConvStep,
+        [x, w]: [&View; 2],
+        reads: &[View],
+        (dtype, shape): (DType, &[usize]),
+    ) -> Result<Option<View>> {
+        if x.is_contiguous() {
+            return Ok(None);
+        }
+        let row = |v: &View| {
+            let mut v = v.clone();
+            v.shape.insert(2, 1);
+            v.strides.insert(2, 0);
+            v
+        };
+        // A row lies where its only one would begin.
+        let dense = |v: &View| {
+            let mut v = row(v);
+            v.strides[2] = v.strides[3] * v.shape[3] as isize;
+            v
+        };
+        let one = Window { size: 1, stride: 1, dilation: 1, before: 0 };
+        let windows = std::iter::once(one).chain(step.windows.iter().cloned()).collect();
+        let step = ConvStep { windows, ..step.clone() };
+        let reads: Vec<View> = reads.iter().map(row).collect();
+        let image = [shape[0], shape[1], 1, shape[2]];
+        let out = self.of_channels(index, &step, [&dense(x), &dense(w)], &reads, (dtype, &image))?;
+        Ok(out.map(|mut out| {
+            out.shape.remove(2);
+            out.strides.remove(2);
+            out
+        }))
     }
 
     /// A convolution of single channels or of groups of them, if image and result lie with their

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::{Backend, InView, KernelId, Program};
+use hypatia_dsl::kernel::RowAccess;
 use hypatia_dsl::scalar::{Literal, Term, TermId, TermNode};
 use hypatia_dsl::typing::TensorType;
 
@@ -689,9 +690,14 @@ impl Lower<'_> {
             });
         }
         for gathered in &region.kernel.gathers {
+            let (table, axis) = (&reads[gathered.table], gathered.axis);
+            let dense = match region.kernel.inputs[gathered.table].1 {
+                RowAccess::Gathered => table.is_contiguous(),
+                _ => table.strides.get(axis) == Some(&(gathered.width as isize)),
+            };
             // Its first row stands for a table: the kernel finds the others itself.
-            let table = self.contiguous(&reads[gathered.table], &region.kernel.doc)?;
-            reads[gathered.table] = table.sliced(0, 0, 1, 1);
+            let table = if dense { table.clone() } else { self.contiguous(table, &region.kernel.doc)? };
+            reads[gathered.table] = table.sliced(axis, 0, 1, 1);
             reads[gathered.index] = self.contiguous(&reads[gathered.index], &region.kernel.doc)?;
         }
         let place = |v: &Value| region.operands.iter().position(|o| matches!(o, RowsOperand::Value(w) if w == v));
