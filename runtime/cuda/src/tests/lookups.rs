@@ -98,10 +98,11 @@ fn losses(dtype: DType, [rows, n]: [usize; 2], computed: bool) -> Case {
     g.case(&format!("losses of {rows} x {n} at {what} places"), &[y])
 }
 
-/// Losses of rows with infinities and NaN, and of -inf alone.
+/// Losses of a row that rises, of rows with infinities and NaN, and of -inf alone.
 fn unusual_losses(n: usize) -> Case {
     let mut case = losses(DType::F32, [6, n], false);
     let mut values: Vec<f64> = (0..6 * n).map(|i| (i * 7 % 23) as f64 - 11.0).collect();
+    (0..n).for_each(|i| values[i] = (i * 40 / n) as f64 - 20.0);
     values[n..2 * n].fill(f64::NEG_INFINITY);
     values[2 * n..3 * n - 1].fill(f64::NEG_INFINITY);
     values[3 * n + n / 2] = f64::INFINITY;
