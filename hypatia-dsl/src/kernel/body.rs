@@ -176,8 +176,7 @@ impl<'a> Body<'a> {
         let rows =
             ty.shape[last].as_const().and_then(|n| usize::try_from(n).ok()).ok_or("a row's length is unknown")?;
         axes[last] = Vec::new();
-        let lie_alike = of_index.len() == axes.len() && axes.iter().zip(&of_index).all(|(a, b)| self.space.unify(a, b));
-        if !lie_alike {
+        if !self.lie_alike(&axes, &of_index) {
             return Err("an index does not lie along the rows that it picks from".into());
         }
         let at = self.inputs.len();
@@ -189,7 +188,23 @@ impl<'a> Body<'a> {
         Ok(self.value(id, TensorType { dtype: ty.dtype, shape }, axes))
     }
 
-    /// The operands that vary along the last axis of a value, if all of these have its shape.
+    /// True if both are made of the same axes of the space.
+    fn lie_alike(&self, a: &[Axes], b: &[Axes]) -> bool {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.space.now(a) == self.space.now(b))
+    }
+
+    /// Unifies the axes of an index with those of a value that it picks from, but for the last.
+    pub fn index_of(&mut self, x: ValId, index: ValId) -> Derived<()> {
+        let (axes, of_index) = (self.val(x).axes.clone(), self.val(index).axes.clone());
+        let lead = axes.len().saturating_sub(1);
+        let mut both = axes[..lead].iter().zip(&of_index);
+        match of_index.len() == axes.len() && both.all(|(a, b)| self.space.unify(a, b)) {
+            true => Ok(()),
+            false => Err("an index does not lie along the rows that it picks from".into()),
+        }
+    }
+
+    /// The operands that vary along the last axis of a value, if all of these lie as it does.
     pub fn operands_along(&self, x: ValId) -> Option<Vec<u32>> {
         let Val { id, ty, axes } = self.val(x);
         let row = self.space.now(axes.last()?);
@@ -207,7 +222,7 @@ impl<'a> Body<'a> {
             let Some((of, of_axes)) = self.inputs.get(*input as usize) else { continue };
             let varies = self.space.now(&of_axes.concat()).iter().any(|a| row.contains(a));
             let is_table = self.gathers.iter().any(|g| g.table == *input as usize);
-            match (varies, of.shape == ty.shape && !is_table) {
+            match (varies, of.shape == ty.shape && self.lie_alike(of_axes, axes) && !is_table) {
                 (false, _) => {}
                 (true, true) => out.push(*input),
                 (true, false) => return None,

@@ -174,6 +174,7 @@ impl<'p> RowRegion<'p> {
         else {
             return Err("it picks more than one element of each row".into());
         };
+        self.body.index_of(x, index)?;
         let dtype = of_index.dtype;
         let (zero, count) = (self.number(0.0, dtype), self.number(size as f64, dtype));
         let index = RowValue(index);
@@ -198,7 +199,7 @@ impl<'p> RowRegion<'p> {
             picked.push((*operand, one));
         }
         match along.as_slice() {
-            [only] if picked.is_empty() => {
+            [only] if picked.is_empty() && self.body.inputs[*only as usize].0.dtype.is_float() => {
                 let whole = self.body.operand_again(*only);
                 picked.push((*only, self.largest_at(RowValue(whole), at, size)?.0));
             }

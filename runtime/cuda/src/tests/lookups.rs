@@ -129,6 +129,60 @@ fn cases() -> Vec<Case> {
     all
 }
 
+/// Losses whose rows stand in another order than the index has them, of rows that lie apart, of
+/// bytes, and of what broadcasts along a row.
+fn unlike(dtype: DType, n: usize) -> Vec<Case> {
+    let turned = |g: &mut Made, x: Value, order: &[usize]| g.builtin(BuiltinOp::Transpose, &[x], vec![list(order)]);
+    let pick =
+        |g: &mut Made, x: Value, i: Value, axis: i64| g.builtin(BuiltinOp::GatherElements, &[x, i], vec![int(axis)]);
+    let mut out = Vec::new();
+    let mut g = Made::new(dtype);
+    let (x, i) = (g.input(&[4, 4, n]), g.indices(DType::I64, &[4, 4, 1], n as i64));
+    let shares = g.call("log_softmax", &[x]);
+    let shares = turned(&mut g, shares, &[1, 0, 2]);
+    let y = pick(&mut g, shares, i, 2);
+    out.push(g.case(&format!("rows of {n} in another order"), &[y]));
+    let mut g = Made::new(dtype);
+    let (x, i) = (g.input(&[8, 8]), g.indices(DType::I64, &[8, 1], 8));
+    let most = g.builtin(BuiltinOp::Amax, &[x], vec![list(&[1]), AttrValue::Bool(true)]);
+    let below = g.call("sub", &[x, most]);
+    let below = turned(&mut g, below, &[1, 0]);
+    let y = pick(&mut g, below, i, 1);
+    out.push(g.case("columns of rows", &[y]));
+    let mut g = Made::new(dtype);
+    let (x, i) = (g.input(&[3, n, 5]), g.indices(DType::I32, &[3, 5, 1], n as i64));
+    let rows = turned(&mut g, x, &[0, 2, 1]);
+    let shares = g.call("log_softmax", &[rows]);
+    let one = pick(&mut g, shares, i, 2);
+    let y = g.call("exp", &[one]);
+    out.push(g.case(&format!("rows of {n} that lie apart"), &[y]));
+    let mut g = Made::new(dtype);
+    let (x, row, i) = (g.input(&[6, n]), g.input(&[n]), g.indices(DType::I64, &[6, 1], n as i64));
+    let sum = g.call("add", &[x, row]);
+    let shares = g.call("log_softmax", &[sum]);
+    let y = pick(&mut g, shares, i, 1);
+    out.push(g.case(&format!("rows of {n} with a bias"), &[y]));
+    out
+}
+
+#[test]
+fn lookups_in_rows_of_another_order_agree_on_a_host() {
+    for device in ["h200", "cpu"] {
+        for case in
+            [DType::F32, DType::BF16].into_iter().flat_map(|d| [10, 37].into_iter().flat_map(move |n| unlike(d, n)))
+        {
+            let plan = planned(&Device::named(device).unwrap(), &case.graph);
+            let want = evaluate(&case.graph, &case.inputs, Mode::Rounded).unwrap();
+            let tensors: Vec<Tensor> = case.inputs.iter().map(|(_, t)| t.clone()).collect();
+            let executor = hypatia_cpu::Executor::new(Arc::clone(&plan), 2).unwrap().poisoned();
+            for (got, w) in executor.run(&tensors).unwrap().iter().zip(&want) {
+                let what = format!("{} for {device}\n{plan}", case.what);
+                compare(got, &w.to_tensor().unwrap(), w.dtype, coarsest(&case.graph), &what);
+            }
+        }
+    }
+}
+
 fn one_launch(plan: &Plan, what: &str) {
     assert!(matches!(plan.steps[..], [Step { action: Action::Rowwise(_), .. }]), "{what}\n{plan}");
 }

@@ -677,7 +677,7 @@ impl Lower<'_> {
 
     /// A region with a row-wise kernel.
     fn rows(&mut self, region: &RowwiseRegion) -> Result<()> {
-        let rows = Rows { kernel: region.kernel.clone(), space: region.space.clone() };
+        let mut rows = Rows { kernel: region.kernel.clone(), space: region.space.clone() };
         let mut reads = Vec::new();
         for operand in &region.operands {
             reads.push(match operand {
@@ -689,14 +689,16 @@ impl Lower<'_> {
                 }
             });
         }
-        for gathered in &region.kernel.gathers {
+        for gathered in &mut rows.kernel.gathers {
             let (table, axis) = (&reads[gathered.table], gathered.axis);
-            let dense = match region.kernel.inputs[gathered.table].1 {
+            let apart = table.strides.get(axis).copied().unwrap_or(0);
+            let in_place = match region.kernel.inputs[gathered.table].1 {
                 RowAccess::Gathered => table.is_contiguous(),
-                _ => table.strides.get(axis) == Some(&(gathered.width as isize)),
+                _ => apart > 0,
             };
             // Its first row stands for a table: the kernel finds the others itself.
-            let table = if dense { table.clone() } else { self.contiguous(table, &region.kernel.doc)? };
+            let table = if in_place { table.clone() } else { self.contiguous(table, &region.kernel.doc)? };
+            gathered.width = usize::try_from(table.strides[axis]).unwrap_or(gathered.width);
             reads[gathered.table] = table.sliced(axis, 0, 1, 1);
             reads[gathered.index] = self.contiguous(&reads[gathered.index], &region.kernel.doc)?;
         }
