@@ -188,6 +188,7 @@ pub(super) fn finish(
         gathers: body.gathers.clone(),
         groups,
     };
+    kernel.read_indexes_apart();
     if kernel.strided() {
         kernel.axes = [space.outer, space.sizes.len() - space.outer];
     }
@@ -216,12 +217,6 @@ fn accesses(body: &Body<'_>, space: &RowSpace) -> Derived<Vec<(DType, RowAccess)
         let whole_rows = space.order(&space.tensors[gathered.table]).iter().copied().eq(space.outer..space.sizes.len());
         let one_each = space.order(&space.tensors[gathered.index]).iter().copied().eq(0..space.outer);
         inputs[gathered.table].1 = if whole_rows && one_each { RowAccess::Gathered } else { RowAccess::Picked };
-    }
-    // An index is read wherever the table is.
-    for gathered in &body.gathers {
-        if inputs[gathered.table].1 == RowAccess::Picked {
-            inputs[gathered.index].1 = RowAccess::Strided;
-        }
     }
     Ok(inputs)
 }

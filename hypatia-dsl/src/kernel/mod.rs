@@ -256,6 +256,15 @@ impl RowwiseKernel {
         all.any(|a| matches!(a, RowAccess::Strided | RowAccess::Picked))
     }
 
+    /// Reads the indexes of `Picked` tables with strides: one is read wherever its table is.
+    pub fn read_indexes_apart(&mut self) {
+        for gathered in &self.gathers {
+            if self.inputs[gathered.table].1 == RowAccess::Picked {
+                self.inputs[gathered.index].1 = RowAccess::Strided;
+            }
+        }
+    }
+
     /// True if each row is read once and nothing is kept of its elements: all steps read operands
     /// alone, which lie row after row or are one element, and a result is a function either of the
     /// steps or of the elements. Such rows may be of any length, and be reduced in pieces.

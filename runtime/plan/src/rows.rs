@@ -60,11 +60,7 @@ pub(super) fn fitted(mut kernel: RowwiseKernel, layout: &RowLayout) -> RowwiseSt
     for (i, (_, access)) in kernel.inputs.iter_mut().enumerate().filter(|(_, input)| !known(input.1)) {
         *access = layout.access(i);
     }
-    for gathered in &kernel.gathers {
-        if kernel.inputs[gathered.table].1 == RowAccess::Picked {
-            kernel.inputs[gathered.index].1 = RowAccess::Strided;
-        }
-    }
+    kernel.read_indexes_apart();
     for (i, (_, access, _)) in kernel.outputs.iter_mut().enumerate() {
         // One element a row, or a group, stays so.
         if !matches!(access, RowAccess::PerRow | RowAccess::PerGroup) {

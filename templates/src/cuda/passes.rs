@@ -4,6 +4,8 @@
 //! each pass. Invariant: a pass reads results of earlier passes alone, but for sums below a largest
 //! element ([`super::online`]), which a row that is not kept finds in one pass with it.
 
+use std::collections::BTreeSet;
+
 use minijinja::{Value, context};
 
 use super::EmitError;
@@ -13,7 +15,7 @@ use super::rowwise::{Load, loads};
 use super::term::{Functions, compute_name, identity_literal};
 use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
-use hypatia_dsl::kernel::{Reduction, RowwiseKernel};
+use hypatia_dsl::kernel::{Reduction, RowAccess, RowwiseKernel};
 use hypatia_dsl::scalar::TermNode;
 
 /// The passes over rows, and those over groups: steps that are independent of each other share one.
@@ -27,7 +29,7 @@ pub(super) fn passes(
     let (mut over_rows, mut over_groups) = (Vec::new(), Vec::new());
     let passes = steps_of_passes(kernel, &values.steps);
     let below = below(program, kernel, &passes, &values.step_types);
-    for (at, pass) in passes.iter().enumerate() {
+    for pass in &passes {
         let mut steps = Vec::new();
         for &i in pass {
             let ty = (values.step_types[i], carried.contains(&i));
@@ -36,7 +38,9 @@ pub(super) fn passes(
         let about: Vec<String> = pass.iter().map(|i| format!("r{i}: {}", reduction_word(kernel, *i))).collect();
         let inputs = union(pass.iter().map(|i| &values.steps[*i]));
         let mut together = Vec::new();
-        for (step, below) in below.iter().filter(|(step, _)| passes.get(at + 1).is_some_and(|p| p.contains(step))) {
+        // Sums that are found with these, if rows are not kept.
+        let sums: Vec<&(usize, Below)> = below.iter().filter(|(_, b)| pass.contains(&b.top)).collect();
+        for (step, below) in &sums {
             values.print_factor(program, *step, below)?;
             let element = call(kernel, &values.steps[*step], &values.steps);
             together.push(context! {
@@ -47,16 +51,14 @@ pub(super) fn passes(
                 element => element,
             });
         }
-        let of_both = below.iter().filter(|(_, b)| pass.contains(&b.top)).map(|(step, _)| &values.steps[*step]);
-        let of_both = union(pass.iter().map(|i| &values.steps[*i]).chain(of_both));
-        let tops: std::collections::BTreeSet<String> =
-            below.iter().filter(|(_, b)| pass.contains(&b.top)).map(|(_, b)| format!("r{}", b.top)).collect();
+        let of_both = pass.iter().chain(sums.iter().map(|(step, _)| step));
+        let of_both = union(of_both.map(|i| &values.steps[*i]));
+        let tops: BTreeSet<String> = sums.iter().map(|(_, b)| format!("r{}", b.top)).collect();
         let out = if pass.iter().any(|i| *i >= kernel.row_steps()) { &mut over_groups } else { &mut over_rows };
         out.push(context! {
             about => about.into_iter().collect::<Value>(),
             steps => steps.into_iter().collect::<Value>(),
             loads => loads(kernel, &inputs, streamed).iter().map(Load::statement).collect::<Value>(),
-            // Sums that are found with these, if rows are not kept.
             together => together.into_iter().collect::<Value>(),
             tops => tops.into_iter().collect::<Value>(),
             packs => loads(kernel, &of_both, streamed).iter().map(|l| l.pack(kernel)).collect::<Value>(),
@@ -89,7 +91,7 @@ pub(super) fn reads_once(program: &Program, kernel: &RowwiseKernel, steps: &[Pie
     let passes = steps_of_passes(kernel, steps);
     let below = below(program, kernel, &passes, types);
     let again = passes.iter().skip(1).any(|p| !p.iter().all(|i| below.iter().any(|(step, _)| step == i)));
-    let of_rows = kernel.outputs.iter().all(|o| o.1 == hypatia_dsl::kernel::RowAccess::PerRow);
+    let of_rows = kernel.outputs.iter().all(|o| o.1 == RowAccess::PerRow);
     !again && !passes.is_empty() && of_rows && kernel.sums.is_empty() && kernel.groups.is_none()
 }
 

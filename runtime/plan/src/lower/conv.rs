@@ -102,7 +102,8 @@ impl Lower<'_> {
         Ok(out)
     }
 
-    /// The same of sequences, which are images of one row.
+    /// A convolution of sequences whose channels lie last, as one of images of one row; the view of
+    /// its result.
     fn of_sequence(
         &mut self,
         index: usize,
