@@ -72,7 +72,7 @@ else
     tests/test_examples.py tests/test_whole.py tests/test_rows.py tests/test_layout.py
     tests/test_recorded.py tests/test_passes.py tests/test_in_place.py tests/test_indices.py
     tests/test_fork.py tests/test_subclasses.py tests/test_encoder.py
-    tests/test_division.py"
+    tests/test_division.py tests/test_steps.py"
   # shellcheck disable=SC2086
   echo "PyTorch is missing: pyright and $(cat $of_torch | grep -c '^def test_') tests of it are skipped" >&2
   left=(--ignore tests/models.py
@@ -87,7 +87,7 @@ else
     --ignore hypatia_core/_layout.py --ignore hypatia_core/_recorded.py --ignore hypatia_core/_passes.py
     --ignore hypatia_core/_in_place.py --ignore hypatia_core/_encoder.py
     --ignore hypatia_core/_strides.py --ignore hypatia_core/_subclasses.py
-    --ignore hypatia_core/_words.py)
+    --ignore hypatia_core/_words.py --ignore hypatia_core/_steps.py)
 fi
 # Two processes; a file's tests stay together.
 "$into/bin/python" -m pytest -n 2 --dist loadfile "${left[@]}"

@@ -124,6 +124,13 @@ class Plain:
         """The gradients."""
         return self.plain[1](*ctx.saved_tensors, *gradients)
 
+    def is_settled(self) -> bool:
+        """Whether both are computed in one way from now on."""
+        return True
+
+    def drop(self) -> None:
+        """Give back memory, for nothing calls them any more."""
+
 
 class Passes(Plain):
     """The same, replayed where that is faster."""
@@ -209,6 +216,10 @@ class Passes(Plain):
         if self.pending() is not None or not self.first.is_back() or not self.ready():
             return False
         return self.chosen is True or self.is_observing() or self.timed % 2 == 1
+
+    def is_settled(self) -> bool:
+        """Whether it is known if they are replayed."""
+        return self.chosen is not None or bool(self.first.given_up or self.second.given_up)
 
     def is_observing(self) -> bool:
         """Whether one of the passes is not recorded yet."""

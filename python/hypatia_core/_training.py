@@ -54,6 +54,8 @@ class Halves:
     """The parts of both halves."""
     recordable: list[torch.device] = field(default_factory=list)
     """The device of each half that can be recorded."""
+    passes: Plain | None = None
+    """What computes both, once they are known."""
 
     def take_forward(self, graph: fx.GraphModule, computes: Callable[..., Any]) -> None:
         """Note what computes the forward graph. It must be called while the graph is compiled."""
@@ -82,6 +84,17 @@ class Halves:
             return compiled(*args) if self.own is None else self.own(*args)
 
         return graph
+
+    def is_settled(self) -> bool:
+        """Whether it is known what computes each part of a simple graph, and how it is replayed."""
+        fixed = not any(part.varying for part in self.parts)
+        known = self.passes is not None and self.passes.is_settled()
+        return self.own is not None and known and fixed and all(map(settled, self.parts))
+
+    def drop(self) -> None:
+        """Give back memory, for neither half is called any more."""
+        if self.passes is not None:
+            self.passes.drop()
 
     def simple(self) -> bool:
         """Whether arguments, results and saved tensors are all that passes between the halves."""
@@ -116,6 +129,7 @@ class Halves:
         if len(self.recordable) == 2:
             device = self.recordable[0]
             passes = Passes(forward, backward, count, device, lambda: all(map(settled, self.parts)), self.changed)
+        self.passes = passes
         wanted = [i for i, o in enumerate(self.about.output_info) if o.requires_grad]
         others = [i for i in range(count) if i not in wanted]
         layouts = [(tuple(map(int, t.shape)), tuple(map(int, t.stride()))) for t in self.tangents]

@@ -23,6 +23,11 @@ def of_classes(module: fx.GraphModule) -> fx.GraphModule | None:
     """A copy of a graph that says what is wrong with classes, if it is a matter of classes."""
     if not any(n.op == "call_function" and n.target in OF_CLASSES for n in module.graph.nodes):
         return None
+    return copied(module)
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph over the same tensors."""
     return fx.GraphModule(module, copy.deepcopy(module.graph))
 
 

@@ -35,11 +35,12 @@ from ._part import Options, Part
 from ._partition import partition
 from ._recorded import Recorded, can_be_recorded
 from ._rules import Rules, library
+from ._steps import Steps
 from ._strides import as_traced
 from ._subclasses import as_plain
 from ._training import Halves
 from ._whole import Whole
-from ._words import as_pytorch_says, check_classes, of_classes
+from ._words import as_pytorch_says, check_classes, copied, of_classes
 from .errors import InputError
 from .fuse import _together
 from .nn import _runtime
@@ -126,11 +127,12 @@ def backend(
         raise InputError(f"backend hypatia: it has no `{name}`, and was given {value!r}; it takes `options=`, a dict")
     chosen, how = read(options or {})
 
-    original = of_classes(module)
+    eager, original = copied(module), of_classes(module)
     check_classes(module)
     trains = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in example_inputs)
     if trains:
-        return as_pytorch_says(original, training(module, example_inputs, chosen, replace(how, frozen=False)))
+        compiled = training(module, eager, example_inputs, chosen, replace(how, frozen=False))
+        return as_pytorch_says(original, compiled)
 
     keep_attention(module)
 
@@ -157,16 +159,24 @@ def backend(
     compiled = as_pytorch_says(original, compiled)
     if len(direct) == 1:
         return direct[0].beside(compiled)
-    # One part is measured as it is; rules that must fire and checks say that plans are wanted.
-    if not parts or how.must or how.never or how.safety == "strict":
+    if not parts:
+        return as_plain(example_inputs, eager)
+    # One part is measured as it is.
+    if wants_plans(how):
         return compiled
     device = parts[0].device
     recorded = Recorded(compiled, device, recordable[0], static) if len(recordable) == 1 else None
-    return Whole(compiled, as_plain(example_inputs, module), parts, device, recorded)
+    return Whole(compiled, as_plain(example_inputs, eager), parts, device, recorded)
 
 
-def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: Options) -> Callable[..., Any]:
-    """Forward and backward of a graph, both divided.
+def training(
+    module: fx.GraphModule,
+    eager: fx.GraphModule,
+    inputs: Sequence[Any],
+    rules: Rules,
+    how: Options,
+) -> Callable[..., Any]:
+    """Forward and backward of a graph, both divided, or the graph as PyTorch runs it.
 
     Plans have weights as operands: each step of training changes them.
     """
@@ -175,8 +185,7 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
     halves = Halves(inputs)
 
     def note_recordable(graph: fx.GraphModule) -> None:
-        # Rules that must fire and checks say that plans are wanted.
-        if not (how.must or how.never or how.safety == "strict") and can_be_recorded(graph, device_of(graph)):
+        if not wants_plans(how) and can_be_recorded(graph, device_of(graph)):
             halves.recordable.append(device_of(graph))
 
     def forward(graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
@@ -211,7 +220,16 @@ def training(module: fx.GraphModule, inputs: Sequence[Any], rules: Rules, how: O
         partition_fn=halve,
         decompositions=table(),
     )
-    return halves.beside(compile_both(module, inputs))
+    compiled = halves.beside(compile_both(module, inputs))
+    # Rules that must fire and checks say that plans are wanted.
+    if wants_plans(how):
+        return compiled
+    return Steps(compiled, as_plain(inputs, eager), device_of(eager), halves.is_settled, halves.drop)
+
+
+def wants_plans(how: Options) -> bool:
+    """Whether plans are wanted where PyTorch is faster too: rules must fire, or runs be checked."""
+    return bool(how.must or how.never or how.safety == "strict")
 
 
 def read(given: Mapping[str, Any]) -> tuple[Rules, Options]:
@@ -292,7 +310,7 @@ def device_of(graph: fx.GraphModule) -> torch.device:
     """The device of a graph's plans: the GPU if there is one."""
     found: list[torch.device] = []
     for node in graph.graph.nodes:
-        value = node.meta.get("val")
+        value = node.meta.get("val", node.meta.get("example_value"))
         found += [t.device for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
     return next((d for d in found if d.type != "cpu"), torch.device("cpu"))
 

@@ -137,6 +137,7 @@ def test_a_cache_that_calls_change_is_no_frozen_weight():
             self.cache.add_(made)
             return torch.relu(self.cache * 2 + made)
 
+    others = list(_runtime._parts)
     model, x = Cached(), torch.randn(4, 16)
     f, total = compiled(model, frozen=True), torch.zeros(4, 16)
     for i in range(8):
@@ -145,7 +146,7 @@ def test_a_cache_that_calls_change_is_no_frozen_weight():
         torch.testing.assert_close(f(x), torch.relu(total * 2 + made), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model.cache, total, rtol=1e-4, atol=1e-4)
         # No call made another plan: the weights in it did not change.
-        assert not any(part.changes for part in _runtime._parts), i
+        assert not any(part.changes for part in _runtime._parts if part not in others), i
     assert any(rule.startswith("merge::") for plan in plans() for rule, _ in plan.fired)
 
 
