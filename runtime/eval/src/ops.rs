@@ -8,9 +8,10 @@ use hypatia_dsl::ir::Program;
 use hypatia_dsl::scalar::Term;
 use hypatia_dsl::scalar::typed::{Source, inlined};
 
+use super::Mode;
 use super::number::Number;
+use super::scalars::{BLOCK, Block};
 use super::value::{RefTensor, Val, convert};
-use super::{Mode, scalars};
 use hypatia_tensor::error::{Error, Result};
 
 /// Strides with which an operand of shape `from` is read at the indices of `to`; 0 where it
@@ -79,14 +80,27 @@ pub(super) fn pointwise<R: Number>(
     let root = *typed.roots.first().ok_or_else(|| Error::Internal("a term without a root".into()))? as usize;
     let mut out = RefTensor::zeros(dtype, shape)?;
     let mut walk = Walk::broadcast(shape, &operands.iter().map(|t| t.shape.as_slice()).collect::<Vec<_>>())?;
-    let mut values: Vec<Val<R>> = Vec::with_capacity(typed.nodes.len());
-    for i in 0..out.len() {
-        scalars::eval(&typed, mode, &mut values, |source| match source {
-            Source::Acc => acc.map_or(Val::F(R::of(f64::NAN)), |t| t.at(i)),
-            Source::In(k) => operands[k as usize].at(walk.offsets[k as usize]),
+    let mut offsets = vec![[0; BLOCK]; operands.len()];
+    let mut block = Block::of(&typed);
+    for start in (0..out.len()).step_by(BLOCK) {
+        let n = (out.len() - start).min(BLOCK);
+        for j in 0..n {
+            for (of, at) in offsets.iter_mut().zip(&walk.offsets) {
+                of[j] = *at;
+            }
+            walk.step();
+        }
+        block.eval(&typed, mode, n, |source, values| {
+            for (j, v) in values.iter_mut().enumerate() {
+                *v = match source {
+                    Source::Acc => acc.map_or(Val::F(R::of(f64::NAN)), |t| t.at(start + j)),
+                    Source::In(k) => operands[k as usize].at(offsets[k as usize][j]),
+                };
+            }
         });
-        out.set(i, convert(values[root], dtype, mode.rounds()));
-        walk.step();
+        for (j, v) in block.at(root)[..n].iter().enumerate() {
+            out.set(start + j, convert(*v, dtype, mode.rounds()));
+        }
     }
     Ok(out)
 }

@@ -21,6 +21,7 @@ pub fn int(f: BuiltinScalar, dtype: DType, x: i64, y: i64) -> i64 {
 }
 
 /// A builtin on elements whose lane is `lane`.
+#[inline]
 pub fn apply<R: Number>(f: BuiltinScalar, lane: DType, args: [Val<R>; 3], mode: Mode) -> Val<R> {
     use BuiltinScalar::*;
     let [a, b, c] = args;
@@ -52,26 +53,53 @@ pub fn apply<R: Number>(f: BuiltinScalar, lane: DType, args: [Val<R>; 3], mode: 
     }
 }
 
-/// Evaluates a term at one element: `load` reads its sources. `values` is scratch space; afterwards
-/// it holds one value for each step.
-pub fn eval<R: Number>(typed: &Typed, mode: Mode, values: &mut Vec<Val<R>>, load: impl Fn(Source) -> Val<R>) {
-    values.clear();
-    let round = mode.rounds();
-    for step in typed.nodes.iter().copied() {
-        let v = match step.op {
-            TypedOp::Load(source) => load(source),
-            TypedOp::Lit(Literal(x)) => convert(Val::F(R::of(x)), step.ty, round),
-            TypedOp::Apply(f, args) => {
-                let at = |i: usize| values[args[i] as usize];
-                let n = f.params().len();
-                let zero = Val::B(false);
-                let args = [at(0), if n > 1 { at(1) } else { zero }, if n > 2 { at(2) } else { zero }];
-                apply(f, step.ty, args, mode)
+/// Elements that are evaluated together.
+pub const BLOCK: usize = 256;
+
+/// The values of a term's steps at the elements of a block: scratch space.
+pub struct Block<R>(Vec<[Val<R>; BLOCK]>);
+
+impl<R: Number> Block<R> {
+    /// Space for a term.
+    pub fn of(typed: &Typed) -> Block<R> {
+        Block(vec![[Val::B(false); BLOCK]; typed.nodes.len()])
+    }
+
+    /// Evaluates a term at `n` elements, at most [`BLOCK`]: each step at all of them, then the
+    /// next. `load` reads a source at these elements.
+    pub fn eval(&mut self, typed: &Typed, mode: Mode, n: usize, mut load: impl FnMut(Source, &mut [Val<R>])) {
+        let round = mode.rounds();
+        for (i, step) in typed.nodes.iter().copied().enumerate() {
+            let (before, rest) = self.0.split_at_mut(i);
+            let out = &mut rest[0][..n];
+            match step.op {
+                TypedOp::Load(source) => load(source, out),
+                TypedOp::Lit(Literal(x)) => out.fill(convert(Val::F(R::of(x)), step.ty, round)),
+                TypedOp::Apply(f, args) => {
+                    let count = f.params().len();
+                    let [x, y, z] = args.map(|a| &before[a as usize]);
+                    let zero = Val::B(false);
+                    for (j, v) in out.iter_mut().enumerate() {
+                        let y = if count > 1 { y[j] } else { zero };
+                        let z = if count > 2 { z[j] } else { zero };
+                        *v = apply(f, step.ty, [x[j], y, z], mode);
+                    }
+                }
+                TypedOp::Convert(a) => convert_all(&before[a as usize], step.ty, round, out),
+                TypedOp::Round(to, a) => convert_all(&before[a as usize], to, round, out),
             }
-            TypedOp::Convert(a) => convert(values[a as usize], step.ty, round),
-            TypedOp::Round(to, a) => convert(values[a as usize], to, round),
-        };
-        values.push(v);
+        }
+    }
+
+    /// The values of a step.
+    pub fn at(&self, step: usize) -> &[Val<R>; BLOCK] {
+        &self.0[step]
+    }
+}
+
+fn convert_all<R: Number>(from: &[Val<R>], to: DType, round: bool, out: &mut [Val<R>]) {
+    for (v, a) in out.iter_mut().zip(from) {
+        *v = convert(*a, to, round);
     }
 }
 

@@ -168,6 +168,7 @@ impl DType {
 
     /// `value` rounded once to this type (ties to even), then widened to f64. Integers truncate
     /// toward zero and saturate; bool is `value != 0`.
+    #[inline]
     pub fn round(self, value: f64) -> f64 {
         match self {
             DType::F64 => value,

@@ -376,13 +376,13 @@ impl Ensembles<'_> {
     fn judge(kind: Ensemble, mut sample: Sample) -> Option<Worse> {
         let worse = |what, left, right| Some(Worse { kind, what, left, right, main: DType::F32 });
         let bound = |left: f64| FACTOR * left + UNITS;
-        sample.left.sort_by(f64::total_cmp);
-        sample.right.sort_by(f64::total_cmp);
         let n = sample.left.len();
         if n > 0 {
-            let at = |v: &[f64], part: f64| v[((n - 1) as f64 * part) as usize];
+            let at = |v: &mut [f64], part: f64| {
+                *v.select_nth_unstable_by(((n - 1) as f64 * part) as usize, f64::total_cmp).1
+            };
             for (what, part, fewest) in [("median", 0.5, 100), ("99th percentile", 0.99, 2000)] {
-                let (left, right) = (at(&sample.left, part), at(&sample.right, part));
+                let (left, right) = (at(&mut sample.left, part), at(&mut sample.right, part));
                 // An instance of an unlucky scale has many bad elements.
                 let several = sample.worst.iter().filter(|w| **w > bound(left)).count() >= FEW;
                 if right > bound(left) && n >= fewest && several {
