@@ -291,6 +291,8 @@ const F64_NOISE: f64 = 1e-14;
 /// Noise that represents the rounding of f32, where no f64 occurs: constants are often written with
 /// only the digits of an f32.
 const F32_NOISE: f64 = 6e-8;
+/// What twice the digits leave of a difference that rounding made, at most.
+const VANISHING: f64 = 1e-9;
 /// The rounding of numbers of twice the digits of f64.
 const DOUBLE_NOISE: f64 = 1e-31;
 
@@ -368,7 +370,7 @@ impl Job<'_> {
             }
         }
         // Below its normal range, f64 has few digits left.
-        if discrete || !self.underflows()? {
+        if discrete || !(self.underflows()? || self.vanishes_in_double(&mut known.double, root, index, diff)?) {
             self.seen.value = Some(found);
         }
         Ok(())
@@ -404,16 +406,43 @@ impl Job<'_> {
         index: usize,
         spread: f64,
     ) -> Result<bool> {
-        if has_long_numbers(self.graph, self.numbers) || !self.graph.ty(self.graph.outputs[root].1).dtype.is_float() {
+        if has_long_numbers(self.graph, self.numbers) {
             return Ok(false);
+        }
+        let Some((diff, size)) = self.apart_in_double(cache, root, index)? else { return Ok(false) };
+        Ok(size.is_finite() && diff > TIGHT * size && diff > DOUBLE_NOISE * spread && size > 1e-290)
+    }
+
+    /// Whether a difference in f64 all but vanishes in numbers of twice its digits: then rounding
+    /// made it, even where no noise shows it, as in a sum of whole numbers times 1/3 that cancel.
+    fn vanishes_in_double(
+        &self,
+        cache: &mut Option<Vec<RefTensor<Double>>>,
+        root: usize,
+        index: usize,
+        diff: f64,
+    ) -> Result<bool> {
+        let found = self.apart_in_double(cache, root, index)?;
+        Ok(found.is_some_and(|(double, _)| double <= VANISHING * diff))
+    }
+
+    /// How far apart two elements are in numbers of twice the digits of f64, and the larger one;
+    /// none if they are no floats.
+    fn apart_in_double(
+        &self,
+        cache: &mut Option<Vec<RefTensor<Double>>>,
+        root: usize,
+        index: usize,
+    ) -> Result<Option<(f64, f64)>> {
+        if !self.graph.ty(self.graph.outputs[root].1).dtype.is_float() {
+            return Ok(None);
         }
         if cache.is_none() {
             *cache = Some(exactly_in(self.graph, self.numbers, self.inputs)?);
         }
-        let Some(found) = cache else { return Ok(false) };
+        let Some(found) = cache else { return Ok(None) };
         let (l, r) = (found[root].at(index).f(), found[root + self.roots].at(index).f());
-        let (diff, size) = ((l + -r).near().abs(), l.near().abs().max(r.near().abs()));
-        Ok(size.is_finite() && diff > TIGHT * size && diff > DOUBLE_NOISE * spread && size > 1e-290)
+        Ok(Some(((l + -r).near().abs(), l.near().abs().max(r.near().abs()))))
     }
 
     /// For two elements that are not both finite: whether exactly one of them is NaN, or infinite.

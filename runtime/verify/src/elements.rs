@@ -28,10 +28,11 @@ pub(super) struct Elements {
 /// Values with more elements are not looked at.
 const MOST: usize = 1 << 14;
 
-/// The values of a graph in the order of their nodes, constants and inputs apart, and its outputs;
-/// `None` if a size is not known or large.
+/// The values of a graph in the order of their nodes, constants and inputs apart, with the operands
+/// of convolutions as they are padded, and its outputs; `None` if a size is not known or large.
 pub(super) fn elements(graph: &Graph) -> Option<(Vec<Elements>, Vec<Elements>)> {
     let mut found: Vec<Vec<Elements>> = Vec::with_capacity(graph.nodes.len());
+    let mut on_the_way: Vec<Elements> = Vec::new();
     for (i, node) in graph.nodes.iter().enumerate() {
         let operands: Vec<&Elements> =
             node.operands.iter().flatten().map(|v| &found[v.node.index()][v.output as usize]).collect();
@@ -40,12 +41,17 @@ pub(super) fn elements(graph: &Graph) -> Option<(Vec<Elements>, Vec<Elements>)> 
         if sizes.iter().any(|s| s.iter().product::<usize>() > MOST) {
             return None;
         }
-        found.push(of_node(graph, node, &operands, sizes)?);
+        if let (NodeKind::Op { attrs, .. }, Some(BuiltinOp::Conv)) = (&node.kind, builtin(graph, node)) {
+            on_the_way.push(padded(operands.first()?, attrs)?);
+        }
+        let made = of_node(graph, node, &operands, sizes)?;
+        if !matches!(node.kind, NodeKind::Const(_) | NodeKind::Input { .. }) {
+            on_the_way.extend_from_slice(&made);
+        }
+        found.push(made);
     }
-    let computed = |node: &Node| !matches!(node.kind, NodeKind::Const(_) | NodeKind::Input { .. });
-    let inner = graph.nodes.iter().zip(&found).filter(|(n, _)| computed(n)).flat_map(|(_, f)| f.clone()).collect();
     let outputs = graph.outputs.iter().map(|(_, v)| found[v.node.index()][v.output as usize].clone()).collect();
-    Some((inner, outputs))
+    Some((on_the_way, outputs))
 }
 
 fn sizes(graph: &Graph, v: Value) -> Option<Vec<usize>> {
@@ -80,6 +86,9 @@ fn of_node(graph: &Graph, node: &Node, operands: &[&Elements], sizes: Vec<Vec<us
             let made = match builtin(graph, node) {
                 Some(BuiltinOp::Matmul) => multiplied(operands, sizes),
                 Some(BuiltinOp::Sum) => reduced(operands.first()?, attrs, len(sizes), &sum),
+                Some(BuiltinOp::Mean) => reduced(operands.first()?, attrs, len(sizes), &mean),
+                Some(BuiltinOp::Cumsum) => summed_up(operands.first()?, attrs),
+                Some(BuiltinOp::Conv) => convolved(operands, attrs, sizes),
                 Some(op @ (BuiltinOp::Amax | BuiltinOp::Amin)) => {
                     reduced(operands.first()?, attrs, len(sizes), &|terms| extreme(op, terms))
                 }
@@ -140,6 +149,11 @@ fn sum(mut terms: Vec<u64>) -> u64 {
     }
 }
 
+fn mean(terms: Vec<u64>) -> u64 {
+    let count = constant(terms.len() as f64);
+    applied(BuiltinScalar::Div, vec![sum(terms), count])
+}
+
 /// The largest or the smallest of elements; neither their order nor a second one says anything.
 fn extreme(op: BuiltinOp, mut terms: Vec<u64>) -> u64 {
     terms.sort_unstable();
@@ -186,6 +200,74 @@ fn multiplied(operands: &[&Elements], sizes: &[usize]) -> Option<Vec<u64>> {
         sum((0..k).map(term).collect())
     };
     (sizes.iter().product::<usize>() * k <= 64 * MOST).then(|| (0..sizes.iter().product()).map(element).collect())
+}
+
+/// The sums of elements and of those in front of them, or behind, along an axis.
+fn summed_up(from: &Elements, attrs: &[AttrValue]) -> Option<Vec<u64>> {
+    let axis = usize::try_from(number_of(attrs.first()?)?.rem_euclid(from.sizes.len().max(1) as i64)).ok()?;
+    let (size, inner) = (*from.sizes.get(axis)?, from.sizes[axis + 1..].iter().product::<usize>());
+    let flag = |i: usize| match attrs.get(i) {
+        Some(AttrValue::Bool(b)) => Some(*b),
+        Some(v) => number_of(v).map(|n| n != 0),
+        None => Some(false),
+    };
+    let (exclusive, reverse) = (flag(1)?, flag(2)?);
+    let element = |i: usize| {
+        let at = i / inner % size;
+        let counts = |j: &usize| if reverse { *j > at } else { *j < at } || (*j == at && !exclusive);
+        sum((0..size).filter(counts).map(|j| from.made[i + j * inner - at * inner]).collect())
+    };
+    Some((0..from.made.len()).map(element).collect())
+}
+
+/// The sizes of what a convolution pads. Its elements say no more.
+fn padded(x: &Elements, attrs: &[AttrValue]) -> Option<Elements> {
+    let mut sizes = x.sizes.clone();
+    for list in attrs.get(1..3)? {
+        let AttrValue::List(l) = list else { return None };
+        for (size, n) in sizes.iter_mut().skip(2).zip(l) {
+            *size = usize::try_from(*size as i64 + number_of(n)?).ok()?;
+        }
+    }
+    Some(Elements { sizes, made: Vec::new() })
+}
+
+/// A convolution. Padding is zeros.
+fn convolved(operands: &[&Elements], attrs: &[AttrValue], sizes: &[usize]) -> Option<Vec<u64>> {
+    let ([x, w], [strides, before, _, dilations, groups]) = (operands, attrs) else { return None };
+    let list = |v: &AttrValue| match v {
+        AttrValue::List(l) => l.iter().map(number_of).collect::<Option<Vec<i64>>>(),
+        _ => None,
+    };
+    let (strides, before, dilations) = (list(strides)?, list(before)?, list(dilations)?);
+    let groups = usize::try_from(number_of(groups)?).ok().filter(|g| *g > 0)?;
+    let ([_, c, d @ ..], [o, i, k @ ..], [_, _, out @ ..]) = (&x.sizes[..], &w.sizes[..], sizes) else { return None };
+    let taps: usize = k.iter().product();
+    if sizes.iter().product::<usize>() * i * taps > 64 * MOST || d.len() != k.len() {
+        return None;
+    }
+    let places: usize = out.iter().product();
+    let term = |(n, f, place): (usize, usize, usize), channel: usize, tap: usize| {
+        let (mut at, mut step, mut place, mut rest) = (0, 1, place, tap);
+        for axis in (0..k.len()).rev() {
+            let (window, own) = ((place % out[axis]) as i64, (rest % k[axis]) as i64);
+            let row = usize::try_from(window * strides[axis] + own * dilations[axis] - before[axis]).ok();
+            at += row.filter(|r| *r < d[axis])? * step;
+            (step, place, rest) = (step * d[axis], place / out[axis], rest / k[axis]);
+        }
+        let from = f / (o / groups).max(1) * i + channel;
+        let [x, w] = [x.made.get((n * c + from) * step + at)?, w.made.get((f * i + channel) * taps + tap)?];
+        Some(applied(BuiltinScalar::Mul, vec![*x, *w]))
+    };
+    let element = |e: usize| {
+        let at = (e / places / o, e / places % o, e % places);
+        sum((0..*i).flat_map(|channel| (0..taps).filter_map(move |tap| term(at, channel, tap))).collect())
+    };
+    Some((0..sizes.iter().product()).map(element).collect())
+}
+
+fn number_of(v: &AttrValue) -> Option<i64> {
+    if let AttrValue::Dim(d) = v { d.as_const() } else { None }
 }
 
 /// A sum, or the like, over the axes that its first attribute lists.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use hypatia_dsl::ast::BinaryOp;
-use hypatia_dsl::ir::{AExpr, Fact, Program, Rule, VarId};
+use hypatia_dsl::ir::{AExpr, AFn, Fact, Program, Rule, VarId};
 
 use super::constants::Constants;
 use super::ways::{Way, is_plain, ways};
@@ -47,6 +47,8 @@ pub struct Hints<'a> {
     pub bounds: Vec<(VarId, &'a AExpr)>,
     /// The same that hold, as the least or the largest value.
     pub ranges: Vec<(VarId, End, &'a AExpr)>,
+    /// `v <= e`, `e < v` and the like of attributes, as the least or the largest value.
+    pub attr_ranges: Vec<(VarId, End, &'a AExpr)>,
     /// Variables whose values a `let` reads.
     read: Vec<VarId>,
     /// Guards read elements of lists: `p[p[0]] == 0`.
@@ -149,21 +151,7 @@ impl<'a> Hints<'a> {
                     self.among_facts.push((*f, *v, b));
                 }
                 if let BinaryOp::Lt | BinaryOp::Le | BinaryOp::Gt | BinaryOp::Ge = op {
-                    let ends = [(a, b), (b, a)].into_iter().filter_map(|(of, end)| match &**of {
-                        AExpr::Fact(Fact::Value, v) => Some((*v, &**end)),
-                        _ => None,
-                    });
-                    self.bounds.extend(ends);
-                    if holds {
-                        let below = matches!(op, BinaryOp::Lt | BinaryOp::Le);
-                        let [of_first, of_second] =
-                            if below { [End::Largest, End::Least] } else { [End::Least, End::Largest] };
-                        for (of, end, which) in [(a, b, of_first), (b, a, of_second)] {
-                            if let AExpr::Fact(Fact::Value, v) = &**of {
-                                self.ranges.push((*v, which, end));
-                            }
-                        }
-                    }
+                    self.comparison(*op, a, b, holds);
                 }
                 let holds = holds && *op == BinaryOp::And;
                 self.read(a, holds, depth + 1);
@@ -180,6 +168,29 @@ impl<'a> Hints<'a> {
                 }
             }
             AExpr::Value(_) | AExpr::Var(_) | AExpr::SameAccumulator(..) | AExpr::Device(_) => {}
+        }
+    }
+
+    fn comparison(&mut self, op: BinaryOp, a: &'a AExpr, b: &'a AExpr, holds: bool) {
+        let (less, more) = if matches!(op, BinaryOp::Lt | BinaryOp::Le) { (a, b) } else { (b, a) };
+        for (of, end, which) in [(less, more, End::Largest), (more, less, End::Least)] {
+            match of {
+                AExpr::Fact(Fact::Value, v) => {
+                    self.bounds.push((*v, end));
+                    if holds {
+                        self.ranges.push((*v, which, end));
+                    }
+                }
+                AExpr::Var(v) if holds => self.attr_ranges.push((*v, which, end)),
+                _ => {}
+            }
+        }
+        // `abs(v - e) < 0.001` holds where both are equal.
+        if let AExpr::Call(AFn::Abs, of) = less
+            && let ([AExpr::Binary(BinaryOp::Sub, a, b)], true) = (of.as_slice(), holds)
+        {
+            self.equation(a, b);
+            self.equation(b, a);
         }
     }
 

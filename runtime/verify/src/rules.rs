@@ -38,7 +38,7 @@ use super::shrink::shrink;
 use super::sides::{sides, untyped_sides};
 use super::skips::Skips;
 use super::source::{ChoiceSequence, Source};
-use super::vacuous::Unnoticed;
+use super::vacuous::{Constant, Unnoticed};
 use super::values::Distribution;
 use goals::casts;
 use hypatia_graph::{GraphFacts, NodeKind, Value};
@@ -61,8 +61,10 @@ const TRIES_OF_A_TYPE: u64 = 20_000;
 const TRIES_OF_A_WAY: usize = 100;
 /// Further instances that are searched for changes that none noticed.
 const TRIES_OF_A_CHANGE: u64 = 6_000;
-/// How many times as many there are at most if guards hold in several ways.
+/// How many times as many there are at most if guards hold in several ways, and if instances are
+/// rare.
 const MOST_CHANGES: u64 = 4;
+const MOST_OF_RARE: u64 = 5;
 /// Instances that violate a guard, after which nothing needs it, and the attempts to find them.
 const INSTANCES_OF_A_GUARD: usize = 200;
 const TRIES_OF_A_GUARD: u64 = 4_000;
@@ -466,19 +468,29 @@ impl<'a> Run<'a> {
         let seed = seed_of(options, &self.rule.name) ^ 0x7ac;
         // What chance left out is searched for: each instance that notices a change is also one
         // that the rule must hold on.
-        let tries = TRIES_OF_A_CHANGE * (1 + self.hints.ways.len() as u64).min(MOST_CHANGES);
+        let (attempts, found) = self.attempts.get();
+        let ways = (1 + self.hints.ways.len() as u64).min(MOST_CHANGES);
+        let tries = TRIES_OF_A_CHANGE * ways * if is_rare(attempts, found) { MOST_OF_RARE } else { 1 };
+        let mut constant = Constant::of(self.rule, &self.kept);
         for attempt in 0..tries {
             if unnoticed.is_empty() {
                 break;
             }
             let mut source = Source::random(seed.wrapping_add(attempt << 20));
-            let Ok(made) = self.instance(&mut source, true) else { continue };
-            if !unnoticed.notices(self.rule, &made) {
+            let focus = self.focus_of_a_change(attempt);
+            let Ok(made) = self.focused(&mut source, true, focus) else { continue };
+            let varies = constant.vary(&made);
+            if !unnoticed.notices(self.rule, &made) && !varies {
                 continue;
             }
             let Ok(seen) = observe(self.rule, &made) else { continue };
+            if varies {
+                self.kept.push(made.clone());
+                constant = Constant::of(self.rule, &self.kept);
+            }
             let dtype = self.add(&made, &seen);
             if let Some((failure, _)) = seen.against(claim(self.rule, dtype)) {
+                self.focus = focus;
                 return self.refuted(source.into_choices(), failure);
             }
         }

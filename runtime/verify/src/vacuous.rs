@@ -98,7 +98,7 @@ impl Unnoticed {
             !some.is_empty() && some.into_iter().all(same)
         };
         self.mutants.retain(|m| !everywhere(m));
-        if self.mutants.is_empty() || !constant(rule, instances).is_empty() {
+        if self.mutants.is_empty() || Constant::of(rule, instances).move_elements() {
             return;
         }
         let of = |rule: &Rule, made: &Instance| {
@@ -127,7 +127,7 @@ impl Unnoticed {
     pub(super) fn message(&self, rule: &Rule, instances: &[Instance]) -> Option<String> {
         let found = self.mutants.first()?;
         let mut said = format!("no instance tells the rule from one with another right side ({})", found.change);
-        let constant = constant(rule, instances);
+        let constant = Constant::of(rule, instances).shown(rule);
         if !constant.is_empty() {
             let _ = write!(said, ": {}", constant.join(", "));
         }
@@ -354,17 +354,41 @@ fn take_signs(f: BuiltinScalar, operands: &mut [Option<(u64, bool)>]) -> bool {
 }
 
 /// Attributes that the right side reads and that had one value in all instances.
-fn constant(rule: &Rule, instances: &[Instance]) -> Vec<String> {
-    let mut read = BTreeSet::new();
-    rule.rhs.iter().for_each(|b| attributes(b, &mut read));
-    rule.lets.iter().for_each(|(_, e)| variables(e, &mut read));
-    let always = |v: &VarId| -> Option<String> {
-        let mut values = instances.iter().filter_map(|i| i.env.attrs.values.get(v));
-        let first: &AttrValue = values.next()?;
-        let name = &rule.vars.get(v.index())?.name;
-        values.all(|o| same_value(first, o) == Some(true)).then(|| format!("`{name}` was always {}", show_attr(first)))
-    };
-    read.iter().filter_map(always).collect()
+pub(super) struct Constant(Vec<(VarId, AttrValue)>);
+
+impl Constant {
+    /// Those of a rule on these instances.
+    pub(super) fn of(rule: &Rule, instances: &[Instance]) -> Constant {
+        let mut read = BTreeSet::new();
+        rule.rhs.iter().for_each(|b| attributes(b, &mut read));
+        rule.lets.iter().for_each(|(_, e)| variables(e, &mut read));
+        let always = |v: VarId| {
+            let mut values = instances.iter().filter_map(|i| i.env.attrs.values.get(&v));
+            let first = values.next()?;
+            values.all(|o| same_value(first, o) == Some(true)).then(|| (v, first.clone()))
+        };
+        Constant(read.into_iter().filter_map(always).collect())
+    }
+
+    /// Whether one of them has another value here.
+    pub(super) fn vary(&self, made: &Instance) -> bool {
+        let other = |(v, value): &(VarId, AttrValue)| {
+            made.env.attrs.values.get(v).is_some_and(|o| same_value(value, o) == Some(false))
+        };
+        self.0.iter().any(other)
+    }
+
+    /// Whether places of elements may depend on one of them; on an element type they do not.
+    fn move_elements(&self) -> bool {
+        self.0.iter().any(|(_, value)| !matches!(value, AttrValue::DType(_)))
+    }
+
+    fn shown(&self, rule: &Rule) -> Vec<String> {
+        let one = |(v, value): &(VarId, AttrValue)| {
+            Some(format!("`{}` was always {}", rule.vars.get(v.index())?.name, show_attr(value)))
+        };
+        self.0.iter().filter_map(one).collect()
+    }
 }
 
 fn attributes(build: &Build, out: &mut BTreeSet<VarId>) {

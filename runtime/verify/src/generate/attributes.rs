@@ -15,7 +15,7 @@ use crate::values::{Distribution, Ensemble};
 use hypatia_graph::GraphFacts;
 
 /// True if the expression reads the variable.
-fn reads(e: &AExpr, var: VarId) -> bool {
+pub(super) fn reads(e: &AExpr, var: VarId) -> bool {
     let any = |l: &[AExpr]| l.iter().any(|e| reads(e, var));
     match e {
         AExpr::Var(v) => *v == var,
@@ -27,6 +27,16 @@ fn reads(e: &AExpr, var: VarId) -> bool {
             reads(element, var) || reads(over, var) || condition.as_ref().is_some_and(|c| reads(c, var))
         }
         AExpr::Value(_) | AExpr::Fact(..) | AExpr::SameAccumulator(..) | AExpr::Device(_) => false,
+    }
+}
+
+/// True if the expression computes with numbers, not with lists.
+fn is_of_numbers(e: &AExpr) -> bool {
+    match e {
+        AExpr::Var(_) | AExpr::Value(AttrValue::Dim(_)) => true,
+        AExpr::Binary(_, a, b) => is_of_numbers(a) && is_of_numbers(b),
+        AExpr::Neg(a) => is_of_numbers(a),
+        _ => false,
     }
 }
 
@@ -100,7 +110,9 @@ impl Generator<'_, '_> {
                     self.bind_what_gives(*v, *ty)?;
                     let mut tries = 0;
                     loop {
-                        let value = match self.chosen_var(*v) {
+                        // The usual numbers often satisfy the guards.
+                        let ranged = |g: &mut Self| if tries > 0 { g.in_range(*v, *ty) } else { None };
+                        let value = match self.chosen_var(*v).or_else(|| ranged(self)) {
                             Some(value) => value,
                             None => self.random_attr(builtin, i, *ty, types, &out, node.output as usize, None)?,
                         };
@@ -109,7 +121,7 @@ impl Generator<'_, '_> {
                         tries += 1;
                         // The guards are solved one variable at a time.
                         if tries >= self.redraws() || !self.refuted(*v) {
-                            break value;
+                            break self.spread(*v, *ty, value);
                         }
                     }
                 }
@@ -121,6 +133,7 @@ impl Generator<'_, '_> {
                     let open = items.len() > fixed;
                     let length = if open { None } else { Some(fixed) };
                     let permutation = builtin == Some(BuiltinOp::Transpose);
+                    self.bind_what_gives_elements(items)?;
                     let known = self.env.attrs.clone();
                     let mut tries = 0;
                     loop {
@@ -151,7 +164,10 @@ impl Generator<'_, '_> {
         items: &[AttrPat],
         types: &[Option<TensorType>],
     ) -> Option<Vec<AttrValue>> {
-        if !self.factored || builtin != Some(BuiltinOp::Reshape) {
+        // A size that stands twice in the list is hardly ever found otherwise.
+        let open = |v: &VarId| !self.env.attrs.values.contains_key(v);
+        let again = |i: usize| matches!(&items[i], AttrPat::Var(v) if open(v) && items[..i].contains(&items[i]));
+        if !(self.factored || (0..items.len()).any(again)) || builtin != Some(BuiltinOp::Reshape) {
             return None;
         }
         let shape = sizes(types.first()?.as_ref()?).ok()?;
@@ -163,9 +179,25 @@ impl Generator<'_, '_> {
     fn bind_what_gives(&mut self, var: VarId, ty: AttrType) -> Try<()> {
         let hints = self.hints;
         match hints.equal_var.iter().find(|(v, _)| *v == var) {
+            // Of two attributes that are to be equal, the first one that is drawn gives the other.
+            Some((_, AExpr::Var(_))) => Ok(()),
             Some((_, e)) if self.eval(e).is_none() => self.bind_free(e, ty),
             _ => Ok(()),
         }
+    }
+
+    /// The same for the elements of a list: in `before = [2 * l]`, an `l` that comes later.
+    fn bind_what_gives_elements(&mut self, items: &[AttrPat]) -> Try<()> {
+        let hints = self.hints;
+        let here =
+            |e: &AExpr| items.iter().any(|i| matches!(i, AttrPat::Var(v) | AttrPat::Rest(Some(v)) if reads(e, *v)));
+        for item in items {
+            let AttrPat::Var(v) = item else { continue };
+            if hints.equal_var.iter().any(|(var, e)| var == v && is_of_numbers(e) && !here(e)) {
+                self.bind_what_gives(*v, AttrType::Int)?;
+            }
+        }
+        Ok(())
     }
 
     /// Gives the variables of an expression values that what comes later must fit: in
@@ -421,7 +453,7 @@ impl Generator<'_, '_> {
                 let filter = types.get(1).and_then(|t| t.as_ref()).map(sizes).transpose()?.unwrap_or_default();
                 self.convolution(index, &shape, &filter, before)?
             }
-            (Some(BuiltinOp::Windows), _) => dims(self.windows(&shape, length)),
+            (Some(BuiltinOp::Windows), _) => dims(self.windows(index, &shape, length, before)),
             (Some(carrier), _) if carrier.accumulator().is_some() => {
                 AttrValue::DType(self.stored_type(first.map_or(self.main, |t| t.dtype)))
             }
@@ -437,11 +469,27 @@ impl Generator<'_, '_> {
         size - self.upto(size - least)
     }
 
-    /// Windows of 1 or 2 elements along the last axes, with strides that leave room for one.
-    fn windows(&mut self, shape: &[i64], length: Option<usize>) -> Vec<i64> {
+    /// Sizes, strides or dilations of windows along the last axes, which have room for one.
+    fn windows(&mut self, index: usize, shape: &[i64], length: Option<usize>, before: &[AttrValue]) -> Vec<i64> {
         let axes = length.unwrap_or(1 + usize::from(shape.len() > 1)).min(shape.len());
-        let room = shape[shape.len() - axes..].iter().copied();
-        room.map(|d| if d > 1 { self.one_of(&[1, 2]) } else { 1 }).collect()
+        let sides = match before.first() {
+            Some(AttrValue::List(l)) => ints(l).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        let room = shape[shape.len() - axes..].iter().enumerate();
+        room.map(|(axis, d)| match (index, sides.get(axis)) {
+            (0, _) => self.number(&[1, 2, 3, 4, 5, 7], &[25, 35, 20, 8, 6, 6]).min((*d).max(1)),
+            (1, _) => self.number(&[1, 2, 3, 5, 7], &[40, 30, 15, 8, 7]),
+            (_, Some(side)) => self.dilation(*side, *d),
+            _ => 1,
+        })
+        .collect()
+    }
+
+    /// How far apart the elements of a window may lie along an axis: often side by side.
+    fn dilation(&mut self, side: i64, room: i64) -> i64 {
+        let most = if side > 1 { (room - 1) / (side - 1) } else { MOST_STEPS as i64 };
+        self.number(&[1, 2, 3, 4, 5, 7], &[50, 20, 12, 8, 5, 5]).min(most.max(1))
     }
 
     /// What a product of elements of type `own` stores: mostly the same type.
@@ -479,13 +527,10 @@ impl Generator<'_, '_> {
         }
         let list = (0..d.len()).map(|i| match index {
             0 if self.ends => 1 + self.source.pick(MOST_STEPS) as i64,
-            0 => self.number(&[1, 2], &[70, 30]),
-            1 => self.number(&[0, 1, 2], &[50, 30, 20]),
-            2 => (k[i] - d[i] - padding(1, i)).max(self.number(&[0, 1, 2], &[50, 30, 20])),
-            _ => {
-                let room = d[i] + padding(1, i) + padding(2, i);
-                if 2 * (k[i] - 1) < room && self.source.pick(2) == 1 { 2 } else { 1 }
-            }
+            0 => self.number(&[1, 2, 3, 5], &[65, 25, 7, 3]),
+            1 => self.number(&[0, 1, 2, 3], &[48, 30, 17, 5]),
+            2 => (k[i] - d[i] - padding(1, i)).max(self.number(&[0, 1, 2, 3], &[48, 30, 17, 5])),
+            _ => self.dilation(k[i], d[i] + padding(1, i) + padding(2, i)),
         });
         Ok(AttrValue::List(list.map(int).collect()))
     }

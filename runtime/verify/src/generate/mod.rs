@@ -17,6 +17,7 @@ mod open_types;
 mod patterns;
 mod search;
 mod terms;
+mod tolerance;
 mod unmet;
 
 use std::collections::HashSet;
@@ -320,6 +321,7 @@ impl Generator<'_, '_> {
             if self.becomes_constant(var) {
                 self.graph.nodes[value.node.index()].kind = NodeKind::Const(Arc::new(data));
                 self.graph.inputs.retain(|i| *i != value.node);
+                self.spread_constant(value, var);
                 constants.push((name, value.node));
             } else {
                 inputs.push((name, data));

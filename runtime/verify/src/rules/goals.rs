@@ -171,7 +171,20 @@ impl Run<'_> {
     pub(super) fn goal_of_factors(&self) -> Option<Goal> {
         let goal = goal(Aspect::Factors, MOST_OF_FACTORS, MOST_OF_FACTORS, focus_of);
         let tries = TRIES_OF_FACTORS;
-        self.rule.lhs.iter().any(|p| splits(self.program, p)).then_some(Goal { tries, ..goal })
+        self.splits().then_some(Goal { tries, ..goal })
+    }
+
+    fn splits(&self) -> bool {
+        self.rule.lhs.iter().any(|p| splits(self.program, p))
+    }
+
+    /// What one of the instances has that are searched for a change which no other noticed: of a
+    /// reshape to factors, every other one factors above 1.
+    pub(super) fn focus_of_a_change(&self, attempt: u64) -> Focus {
+        match attempt % 2 == 1 && self.splits() {
+            true => focus_of(Aspect::Factors, attempt / 2),
+            false => Focus::default(),
+        }
     }
 
     /// Whether the left side has a view that may exchange axes.
