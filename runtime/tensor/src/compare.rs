@@ -40,6 +40,10 @@ const SCATTERS: f64 = 4.0;
 const MOST_SCATTERS: f64 = 16.0;
 /// With fewer elements, a quarter of them says little.
 const FEW: usize = 16;
+/// Elements beyond their bounds that rounding does not move: so many, and such a share of all that
+/// are beyond, are no accident of a step that a rounding crossed.
+const STEADY: usize = 4;
+const STEADY_SHARE: f64 = 0.125;
 
 /// How far a result may differ from its reference.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -174,6 +178,27 @@ pub fn is_noise(got: &Tensor, want: &Tensor, moved: &[&Tensor], tolerance: Toler
         beyond += 1.0;
     }
     square <= SCATTERS * SCATTERS * beyond
+}
+
+/// True if elements of `got` are beyond their bounds where no moved rounding takes the reference:
+/// whatever rounding does to other elements explains nothing of these.
+pub fn is_off_where_steady(got: &Tensor, want: &Tensor, moved: &[&Tensor], tolerance: Tolerance) -> bool {
+    if moved.is_empty() || moved.iter().any(|m| m.shape() != want.shape()) || got.shape() != want.shape() {
+        return false;
+    }
+    let (g, w) = (got.to_f64(), want.to_f64());
+    let moved: Vec<Vec<f64>> = moved.iter().map(|m| m.to_f64()).collect();
+    let bound = bound(want, &w, tolerance);
+    let (mut beyond, mut steady) = (0usize, 0usize);
+    for (i, (g, w)) in g.into_iter().zip(w).enumerate() {
+        let excess = (g - w).abs() - bound(w);
+        if excess > 0.0 {
+            let farthest = moved.iter().map(|m| (m[i] - w).abs()).fold(0.0, f64::max);
+            beyond += 1;
+            steady += usize::from(excess > MOST_SCATTERS * farthest);
+        }
+    }
+    steady >= STEADY && steady as f64 > STEADY_SHARE * beyond as f64
 }
 
 /// True if `got` is about as close to `truth` as `other` is, by its mean square and by its worst
@@ -317,6 +342,31 @@ mod tests {
             assert!(!is_noise(&f32s(&wrong), &want, &moved, t), "element {at} off by {by}");
         }
         assert!(!is_noise(&noise, &want, &[], t));
+    }
+
+    /// `sin(1e6 relu(x))`: rounding takes the sines anywhere, and the zeros nowhere.
+    #[test]
+    fn elements_that_no_rounding_moves_are_not_excused_by_others() {
+        let n = 512;
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        let mut sines = |moves: bool| -> Vec<f64> {
+            (0..n)
+                .map(|i| if i % 2 == 0 { if moves { rng.random_range(-1.0..1.0) } else { 0.0 } } else { 0.0 })
+                .collect()
+        };
+        let want = sines(true);
+        let moved: Vec<Tensor> = (0..8).map(|_| f32s(&sines(true))).collect();
+        let moved: Vec<&Tensor> = moved.iter().collect();
+        let t = Tolerance::of(DType::F32, 4);
+        let other = sines(true);
+        assert!(!is_off_where_steady(&f32s(&other), &f32s(&want), &moved, t), "sines elsewhere");
+        let wrong: Vec<f64> = other.iter().enumerate().map(|(i, v)| if i % 2 == 1 { 0.5 } else { *v }).collect();
+        assert!(is_off_where_steady(&f32s(&wrong), &f32s(&want), &moved, t), "no zeros");
+        // A step that one rounding crossed, and none of the moved ones.
+        let mut one = other;
+        one[1] = 1.0;
+        assert!(!is_off_where_steady(&f32s(&one), &f32s(&want), &moved, t));
+        assert!(!is_off_where_steady(&f32s(&wrong), &f32s(&want), &[], t), "nothing is known");
     }
 
     #[test]
