@@ -3,6 +3,8 @@
 //! In: a name of PyTorch, NumPy, TensorFlow or ONNX that is not declared. Out: a hint. Invariant:
 //! what a hint tells to write is a builtin.
 
+use crate::dtype::DType;
+
 /// Modules of other frameworks, by the names that programs give them.
 const MODULES: [&str; 13] =
     ["F", "aten", "functional", "jax", "jnp", "keras", "math", "nn", "np", "numpy", "tf", "torch", "self"];
@@ -28,6 +30,7 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("embedding", "gather(w, i, axis = 0)"),
     ("fabs", "abs(x)"),
     ("flatten", "reshape(x, shape = s)"),
+    ("full_like", "full(shape = shape(x), value = v, to = dtype(x))"),
     ("index_select", "gather(x, i, axis = a)"),
     ("ln", "log(x)"),
     ("log10", "log(x) * 0.4342944819032518"),
@@ -40,8 +43,12 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("mm", "matmul(a, b)"),
     ("multiply", "x * y"),
     ("mv", "matmul(a, b)"),
+    ("ndim", "rank(x)"),
+    ("nelement", "numel(x)"),
     ("narrow", "slice(x, axis = a, start = i, stop = j)"),
     ("negative", "-x"),
+    ("ones", "full(shape = s, value = 1.0, to = f32)"),
+    ("ones_like", "full(shape = shape(x), value = 1.0, to = dtype(x))"),
     ("permute", "transpose(x, perm = p)"),
     ("power", "x ** y"),
     ("reciprocal", "1.0 / x"),
@@ -59,6 +66,19 @@ const FUNCTIONS: &[(&str, &str)] = &[
     ("unsqueeze", "reshape(x, shape = s)"),
     ("view", "reshape(x, shape = s)"),
     ("where", "select(c, x, y)"),
+    ("zeros", "full(shape = s, value = 0.0, to = f32)"),
+    ("zeros_like", "full(shape = shape(x), value = 0.0, to = dtype(x))"),
+];
+
+/// Constants, and how they are written.
+const CONSTANTS: &[(&str, &str)] = &[
+    ("infinity", "inf"),
+    ("inf", "inf"),
+    ("nan", "nan"),
+    ("pi", "3.141592653589793"),
+    ("e", "2.718281828459045"),
+    ("none", "none"),
+    ("null", "none"),
 ];
 
 /// Calls that change nothing when a model runs.
@@ -87,8 +107,17 @@ pub fn function(name: &str) -> Option<String> {
     if NOTHING.contains(&name) {
         return Some(format!("`{name}` changes nothing when a model runs: write its operand alone"));
     }
+    if DType::from_name(name).is_some() {
+        return Some(format!("write a conversion as `cast(x, to = {name})`"));
+    }
     let (_, ours) = FUNCTIONS.iter().find(|(theirs, _)| *theirs == name)?;
     Some(format!("what others call `{name}` is written `{ours}` here"))
+}
+
+/// How another language's constant is written.
+pub fn constant(name: &str) -> Option<String> {
+    let (_, ours) = CONSTANTS.iter().find(|(theirs, ours)| theirs.eq_ignore_ascii_case(name) && *ours != name)?;
+    Some(format!("write `{ours}`"))
 }
 
 /// The parameter among ours that another framework's name stands for.
@@ -112,6 +141,9 @@ mod tests {
         assert!(function("mm").is_some_and(|hint| hint.contains("`matmul(a, b)`")));
         assert!(function("dropout").is_some_and(|hint| hint.contains("its operand alone")));
         assert_eq!(function("matmul"), None);
+        assert!(function("bf16").is_some_and(|hint| hint.contains("`cast(x, to = bf16)`")));
+        assert_eq!(constant("Infinity").as_deref(), Some("write `inf`"));
+        assert_eq!(constant("inf"), None);
         assert_eq!(parameter("dim", ["x", "axis"].into_iter()), Some("axis"));
         assert_eq!(parameter("dim", ["x"].into_iter()), None);
     }

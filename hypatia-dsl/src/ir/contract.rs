@@ -65,7 +65,12 @@ impl Clause {
     /// # Errors
     /// If the text is none of these.
     pub fn must(text: &str) -> Result<Clause, String> {
-        let wrong = || format!("expected `RULE`, optionally followed by `count = N` and `at NODE`, not `{text}`");
+        let wrong = || {
+            format!(
+                "expected `RULE`, optionally followed by `count = N`, with N from 1 on, and `at NODE`, not `{text}`; \
+                 `never` forbids a rule"
+            )
+        };
         let number = |count: &str| {
             let count = count.trim_start().strip_prefix('=').and_then(|n| n.trim().parse::<usize>().ok());
             count.filter(|n| *n > 0)

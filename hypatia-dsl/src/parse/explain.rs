@@ -288,7 +288,10 @@ impl Site<'_> {
                     d.hint("declare a function of numbers with `scalar`, a function of tensors with `op`")
                 }
                 "import" | "include" | "from" => d.hint("write `use FILE::*;`"),
-                "requires" | "prefer" | "saves" | "class" | "grad" | "let" => {
+                "let" | "const" | "static" => {
+                    d.hint("a number has no name of its own: write it where it is used, or in the `let` of a rule")
+                }
+                "requires" | "prefer" | "saves" | "class" | "grad" => {
                     d.hint("it belongs to the previous item: remove the `;` that ends that item too early")
                 }
                 "rewrite" => d.hint("write `rule NAME: PATTERN => RESULT;`"),
@@ -310,6 +313,9 @@ impl Site<'_> {
         Some(match (&word[..split], &word[split..]) {
             (_, rest) if rest.starts_with('_') => d.hint("write the digits without `_`"),
             ("0", rest) if rest.starts_with(['x', 'X', 'b', 'o']) => d.hint("write it in decimal"),
+            (digits, unit @ ("us" | "bytes")) if self.previous() == "saves" => {
+                d.hint(format!("write a space in front of the unit: `saves {digits} {unit}`"))
+            }
             _ if let Some(digits) = without_suffix(word) => {
                 d.hint(format!("write `{digits}`: a number has the element type of what it is combined with"))
             }
@@ -361,6 +367,8 @@ impl Site<'_> {
         let others = if called && self.text(self.i + 2) != ")" { ", ..." } else { "" };
         Some(match word {
             "T" if !called => format!("there are no properties: write `transpose({of}, perm = [1, 0])`"),
+            "ndim" | "dim" if !called => format!("there are no properties: write `rank({of})`"),
+            "size" | "numel" if !called => format!("there are no properties: write `numel({of})`"),
             _ => format!("there are no methods or properties: write `{}({of}{others})`", shorten(word)),
         })
     }

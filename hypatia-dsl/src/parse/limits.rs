@@ -131,6 +131,9 @@ fn brackets(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
     let unclosed = |t: &Token, close: &str| {
         let message = format!("this `{}` is never closed", t.text(text));
         let d = Diagnostic::error(Code(104), message, span(t, file)).label(format!("needs a `{close}`"));
+        if close == "}" && tokens.first().is_some_and(|t| t.text(text) == "ruleset") {
+            return d.hint("close it before the rules, which stand behind it: `ruleset mine { until = fixpoint; }`");
+        }
         d.hint(format!("add the missing `{close}`, or remove this `{}`", t.text(text)))
     };
     for token in tokens.iter().filter(|t| t.kind == Kind::Sign) {

@@ -262,6 +262,8 @@ impl<'a> Cx<'a> {
             d = d.hint(format!("write `{word}`, in lower case"));
         } else if let Some(s) = near {
             d = d.hint(format!("did you mean `{s}`?"));
+        } else if Fact::from_name(name).is_some() {
+            d = d.hint(format!("say of which operand: `{name}(x)`"));
         } else if name.starts_with(|c: char| c.is_ascii_uppercase()) && self.context != AttrContext::Test {
             // Element types have capital names.
             d = d.hint(format!("bind an element type in the type of an operand: `x: {name}[..s]`"));

@@ -236,6 +236,8 @@ impl TermBuilder<'_> {
         names.sort_unstable();
         if let Some(s) = closest(&name, names.iter().copied()) {
             d = d.hint(format!("did you mean `{s}`?"));
+        } else if let Some(hint) = crate::foreign::constant(&name) {
+            d = d.hint(hint);
         } else {
             d = d.note(format!("its parameters are {}", names.join(", ")));
         }

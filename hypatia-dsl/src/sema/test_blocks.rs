@@ -32,6 +32,9 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
         if let Some(s) = closest(&target.node, Device::names()) {
             d = d.hint(format!("did you mean `{s}`?"));
         }
+        if matches!(target.node.as_str(), "gpu" | "cuda" | "nvidia") {
+            d.hints = vec!["name a GPU: `on h200`".into()];
+        }
         cx.report::<()>(d);
         good = false;
     }
@@ -224,13 +227,16 @@ fn held(cx: &mut Cx<'_>, e: &Expr, dtype: DType, values: Vec<f64>) -> Option<Vec
     };
     let Some(v) = values.iter().find(|v| !fits(v)) else { return Some(values) };
     let d = Diagnostic::error(code::TEST_INPUT, format!("{dtype} does not hold {v}"), e.span)
-        .label("a value of another type")
-        .hint(format!(
-            "{dtype} holds {} to {}",
-            if dtype.is_float() { -dtype.largest() } else { least },
-            if dtype.is_float() { dtype.largest() } else { most }
-        ));
-    cx.report(d)
+        .label("a value of another type");
+    let [from, to] = match dtype {
+        DType::I64 => [i64::MIN.to_string(), i64::MAX.to_string()],
+        _ if dtype.is_float() => [(-dtype.largest()).to_string(), dtype.largest().to_string()],
+        _ => [least.to_string(), most.to_string()],
+    };
+    cx.report(match dtype.is_int() && v.fract() != 0.0 {
+        true => d.hint(format!("{dtype} holds whole numbers, {from} to {to}; declare a float: `f32[..]`")),
+        false => d.hint(format!("{dtype} holds {from} to {to}")),
+    })
 }
 
 /// The values of an input: one number for all elements, or a list nested as deep as the shape.

@@ -3,7 +3,7 @@
 //! In: the tokens up to the one that does not fit, and what would. Out: how the language spells
 //! what was probably meant. Invariant: a hint is given only where the tokens around leave no doubt.
 
-use super::{Site, is_digits, shorten};
+use super::{Rule, Site, is_digits, shorten};
 use crate::dtype::DType;
 use crate::parse::scan::Kind;
 
@@ -36,8 +36,66 @@ impl Site<'_> {
             word if CLAUSES.contains(&word) && before == "," && self.text(0) == "rule" => {
                 format!("remove the `,` before `{word}`: the clauses of a rule follow each other without one")
             }
-            _ => return self.part(),
+            "as" if ends_operand(before) && self.text(0) != "use" => {
+                format!("write a conversion as `cast({}, to = {})`", shorten(before), type_or(next))
+            }
+            "mod" if ends_operand(before) => format!("write a remainder as `{} % {}`", shorten(before), shorten(next)),
+            "div" if ends_operand(before) => format!("write a quotient as `{} / {}`", shorten(before), shorten(next)),
+            word if before == ")" && self.converts() => {
+                format!("write a conversion as `cast({}, to = {})`", shorten(word), back(2))
+            }
+            "<" | "[" | "=" | ";" | ")" | "," | "{" if self.expects(Rule::lbracket) && is_tensor_word(before) => {
+                "write the element type and the sizes: `f32[n, m]`, `T[..s]` for any; `f32[]` is one number".into()
+            }
+            _ => return self.declared().or_else(|| self.part()),
         })
+    }
+
+    /// `(f32) x`: an element type in parentheses in front of an operand.
+    fn converts(&self) -> bool {
+        let at = |n: usize| self.i.checked_sub(n).map_or("", |i| self.text(i));
+        at(3) == "("
+            && DType::from_name(at(2)).is_some()
+            && self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word)
+    }
+
+    /// The form of an item that is declared in another way.
+    fn declared(&self) -> Option<String> {
+        let (item, found) = (self.text(0), self.text(self.i));
+        let is_word = self.tokens.get(self.i).is_some_and(|t| t.kind == Kind::Word);
+        let hint = match item {
+            "use" if self.tokens.get(self.i).is_none_or(|t| t.kind != Kind::Str) => {
+                "write `use core::*;` for all names of a file, or `use core::exp;` for one"
+            }
+            "edition" => "write `edition 1;`",
+            "family" if found == "," => "write the members in braces: `family smooth = {gelu, silu};`",
+            "scalar" if self.expects(Rule::lparen) && matches!(found, "=" | ":") => {
+                "write the parameters in parentheses: `scalar f(x) = x + 1;`"
+            }
+            "op" if found == ";" && self.expects(Rule::assign) => {
+                "write what it computes, `= relu(x);`, or the name of a builtin"
+            }
+            "rule" if found == "." && self.i == 2 => {
+                "write `::` between the ruleset and the rule's name: `rule mine::square: ..`"
+            }
+            "rule" if self.i == 4 && is_word && self.expects(Rule::colon) => {
+                "write `:` behind the rule's name: `rule mine::square: x * x => square(x);`"
+            }
+            "rule" if found == "<" && self.expects(Rule::colon) => {
+                "write the members of a family in brackets: `rule mine::each[g in unary]: ..`"
+            }
+            "rule" if found == "]" && self.expects(Rule::colon) => {
+                "name the family whose members it stands for: `rule mine::each[g in unary]: ..`"
+            }
+            "rule" if self.expects(Rule::becomes) && (found == ";" || CLAUSES.contains(&found)) => {
+                let before = self.tokens.get(..self.i).unwrap_or_default();
+                let sign = before.iter().map(|t| t.text(self.builder.text)).find(|w| matches!(*w, "==" | "<="))?;
+                return Some(format!("write `=>` between the two sides of a rule; `{sign}` compares"));
+            }
+            "test" if found == "{" && self.i == 1 => "give the test a name: `test \"it fuses\" { .. }`",
+            _ => return None,
+        };
+        Some(hint.into())
     }
 
     /// `x[0:4]`: a part of a tensor.
@@ -65,6 +123,15 @@ impl Site<'_> {
 /// Whether what stands before may have a result of that number.
 fn ends_operand(before: &str) -> bool {
     before == ")" || before == "]" || before.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+}
+
+/// An element type, or a word that others use for a tensor.
+fn is_tensor_word(word: &str) -> bool {
+    DType::from_name(word).is_some() || matches!(word, "Tensor" | "tensor" | "Array" | "array")
+}
+
+fn type_or(word: &str) -> &str {
+    if DType::from_name(word).is_some() { word } else { "f32" }
 }
 
 fn is_class(word: &str) -> bool {

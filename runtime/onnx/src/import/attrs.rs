@@ -5,7 +5,9 @@
 //! ignored.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
+
+use hypatia_dsl::spell::closest;
 
 use super::onnx::proto::attribute_proto::AttributeType;
 use super::onnx::proto::{AttributeProto, TensorProto};
@@ -14,6 +16,8 @@ use super::onnx::proto::{AttributeProto, TensorProto};
 pub(super) struct Attrs<'a> {
     list: Vec<&'a AttributeProto>,
     read: RefCell<HashSet<&'a str>>,
+    /// What handlers have asked for: the attributes that the op has.
+    asked: RefCell<BTreeSet<String>>,
 }
 
 /// The error describes what is wrong with an attribute.
@@ -29,10 +33,11 @@ impl<'a> Attrs<'a> {
                 return Err(format!("the attribute `{}` is given twice", a.name()));
             }
         }
-        Ok(Attrs { list, read: RefCell::default() })
+        Ok(Attrs { list, read: RefCell::default(), asked: RefCell::default() })
     }
 
     fn find(&self, name: &str, ty: AttributeType) -> Reading<Option<&'a AttributeProto>> {
+        self.asked.borrow_mut().insert(name.to_string());
         let Some(a) = self.list.iter().find(|a| a.name() == name) else { return Ok(None) };
         self.read.borrow_mut().insert(a.name());
         // Files of IR version 1 omit the type.
@@ -103,13 +108,21 @@ impl<'a> Attrs<'a> {
 
     /// Marks an attribute that does not affect the result as read.
     pub fn ignore(&self, name: &str) {
+        self.asked.borrow_mut().insert(name.to_string());
         if let Some(a) = self.list.iter().find(|a| a.name() == name) {
             self.read.borrow_mut().insert(a.name());
         }
     }
 
-    /// The first unread attribute.
-    pub fn unread(&self) -> Option<&'a str> {
-        self.list.iter().map(|a| a.name()).find(|n| !self.read.borrow().contains(n))
+    /// What is wrong with the first attribute that nothing has read.
+    pub fn unread(&self) -> Option<String> {
+        let name = self.list.iter().map(|a| a.name()).find(|n| !self.read.borrow().contains(n))?;
+        let asked = self.asked.borrow();
+        let known: Vec<&str> = asked.iter().map(String::as_str).collect();
+        Some(match closest(name, known.iter().copied()) {
+            Some(near) => format!("it has no attribute `{name}`; did you mean `{near}`?"),
+            None if known.is_empty() => format!("it has no attribute `{name}`, nor any other"),
+            None => format!("it has no attribute `{name}`; it has `{}`", known.join("`, `")),
+        })
     }
 }

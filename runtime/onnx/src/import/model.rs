@@ -486,8 +486,8 @@ impl<'a> Importer<'a> {
             Found::Standard(row, _) => row.target.apply(&mut ctx)?,
             Found::Custom(op) => custom::apply(&mut ctx, op)?,
         };
-        if let Some(name) = ctx.attrs.unread() {
-            return Err(Fail::Unsupported(format!("the attribute `{name}` has an unknown kind")));
+        if let Some(wrong) = ctx.attrs.unread() {
+            return Err(Fail::Unsupported(wrong));
         }
         let wanted = ctx.outputs.iter().rposition(|w| *w).map_or(0, |i| i + 1);
         if results.len() < wanted {
