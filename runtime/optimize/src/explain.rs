@@ -277,6 +277,8 @@ fn find_node(optimizer: &Optimizer<'_>, node: &str) -> Result<Id> {
 /// How near an answer is: smaller is nearer.
 type Rank = (u8, i64);
 const COST_LOST: Rank = (0, 0);
+/// Costs in microseconds that are as good as equal.
+const LEAST_COST: f64 = 0.005;
 /// Maximum number of operands of a sum that are printed.
 const MAX_SHOWN: usize = 6;
 /// Maximum number of matches of one rule that are costed.
@@ -297,7 +299,7 @@ impl Explainer<'_, '_> {
         let egraph = self.optimizer.egraph();
         let mut places = Vec::new();
         let mut which = None;
-        for (t, kept) in self.optimizer.traces.iter().zip(self.optimizer.kept()) {
+        for (t, kept) in self.optimizer.traces.iter().zip(self.optimizer.in_result()) {
             let r = &program.rules[t.rule.index()];
             let here = only.is_none_or(|o| t.roots.iter().any(|c| egraph.find(*c) == o));
             if kept && here && among(r) {
@@ -411,6 +413,8 @@ impl Explainer<'_, '_> {
         }
         let root = m.roots[0];
         let before = self.optimizer.cost_with(root, None);
+        // Another rule may have made less of what it built.
+        let simplified = self.was_applied(compiled, &m).then_some(());
         let instead = self.fired_at(root, rule);
         let applied = {
             let egraph = &mut self.optimizer.inserted.egraph;
@@ -424,7 +428,12 @@ impl Explainer<'_, '_> {
             Ok(applied) => {
                 self.optimizer.state(applied.saving(compiled.id, &m).as_ref());
                 let with = self.optimizer.cost_with(root, applied.built.first());
-                match with.zip(before) {
+                match with.or_else(|| simplified.and_then(|()| self.cost_otherwise(root))).zip(before) {
+                    Some((with, without)) if with + LEAST_COST <= without => {
+                        let cut_short = self.optimizer.runs.iter().filter(|r| r.stop.cut_short());
+                        let runs = cut_short.map(|r| format!("ruleset {} was {}", r.ruleset, r.stop)).collect();
+                        (COST_LOST, Verdict::CutShort { with, without, runs })
+                    }
                     Some((with, without)) => {
                         let plans = |with: &Optimizer<'_>| {
                             let forced = with.graph_with(root, applied.built.first())?;
@@ -442,6 +451,15 @@ impl Explainer<'_, '_> {
                 }
             }
         }
+    }
+
+    /// The least cost of a class with another node than the chosen one.
+    fn cost_otherwise(&self, root: Id) -> Option<f64> {
+        let egraph = self.optimizer.egraph();
+        let class = egraph.find(root);
+        let chosen = self.optimizer.best.chosen.get(&class);
+        let others = egraph[class].nodes.iter().filter(|n| Some(*n) != chosen);
+        others.filter_map(|n| self.optimizer.cost_with(class, Some(n))).reduce(f64::min)
     }
 
     /// Whether the rule was applied to the match while the rules ran.

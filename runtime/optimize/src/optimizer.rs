@@ -74,7 +74,7 @@ pub struct Optimizer<'a> {
     /// The chosen node of each class of the given graph.
     given: Vec<(Id, Node)>,
     before: Summary,
-    runs: Vec<RulesetRun>,
+    pub runs: Vec<RulesetRun>,
     /// How far the rules of each ruleset have searched.
     seen: Vec<SearchProgress>,
     /// How many nodes the rules of each ruleset have added.
@@ -484,6 +484,37 @@ impl<'a> Optimizer<'a> {
         self.owners().0.into_iter().map(|owner| owner.is_some()).collect()
     }
 
+    /// For each trace, whether the result depends on it, or on what it built though the model had
+    /// that already or another rule built it first.
+    pub fn in_result(&self) -> Vec<bool> {
+        let (owners, needed) = self.owners();
+        let made = self.made_alike(&owners, &needed);
+        self.traces.iter().zip(&owners).map(|(t, owner)| owner.is_some() || made(t)).collect()
+    }
+
+    /// Whether the result depends on what a trace made, whichever rule made it: on a node that it
+    /// built or, if it builds nothing, on a kept trace that took the same nodes away.
+    fn made_alike<'s>(
+        &'s self,
+        owners: &[Option<Owner>],
+        needed: &'s FxHashSet<Node>,
+    ) -> impl Fn(&Trace) -> bool + use<'s> {
+        let egraph = &self.inserted.egraph;
+        let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
+        let place = move |t: &Trace| {
+            let roots: Vec<Id> = t.roots.iter().map(|r| egraph.find(*r)).collect();
+            let mut matched: Vec<Node> = t.matched.iter().map(canonical).collect();
+            matched.sort_unstable();
+            (roots, matched)
+        };
+        let removes = |(t, owner): &(&Trace, &Option<Owner>)| owner.is_some() && t.built.is_empty();
+        let taken: HashSet<_> = self.traces.iter().zip(owners).filter(removes).map(|(t, _)| place(t)).collect();
+        move |t: &Trace| match t.built.is_empty() {
+            true => taken.contains(&place(t)),
+            false => t.built.iter().any(|n| needed.contains(&canonical(n))),
+        }
+    }
+
     /// For each trace on which the result depends, what depends on it; and the nodes on which the
     /// result depends.
     fn owners(&self) -> (Vec<Option<Owner>>, FxHashSet<Node>) {
@@ -526,7 +557,23 @@ impl<'a> Optimizer<'a> {
                 let between = self.built_of(asked_for);
                 removals = self.removals(&kept, |n| between.contains(n), nothing);
                 let explained: FxHashSet<Id> = self.roots_of(&kept).collect();
-                removals.retain(|i| !self.traces[*i].roots.iter().any(|r| explained.contains(&egraph.find(*r))));
+                // Rules that build nothing make one value of two.
+                let removed = |t: &Trace, k: &Option<Owner>| k.is_some() && t.built.is_empty();
+                let removed = self.traces.iter().zip(&kept).filter(|(t, k)| removed(t, k));
+                let joined: FxHashSet<Id> = removed.flat_map(|(t, _)| &t.roots).map(|r| egraph.find(*r)).collect();
+                let is_explained = |c: Id| explained.contains(&c) && (joined.contains(&c) || !self.holds_several(c));
+                // A value that is computed as in the given graph has lost nothing.
+                let lost = |c: Id| {
+                    egraph[c]
+                        .nodes
+                        .iter()
+                        .map(canonical)
+                        .any(|n| asked_for(&n) && self.best.chosen.get(&c).is_some_and(|chosen| *chosen != n))
+                };
+                removals.retain(|i| {
+                    let mut roots = self.traces[*i].roots.iter().map(|r| egraph.find(*r));
+                    roots.all(|c| !is_explained(c) && lost(c))
+                });
                 removals.truncate(1);
             }
             if removals.is_empty() {
@@ -540,6 +587,13 @@ impl<'a> Optimizer<'a> {
                 work.extend(matched.filter(|n| seen.insert(n.clone())).map(|n| (n, owner)));
             }
         }
+    }
+
+    /// Whether a class holds several values of the given graph.
+    fn holds_several(&self, class: Id) -> bool {
+        let egraph = &self.inserted.egraph;
+        let mut here = self.given.iter().filter(|(id, _)| egraph.find(*id) == class).map(|(id, _)| *id);
+        here.next().is_some_and(|first| here.any(|id| id != first))
     }
 
     /// The nodes that rules built of those which were asked for, and of nodes built so.
@@ -600,9 +654,8 @@ impl<'a> Optimizer<'a> {
     /// first; and those that changed nothing. Each with its number.
     fn firings(&self, result: Option<&Rebuilt>) -> [Vec<(usize, Firing)>; 2] {
         let names = self.names();
-        let egraph = &self.inserted.egraph;
         let (owners, needed) = self.owners();
-        let is_needed = |n: &Node| needed.contains(&n.clone().map_children(|c| egraph.find(c)));
+        let made_alike = self.made_alike(&owners, &needed);
         let mut nodes: FxHashMap<Id, NodeId> = FxHashMap::default();
         for (i, class) in result.iter().flat_map(|r| r.classes.iter().enumerate()) {
             nodes.entry(*class).or_insert(NodeId(i as u32));
@@ -615,7 +668,7 @@ impl<'a> Optimizer<'a> {
                 base: rule.base_name.clone(),
                 nodes: self.fired_at(&names, t),
                 kept: owner.is_some(),
-                in_result: owner.is_some() || t.built.iter().any(is_needed),
+                in_result: owner.is_some() || made_alike(t),
                 site: owner.zip(result).and_then(|(owner, r)| {
                     let mut site = self.site_of(t, owner.class, r, &nodes)?;
                     let mut next = owner.through;

@@ -43,6 +43,15 @@ pub enum Verdict {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         refused: Vec<String>,
     },
+    /// It would gain, but rules had stopped before.
+    CutShort {
+        /// Microseconds with it.
+        with: f64,
+        /// Microseconds without it.
+        without: f64,
+        /// The rulesets that were cut short, and by which budget.
+        runs: Vec<String>,
+    },
     /// The costs of the nodes were in its favour, but the whole plan without it takes less time.
     PlanLost {
         /// Predicted microseconds of the plan with it.
@@ -90,12 +99,12 @@ impl fmt::Display for WhyNot {
                 )?;
                 refused.iter().try_for_each(|line| writeln!(f, "  {line}"))?;
             }
-            Verdict::CostLost { with, without, .. } if with < without => {
-                writeln!(
-                    f,
-                    "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but a ruleset \
-                     was cut short before it could: `hypatia explain` tells which, and why"
-                )?;
+            Verdict::CutShort { with, without, runs } => {
+                write!(f, "{rule} matched{at} and would gain, {with:.2} us with it, {without:.2} us without, but ")?;
+                match runs.is_empty() {
+                    true => writeln!(f, "other rules had changed what it matches before it could")?,
+                    false => writeln!(f, "{} before it could", runs.join(", "))?,
+                }
             }
             Verdict::CostLost { with, without, instead, launches, refused } => {
                 let (instead, launches) = (fired_instead(instead), counted(*launches));

@@ -8,7 +8,7 @@
 //!
 //! In: a graph, its options, and what the optimiser made of them. Out: what the optimiser makes
 //! with the decisions. Invariant: without rules of the user's that matched, nothing is tried; a
-//! rule that is demanded, or says what it saves, is not tried.
+//! rule that is demanded is not left out, and one that says what it saves is not tried.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -125,7 +125,9 @@ fn contested(graph: &Graph, options: &optimize::Options, first: &Optimized) -> V
         }
     }
     let own = program.rules.iter().filter(|r| !r.derived && r.saves.is_none() && !r.origin.is_embedded());
-    let own: BTreeSet<&str> = own.filter(|r| !demanded(r)).map(|r| r.base_name.as_str()).collect();
+    // One that is demanded and fired stays.
+    let stays = |r: &Rule| demanded(r) && used.contains(r.base_name.as_str());
+    let own: BTreeSet<&str> = own.filter(|r| !stays(r)).map(|r| r.base_name.as_str()).collect();
     let matched = matched.into_iter().filter(|r| own.contains(r));
     let mut rules: Vec<(String, bool)> = matched.map(|r| (r.to_string(), used.contains(r))).collect();
     rules.sort_by_key(|(_, fired)| *fired);
