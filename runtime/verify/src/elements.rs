@@ -89,6 +89,7 @@ fn of_node(graph: &Graph, node: &Node, operands: &[&Elements], sizes: Vec<Vec<us
                 Some(BuiltinOp::Mean) => reduced(operands.first()?, attrs, len(sizes), &mean),
                 Some(BuiltinOp::Cumsum) => summed_up(operands.first()?, attrs),
                 Some(BuiltinOp::Conv) => convolved(operands, attrs, sizes),
+                Some(BuiltinOp::Cast) => Some(converted(operands.first()?, node.results.first()?.dtype)),
                 Some(op @ (BuiltinOp::Amax | BuiltinOp::Amin)) => {
                     reduced(operands.first()?, attrs, len(sizes), &|terms| extreme(op, terms))
                 }
@@ -133,6 +134,12 @@ fn applied(f: BuiltinScalar, mut operands: Vec<u64>) -> u64 {
         operands.sort_unstable();
     }
     number(&(f, operands))
+}
+
+/// Elements in another type. 0 is 0 in each.
+fn converted(from: &Elements, to: DType) -> Vec<u64> {
+    let zero = constant(0.0);
+    from.made.iter().map(|v| if *v == zero { zero } else { number(&("cast", to, v)) }).collect()
 }
 
 /// The sum of elements; their order says nothing.

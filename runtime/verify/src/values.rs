@@ -89,7 +89,8 @@ pub enum Ensemble {
     LongRows,
     /// Tensors of different magnitudes up to the largest number of the type.
     Upper,
-    /// Tensors of different magnitudes down to the smallest normal number of the type.
+    /// Tensors of different magnitudes down to the smallest normal number of the type, and to what
+    /// narrower types hold with a few digits only.
     Lower,
     /// Tensors of large magnitudes beside tensors of small ones, whose products are ordinary.
     Opposed,
@@ -249,6 +250,8 @@ impl Magnitude {
     }
 }
 
+/// How many bits of a number a narrower type loses below its normal range, at most.
+const DIGITS_LOST: f64 = 12.0;
 /// The number of codes of an ensemble's elements.
 const MANY: u32 = 1 << 20;
 /// The number of alternatives that a tensor of an ensemble has.
@@ -267,6 +270,7 @@ impl Ensemble {
             (Ensemble::Offset, 2 | 3) => noise - 1.4 / dtype.epsilon().sqrt(),
             (Ensemble::Upper, 0..=3) => noise * (dtype.largest().log2() * [0.35, 0.6, 0.95, 0.99][alternative]).exp2(),
             (Ensemble::Lower, 0..=2) => noise * (smallest_normal(dtype).log2() * [0.35, 0.7, 1.0][alternative]).exp2(),
+            (Ensemble::Lower, _) if special.least > 0.0 => noise * special.least * (-DIGITS_LOST * share).exp2(),
             (Ensemble::Opposed, 0..=3) => {
                 noise * (dtype.largest().log2() * [0.35, -0.35, 0.45, -0.45][alternative]).exp2()
             }
@@ -305,6 +309,9 @@ pub struct SpecialValues {
     limit: f64,
     /// Numbers around the ends of the ranges of other types.
     ends: Vec<f64>,
+    /// The smallest normal number of the other type whose is the largest, if it is larger than this
+    /// type's; otherwise 0.
+    least: f64,
     /// Numbers for [`Distribution::Halfway`].
     halfway: Halfway,
     /// The magnitudes of all numbers of the rule, and what lies beyond them and between.
@@ -354,6 +361,10 @@ impl SpecialValues {
             SpecialValues { elements: out, own: numbers.centres.clone(), limit, ..SpecialValues::default() };
         match distribution {
             Distribution::Ends => special.ends = ends(dtype, others.collect()),
+            Distribution::Ensemble(Ensemble::Lower) if dtype.is_float() => {
+                let least = others.filter(|d| d.is_float()).map(smallest_normal).fold(0.0, f64::max);
+                special.least = if least > smallest_normal(dtype) { least } else { 0.0 };
+            }
             Distribution::Levels(_) => special.levels = levels(&numbers.magnitudes, dtype),
             Distribution::Overflowing(_) => special.magnitudes = numbers.magnitudes.clone(),
             Distribution::Halfway if dtype.is_float() => {
@@ -383,6 +394,13 @@ fn ties(narrow: DType, wide: DType, out: &mut Vec<f64>) {
     }
 }
 
+/// Numbers below the normal range of a float type, between two that it holds.
+fn lower_ends(dtype: DType) -> impl Iterator<Item = f64> {
+    let [tiny, least] = [5, 7].map(|i| extremes(dtype)[i]);
+    let few = [0.3, 0.6, 1.3, 2.7, 5.4].map(|steps| steps * tiny);
+    few.into_iter().chain([0.25, 0.5, 1.0].map(|part| part * least + 0.3 * tiny))
+}
+
 /// Numbers around the ends of the ranges of those types that hold less than this one.
 fn ends(dtype: DType, others: BTreeSet<DType>) -> Vec<f64> {
     let mut out = Vec::new();
@@ -392,6 +410,9 @@ fn ends(dtype: DType, others: BTreeSet<DType>) -> Vec<f64> {
             let (most, unit) = (other.largest(), ulp(other, other.largest()));
             let near = [0.0, 0.25, 0.5, 0.75].map(|part| most + part * unit);
             out.extend(near.into_iter().chain([1.25, 1.9, 2.0, 4.0, 0.75, 0.5].map(|part| part * most)));
+            if dtype.is_float() && extremes(other)[5] > extremes(dtype)[5] {
+                out.extend(lower_ends(other));
+            }
         } else {
             let (least, most) = range(other);
             out.extend([0.0, 1.0, 0.5, -0.5, most].map(|step| most + step));

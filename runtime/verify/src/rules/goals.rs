@@ -78,7 +78,7 @@ impl Run<'_> {
         }
         if graphs.iter().any(casts) {
             let focus = |_, _| Focus { distribution: Some(Distribution::Ends), ..Focus::default() };
-            goals.push(goal(Aspect::Ends, 2 * MOST, 2 * MOST, focus));
+            goals.push(goal(Aspect::Ends, 3 * MOST, 3 * MOST, focus));
         }
         if graphs.iter().any(has_steps) {
             let focus = |_, _| Focus { distribution: Some(Distribution::Halves), ..Focus::default() };
