@@ -457,7 +457,9 @@ fn prepare(plan: &Plan, step: &Step, threads: usize) -> Result<PreparedStep> {
     });
     Ok(match &step.action {
         Action::Gemm(g) => {
-            PreparedStep::Gemm(Box::new(GemmCode::new(program, g, &step.reads, &step.writes[0], constant, threads)?))
+            let code = GemmCode::new(program, g, &step.reads, &step.writes[0], constant, threads)?;
+            let in_order = plan.allowed.is_exact() || plan.allowed.batch_invariant;
+            PreparedStep::Gemm(Box::new(if in_order { code } else { code.in_any_order() }))
         }
         Action::Conv(c) => {
             let (reads, out) = (&step.reads, &step.writes[0]);

@@ -49,6 +49,7 @@ fn guarded<T: Summed>([m, k, n]: Size, a: &[T], b: &[T], faults: Vec<Fault>) -> 
         rows: 0..m,
         columns: 0..n,
         k,
+        terms: K_BLOCK,
     };
     let mut out = vec![T::NAN; m * n];
     let (checks, wrong) = (Checks { faults: faults.into(), ..Checks::default() }, AtomicBool::new(false));

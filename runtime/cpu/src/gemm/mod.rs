@@ -36,6 +36,11 @@ pub use step::GemmCode;
 /// Rounding errors grow with it: 256 terms at once have 1.4 times the errors of two blocks of 128,
 /// which take up to 1.5 % longer.
 const K_BLOCK: usize = 128;
+/// Products of up to so many rows sum fewer terms at once if their order is free: they wait for
+/// memory anyway, and other libraries sum such products in many parts, too.
+const FEW_ROWS: usize = 12;
+/// Terms that are then summed at once, a multiple of this.
+const FEWEST_TERMS: usize = 4;
 /// Rows of the left operand with a larger stride than this conflict in cache sets, or in pages:
 /// they are copied to contiguous memory.
 const FAR: usize = 2048;
@@ -75,6 +80,18 @@ struct Tile<'a, T> {
     rows: Range<usize>,
     columns: Range<usize>,
     k: usize,
+    /// Terms that are summed at once, at most [`K_BLOCK`].
+    terms: usize,
+}
+
+/// How many terms of a product of `m` rows are summed at once if the order is free. Sums of
+/// sqrt(k) terms, and then of these, have the smallest errors: in both, errors grow with the square
+/// of the number of terms.
+fn free_terms(m: usize, k: usize) -> usize {
+    match m <= FEW_ROWS {
+        true => ((k as f64).sqrt() as usize).next_multiple_of(FEWEST_TERMS).clamp(FEWEST_TERMS, K_BLOCK),
+        false => K_BLOCK,
+    }
 }
 
 /// The location from which the kernels read the right operand.
@@ -127,6 +144,13 @@ impl<T: Float> Tile<'_, T> {
         let kernel = self.kernel;
         self.check(kernel.panel)?;
         let c = to.base.0.cast::<T>();
+        let mut parts = |first: usize, block: &Block<T>| {
+            for at in (0..block.k).step_by(self.terms) {
+                let k = self.terms.min(block.k - at);
+                let (a, b) = (block.a.wrapping_add(at), block.b.wrapping_add(at * block.b_k));
+                each(first, &Block { k, a, b, add: block.add || at > 0, ..*block });
+            }
+        };
         for k0 in (0..self.k).step_by(K_BLOCK) {
             let ks = k0..self.k.min(k0 + K_BLOCK);
             let (a, a_row) = self.left(ks.clone(), a_memory)?;
@@ -143,7 +167,7 @@ impl<T: Float> Tile<'_, T> {
                 columns: whole,
                 add: k0 > 0,
             };
-            each(0, &block);
+            parts(0, &block);
             if whole < self.columns.len() {
                 let rest = self.columns.start + whole..self.columns.end;
                 let Right::Plain(b) = self.b else { return Err(Error::Internal("a panel that is not whole".into())) };
@@ -158,7 +182,7 @@ impl<T: Float> Tile<'_, T> {
                     columns: rest.len(),
                     ..block
                 };
-                each(whole, &block);
+                parts(whole, &block);
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ use super::guard::{self, Checks, Guard, Place};
 use super::int::{self, Integer};
 use super::kernel::{Float, Kernels};
 use super::pack::{Filters, Matrix, Packed, packed, packed_filters};
-use super::{Left, Right, Target, Tile};
+use super::{K_BLOCK, Left, Right, Target, Tile, free_terms};
 use crate::epilogue::Epilogue;
 use crate::im2col::{Geometry, Patches, Windows};
 use crate::interp::{BLOCK, Dst, Loader, read, repeat, slice_of};
@@ -61,6 +61,8 @@ pub struct GemmCode {
     epilogue: Epilogue,
     /// Rows and columns of a tile.
     tile: [usize; 2],
+    /// Terms that are summed at once.
+    terms: usize,
     kernels: Kernels,
     /// True once a checksum has found that the kernels are wrong.
     wrong: Arc<AtomicBool>,
@@ -130,11 +132,19 @@ impl GemmCode {
             patches: None,
             epilogue,
             tile: TILE,
+            terms: K_BLOCK,
             kernels,
             wrong: Arc::default(),
         };
         g.tile = g.cut(threads);
         Ok(g)
+    }
+
+    /// The same with sums in an order that may depend on the number of rows: with few, the errors
+    /// are smaller.
+    pub fn in_any_order(mut self) -> GemmCode {
+        self.terms = free_terms(self.m, self.k);
+        self
     }
 
     /// Prepares a convolution: filters times the windows of each channel group of each image.
@@ -175,6 +185,7 @@ impl GemmCode {
             patches: None,
             epilogue,
             tile: TILE,
+            terms: K_BLOCK,
             kernels: Kernels::best(),
             wrong: Arc::default(),
         };
@@ -216,6 +227,7 @@ impl GemmCode {
             patches: (!patches.is_plain()).then_some(patches),
             epilogue,
             tile: TILE,
+            terms: K_BLOCK,
             kernels,
             wrong: Arc::default(),
         };
@@ -465,7 +477,7 @@ unsafe fn float_product<T: Summed>(
         (_, Some(windows)) => Right::Windows(windows, (b.bytes, b.dtype, b.offset as usize)),
         _ => Right::Plain(b),
     };
-    let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k };
+    let tile = Tile { kernel: T::of(&g.kernels), a, b, rows, columns, k: g.k, terms: g.terms };
     // SAFETY: the caller's promise.
     unsafe {
         match guard {
@@ -489,7 +501,8 @@ unsafe fn byte_product(
 ) -> Result<()> {
     if guard.is_none() {
         let b = g.packed.as_ref().map_or(Right::Plain(b), |packed| Right::Packed(packed.values::<f32>()));
-        let tile = Tile { kernel: f32::of(&g.kernels), a: Left::Plain(a), b, rows, columns, k: g.k };
+        let (kernel, a) = (f32::of(&g.kernels), Left::Plain(a));
+        let tile = Tile { kernel, a, b, rows, columns, k: g.k, terms: K_BLOCK };
         // SAFETY: the caller's promise.
         return unsafe { tile.multiply_bytes(to, memory, of_block) };
     }
