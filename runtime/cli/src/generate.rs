@@ -12,7 +12,6 @@ use hypatia_dsl::dtype::DType;
 use hypatia_dsl::ir::Program;
 use hypatia_emit as rust;
 use hypatia_graph::Symbols;
-use hypatia_library as library;
 use hypatia_optimize as optimize;
 use hypatia_pipeline as pipeline;
 use hypatia_plan as plan;
@@ -21,7 +20,7 @@ use hypatia_tensor::error::{Error, Result};
 
 use super::device::{CostOptions, MemoryOptions, Precision};
 use super::inputs::must_be_right;
-use super::model::{RuleOptions, Sizes, assumed, must_be_model, tell_assumed};
+use super::model::{Domains, RuleOptions, Sizes, assumed, must_be_model, tell_assumed};
 use super::output::write_stdout;
 use super::{Exit, Global};
 
@@ -48,6 +47,8 @@ pub struct Gen {
     sizes: Sizes,
     #[command(flatten)]
     firing: RuleOptions,
+    #[command(flatten)]
+    domains: Domains,
     /// The device profile to plan the model for; by default that of the first GPU of this machine,
     /// or h200 if there is none.
     #[arg(long, value_name = "DEVICE", requires = "model")]
@@ -169,9 +170,10 @@ impl Gen {
                 || self.firing.numerics.is_some()
                 || !self.firing.disable.is_empty()
                 || self.memory.memory.is_some()
-                || self.costs.costs.is_some())
+                || self.costs.costs.is_some()
+                || !self.domains.domain.is_empty())
         {
-            let options = "--dim, --numerics, --disable, --costs and --memory";
+            let options = "--dim, --numerics, --disable, --costs, --domain and --memory";
             return Err(Error::Input(format!("{options} apply to a model's plan: add --model")));
         }
         Ok(())
@@ -181,7 +183,7 @@ impl Gen {
     pub fn run(&self, global: &Global) -> Result<Exit> {
         let say = !global.quiet;
         self.check_options()?;
-        let program = library::load(&self.files)?;
+        let program = self.domains.program(&self.files)?;
         let scope = match self.files.is_empty() {
             true => Scope::All,
             false => Scope::Files(self.files.iter().map(|f| f.display().to_string()).collect()),

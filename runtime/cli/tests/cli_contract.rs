@@ -49,6 +49,8 @@ fn what_the_plan_has_is_met() {
         &["--must", "fuse::unary[relu] count = 3"],
         &["--must", "fuse::start count = 4", "--must", "fuse::operand[add]", "--never", "fuse::both"],
         &["--never", "fuse::unary"],
+        // With `exact`, a more general rule makes the same first.
+        &["--numerics", "exact", "--must", "fuse::unary[relu] count = 3"],
     ] {
         opt(&digits, "cpu", demand).unwrap();
     }

@@ -105,18 +105,29 @@ impl Judge<'_> {
         Ok(outcome(clause, sites, unmet))
     }
 
-    /// The firings on which the result depends, of the rules that the clause names, at its node.
+    /// The firings on which the result depends, of the rules that the clause names, at its node:
+    /// also those whose result the model had, or another rule made first.
     fn firings(&self, clause: &Clause) -> Vec<&Firing> {
         let program = &self.given.program;
         let named = |f: &&Firing| {
             let rule = program.rules.iter().find(|r| r.name == f.rule);
-            f.kept && rule.is_some_and(|r| clause.names(program, r))
+            f.in_result && rule.is_some_and(|r| clause.names(program, r))
         };
         let here = |f: &&Firing| match &clause.demand {
             Demand::Must { at: Some(node), .. } => f.nodes.iter().any(|n| n == node),
             _ => true,
         };
-        self.optimized.report.firings.iter().filter(named).filter(here).collect()
+        let report = &self.optimized.report;
+        let mut found: Vec<&Firing> = report.firings.iter().filter(named).filter(here).filter(|f| f.kept).collect();
+        // What was made before counts once, in whatever order its operands were matched.
+        for firing in report.firings.iter().chain(&report.repeats).filter(named).filter(here).filter(|f| !f.kept) {
+            let node = |f: &Firing| f.site.as_ref().map(|s| (s.node, s.term));
+            let same_node = |f: &Firing| node(f).is_some() && node(f) == node(firing);
+            if !found.iter().any(|f| f.nodes == firing.nodes || same_node(f)) {
+                found.push(firing);
+            }
+        }
+        found
     }
 
     /// Whether one launch computes what the rule built there. A rule that built no node of its own

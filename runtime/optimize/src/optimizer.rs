@@ -4,7 +4,8 @@
 //! [`Report`]. Invariant: the candidate is a graph of the e-graph that computes all outputs; it
 //! begins as the given graph.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,6 +40,14 @@ struct Owner {
     class: Id,
     /// The trace that matched what it built; `None` if the result has that itself.
     through: Option<usize>,
+}
+
+/// Notes what depends on a node, if nothing did so far.
+fn is_new(seen: &mut FxHashMap<Node, Owner>, node: &Node, owner: Owner) -> bool {
+    let entry = seen.entry(node.clone());
+    let new = matches!(entry, Entry::Vacant(_));
+    entry.or_insert(owner);
+    new
 }
 
 /// A finished optimisation.
@@ -489,16 +498,16 @@ impl<'a> Optimizer<'a> {
     pub fn in_result(&self) -> Vec<bool> {
         let (owners, needed) = self.owners();
         let made = self.made_alike(&owners, &needed);
-        self.traces.iter().zip(&owners).map(|(t, owner)| owner.is_some() || made(t)).collect()
+        self.traces.iter().zip(&owners).map(|(t, owner)| owner.is_some() || made(t).is_some()).collect()
     }
 
-    /// Whether the result depends on what a trace made, whichever rule made it: on a node that it
-    /// built or, if it builds nothing, on a kept trace that took the same nodes away.
+    /// What depends on what a trace made, whichever rule made it: on a node that it built or, if it
+    /// builds nothing, on a kept trace that took the same nodes away.
     fn made_alike<'s>(
         &'s self,
         owners: &[Option<Owner>],
-        needed: &'s FxHashSet<Node>,
-    ) -> impl Fn(&Trace) -> bool + use<'s> {
+        needed: &'s FxHashMap<Node, Owner>,
+    ) -> impl Fn(&Trace) -> Option<Owner> + use<'s> {
         let egraph = &self.inserted.egraph;
         let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
         let place = move |t: &Trace| {
@@ -507,17 +516,26 @@ impl<'a> Optimizer<'a> {
             matched.sort_unstable();
             (roots, matched)
         };
-        let removes = |(t, owner): &(&Trace, &Option<Owner>)| owner.is_some() && t.built.is_empty();
-        let taken: HashSet<_> = self.traces.iter().zip(owners).filter(removes).map(|(t, _)| place(t)).collect();
-        move |t: &Trace| match t.built.is_empty() {
-            true => taken.contains(&place(t)),
-            false => t.built.iter().any(|n| needed.contains(&canonical(n))),
+        let removed = self.traces.iter().zip(owners).filter(|(t, _)| t.built.is_empty());
+        let taken: HashMap<_, Owner> = removed.filter_map(|(t, owner)| Some((place(t), (*owner)?))).collect();
+        move |t: &Trace| {
+            if t.built.is_empty() {
+                return taken.get(&place(t)).copied();
+            }
+            let built: Vec<Node> = t.built.iter().map(canonical).collect();
+            let (roots, matched) = place(t);
+            let is_root = |n: &&Node| egraph.lookup((*n).clone()).is_some_and(|c| roots.contains(&c));
+            // `tanh(x) => tanh(x * 1)` made its own left side.
+            if matched.iter().filter(is_root).all(|n| built.contains(n)) {
+                return None;
+            }
+            built.iter().find_map(|n| needed.get(n).copied())
         }
     }
 
     /// For each trace on which the result depends, what depends on it; and the nodes on which the
-    /// result depends.
-    fn owners(&self) -> (Vec<Option<Owner>>, FxHashSet<Node>) {
+    /// result depends, with what depends on them.
+    fn owners(&self) -> (Vec<Option<Owner>>, FxHashMap<Node, Owner>) {
         let egraph = &self.inserted.egraph;
         let canonical = |n: &Node| n.clone().map_children(|c| egraph.find(c));
         let mut kept: Vec<Option<Owner>> = vec![None; self.traces.len()];
@@ -530,7 +548,7 @@ impl<'a> Optimizer<'a> {
         let given: FxHashSet<Node> = self.given.iter().map(|(_, n)| canonical(n)).collect();
         let chosen = |c: &Id| self.best.chosen.get(c).map(|n| (n.clone(), Owner { class: *c, through: None }));
         let mut work: Vec<(Node, Owner)> = self.best.order.iter().rev().filter_map(chosen).collect();
-        let mut seen: FxHashSet<Node> = work.iter().map(|(n, _)| n.clone()).collect();
+        let mut seen: FxHashMap<Node, Owner> = work.iter().cloned().collect();
         loop {
             while let Some((node, owner)) = work.pop() {
                 if given.contains(&node) {
@@ -542,14 +560,14 @@ impl<'a> Optimizer<'a> {
                     kept[*i] = Some(owner);
                     let owner = Owner { through: Some(*i), ..owner };
                     let matched = self.traces[*i].matched.iter().map(canonical);
-                    work.extend(matched.filter(|n| seen.insert(n.clone())).map(|n| (n, owner)));
+                    work.extend(matched.filter(|n| is_new(&mut seen, n, owner)).map(|n| (n, owner)));
                 }
             }
-            let asked_for = |n: &Node| given.contains(n) || seen.contains(n);
+            let asked_for = |n: &Node| given.contains(n) || seen.contains_key(n);
             // What the model had already is nothing new, but the result may depend on it.
             let nothing = |t: &Trace| {
                 let mut built = t.built.iter().map(canonical);
-                built.all(|n| given.contains(&n) && seen.contains(&n))
+                built.all(|n| given.contains(&n) && seen.contains_key(&n))
             };
             let mut removals = self.removals(&kept, asked_for, nothing);
             if removals.is_empty() {
@@ -584,7 +602,7 @@ impl<'a> Optimizer<'a> {
                 let owner = Owner { class, through: None };
                 kept[i] = Some(owner);
                 let matched = self.traces[i].matched.iter().map(canonical);
-                work.extend(matched.filter(|n| seen.insert(n.clone())).map(|n| (n, owner)));
+                work.extend(matched.filter(|n| is_new(&mut seen, n, owner)).map(|n| (n, owner)));
             }
         }
     }
@@ -661,15 +679,16 @@ impl<'a> Optimizer<'a> {
             nodes.entry(*class).or_insert(NodeId(i as u32));
         }
         let all = self.traces.iter().zip(&owners).enumerate().map(|(number, (t, owner))| {
-            let owner = owner.as_ref();
+            let kept = owner.is_some();
+            let owner = owner.or_else(|| made_alike(t));
             let rule = &self.program.rules[t.rule.index()];
             let firing = Firing {
                 rule: rule.name.clone(),
                 base: rule.base_name.clone(),
                 nodes: self.fired_at(&names, t),
-                kept: owner.is_some(),
-                in_result: owner.is_some() || made_alike(t),
-                site: owner.zip(result).and_then(|(owner, r)| {
+                kept,
+                in_result: owner.is_some(),
+                site: owner.as_ref().zip(result).and_then(|(owner, r)| {
                     let mut site = self.site_of(t, owner.class, r, &nodes)?;
                     let mut next = owner.through;
                     while let Some(i) = next {

@@ -420,6 +420,20 @@ impl Report {
         Ok(())
     }
 
+    /// Rules that are not listed because others had made what they make.
+    fn show_made_before(&self, listed: &[&str], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.firings.iter().chain(&self.repeats);
+        let made: BTreeSet<&str> = all.filter(|f| f.in_result && !f.kept).map(|f| f.rule.as_str()).collect();
+        let made: Vec<&str> = made.into_iter().filter(|rule| !listed.contains(rule)).collect();
+        if made.is_empty() {
+            return Ok(());
+        }
+        let shown = made.len().min(MAX_PLACES);
+        let more = if made.len() > shown { format!(" and {} more", made.len() - shown) } else { String::new() };
+        let text = format!("others had made what these make: {}{more}", made[..shown].join(", "));
+        wrapped(&text, WIDTH).iter().try_for_each(|line| writeln!(f, "{line}"))
+    }
+
     /// The rules that the result depends on, and where they fired.
     fn show_rules(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut by_rule: Vec<(&str, Vec<&Firing>)> = Vec::new();
@@ -434,6 +448,7 @@ impl Report {
         }
         let width = by_rule.iter().map(|(r, _)| r.len()).max().unwrap_or(0);
         writeln!(f, "\n{:<width$}  times  at the model's nodes", "rule")?;
+        let listed: Vec<&str> = by_rule.iter().map(|(r, _)| *r).collect();
         for (rule, places) in by_rule {
             let (unnamed, named): (Vec<&Firing>, Vec<&Firing>) = places.iter().partition(|f| f.is_on_written());
             let shown = named.len().min(MAX_PLACES);
@@ -454,7 +469,8 @@ impl Report {
                 }
             }
         }
-        let others = self.firings.iter().filter(|f| !f.kept).count();
+        self.show_made_before(&listed, f)?;
+        let others = self.firings.iter().filter(|f| !f.in_result).count();
         if others > 0 {
             writeln!(f, "{others} more firings made nothing cheaper; `--why-not RULE` tells of one rule")?;
         }
