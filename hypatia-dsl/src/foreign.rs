@@ -120,6 +120,12 @@ pub fn constant(name: &str) -> Option<String> {
     Some(format!("write `{ours}`"))
 }
 
+/// How a constant is written that stands in a module of another language.
+pub fn number(name: &str) -> Option<String> {
+    let own = ["inf", "nan"].contains(&name).then(|| format!("write `{name}`"));
+    own.or_else(|| constant(name))
+}
+
 /// The parameter among ours that another framework's name stands for.
 pub fn parameter<'a>(name: &str, ours: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (_, candidates) = PARAMETERS.iter().find(|(theirs, _)| *theirs == name)?;

@@ -4,6 +4,7 @@
 //! sizes. Invariant: sizes are those of real operands, at least 1; a size of 0 costs nothing
 //! anyway.
 
+use super::guards::says_all;
 use crate::code;
 use crate::diag::Diagnostic;
 use crate::dtype::DType;
@@ -94,7 +95,10 @@ fn fault(op: &OpDef, formula: &AExpr, size: i64) -> Option<String> {
         };
         bindings.values.insert(VarId(i as u32), value);
     }
-    no_cost(eval(formula, &bindings, &OfSize(size))?)
+    match eval(formula, &bindings, &OfSize(size)) {
+        None => says_all(formula).then(|| "no number".to_string()),
+        Some(value) => no_cost(value),
+    }
 }
 
 /// A value that is no cost.

@@ -1,23 +1,34 @@
-//! Lint for guards that can never hold: constantly false, or contradicting each other.
+//! Lint for guards that can never hold: constantly false, or contradicting each other, or the types
+//! of the ops that they are about.
 
 use crate::ast::BinaryOp;
 use crate::code;
 use crate::diag::Diagnostic;
-use crate::ir::{AExpr, AttrValue, Fact, Program, Var};
+use crate::dtype::DType;
+use crate::ir::{AExpr, AttrValue, DTypePat, Fact, Head, NodePat, OpDef, ParamKind, Pat, Program, TypePat, Var, VarId};
 use crate::resolve::Resolved;
 use crate::source::Span;
 use crate::typing::{Bindings, NoFacts, eval, eval_guard, same_value, show_expr};
 
 pub(super) fn lint(p: &Program, resolved: &Resolved, out: &mut Vec<Diagnostic>) {
     for r in p.rules.iter().filter(|r| !r.derived && !resolved.trusts(r.origin.span)) {
-        check(&format!("rule `{}`", r.base_name), &r.vars, &r.requires, r.origin.span, out);
+        let mut guards = r.requires.clone();
+        r.lhs.iter().for_each(|pattern| typed(p, pattern, &mut guards));
+        check(&format!("rule `{}`", r.base_name), &r.vars, &guards, r.origin.span, out);
         check(&format!("rule `{}`", r.base_name), &r.vars, &r.prefer, r.origin.span, out);
     }
     for o in p.ops.iter().filter(|o| !resolved.trusts(o.origin.span)) {
-        check(&format!("op `{}`", o.name), &o.vars, &o.requires, o.origin.span, out);
+        let mut guards = o.requires.clone();
+        guards.extend(o.params.iter().enumerate().filter_map(|(i, of)| match &of.kind {
+            ParamKind::Tensor { ty, .. } => Some(is_among(VarId(i as u32), types_of(o, ty)?)),
+            _ => None,
+        }));
+        check(&format!("op `{}`", o.name), &o.vars, &guards, o.origin.span, out);
     }
     for k in p.kernels.iter().filter(|k| !resolved.trusts(k.origin.span)) {
-        check(&format!("kernel `{}`", k.name), &k.vars, &k.requires, k.origin.span, out);
+        let mut guards = k.requires.clone();
+        typed(p, &k.pattern, &mut guards);
+        check(&format!("kernel `{}`", k.name), &k.vars, &guards, k.origin.span, out);
         check(&format!("the preference of kernel `{}`", k.name), &k.vars, &k.prefer, k.origin.span, out);
     }
 }
@@ -68,8 +79,50 @@ fn check(what: &str, vars: &[Var], guards: &[AExpr], span: Option<Span>, out: &m
     }
 }
 
+/// The guards `dtype(x) in [..]` that the ops of a pattern imply for its variables.
+fn typed(p: &Program, pattern: &Pat, out: &mut Vec<AExpr>) {
+    match pattern {
+        Pat::Bind(_, of) | Pat::Typed(of, _) => typed(p, of, out),
+        Pat::Node(NodePat { head, args, .. }) => {
+            if let Head::Op(op) = head {
+                let op = p.op(*op);
+                let types = op.params.iter().filter_map(|of| match &of.kind {
+                    ParamKind::Tensor { ty, .. } => Some(types_of(op, ty)),
+                    _ => None,
+                });
+                let named = args.iter().zip(types).filter_map(|(arg, types)| Some(is_among(variable(arg)?, types?)));
+                out.extend(named);
+            }
+            args.iter().for_each(|arg| typed(p, arg, out));
+        }
+        _ => {}
+    }
+}
+
+fn variable(pattern: &Pat) -> Option<VarId> {
+    match pattern {
+        Pat::Var(v) | Pat::Bind(v, _) => Some(*v),
+        Pat::Typed(of, _) => variable(of),
+        _ => None,
+    }
+}
+
+/// The element types that an operand of an op can have, if its declaration bounds them.
+fn types_of(op: &OpDef, ty: &TypePat) -> Option<Vec<DType>> {
+    match &ty.dtype {
+        DTypePat::Is(d) => Some(vec![*d]),
+        DTypePat::Var(v) => op.bounds.iter().find(|(of, _)| of == v).map(|(_, types)| types.clone()),
+        _ => None,
+    }
+}
+
+fn is_among(v: VarId, types: Vec<DType>) -> AExpr {
+    let types = types.into_iter().map(|d| AExpr::Value(AttrValue::DType(d))).collect();
+    AExpr::Binary(BinaryOp::In, Box::new(AExpr::Fact(Fact::DType, v)), Box::new(AExpr::List(types)))
+}
+
 /// True if nothing but numbers and texts occurs in an expression.
-fn says_all(e: &AExpr) -> bool {
+pub(super) fn says_all(e: &AExpr) -> bool {
     match e {
         AExpr::Value(_) => true,
         AExpr::Binary(_, a, b) | AExpr::Index(a, b) => says_all(a) && says_all(b),

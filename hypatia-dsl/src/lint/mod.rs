@@ -12,7 +12,10 @@ mod kernels;
 mod rules;
 mod unused;
 
+use std::collections::HashSet;
+
 use crate::checker::KernelChecker;
+use crate::code;
 use crate::diag::Diagnostic;
 use crate::ir::Program;
 use crate::resolve::Resolved;
@@ -33,8 +36,11 @@ pub fn lint(
     kernels::lint(program, resolved, checker, &mut out);
     costs::lint(program, resolved, &mut out);
     unused::lint(program, resolved, sources, &mut out);
+    // A kernel that no device admits can never apply, of course.
+    let refused: HashSet<_> = out.iter().filter(|d| d.code == code::NEVER_ADMITTED).map(|d| d.primary.span).collect();
+    out.retain(|d| d.code != code::UNREACHABLE_GUARD || !refused.contains(&d.primary.span));
     // Warn once about a rule that its families expand many times.
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     out.retain(|d| seen.insert((d.code, d.primary.span)));
     out
 }

@@ -176,7 +176,10 @@ fn warning(p: &Program, item: &ItemKind) -> Option<Diagnostic> {
             defined.then(|| {
                 Diagnostic::warning(code::NO_KERNEL, format!("the op `{name}` is never used"), x.name.span)
                     .label("no kernel, rule, test or body mentions it")
-                    .hint(format!("add `kernel {name}_k for {name}(...) {{ rowwise; }}` or a test, or remove the op"))
+                    .hint(format!(
+                        "add `kernel {name}_k for {name}(...) {{ rowwise; }}` or a test, or remove the op, unless \
+                         nodes of a custom ONNX domain mean it (`--domain`)"
+                    ))
             })
         }
         _ => None,

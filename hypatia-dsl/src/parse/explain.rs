@@ -402,6 +402,12 @@ impl Site<'_> {
         }
         let is_module = last > self.i || foreign::is_module(self.text(first));
         let name = if last > self.i { self.text(last) } else { word };
+        if self.previous() == "." && is_module && self.text(last + 1) != "(" {
+            return foreign::number(name);
+        }
+        if let Some(ours) = foreign::function(name).filter(|_| self.previous() == "." && is_module) {
+            return Some(ours);
+        }
         (self.previous() == "." && is_module && self.text(last + 1) == "(").then(|| {
             format!(
                 "write `{}(...)`: no module stands in front of a name, `use` brings names into sight",
@@ -429,7 +435,7 @@ impl Site<'_> {
     fn choice(&self) -> Option<String> {
         let before = self.tokens.get(..self.i)?;
         let last = |word: &str| before.iter().rposition(|t| t.text(self.builder.text) == word);
-        let python = self.text(self.i) == "if" && self.i > 0;
+        let python = self.text(self.i) == "if" && self.i > 0 && !self.expects(Rule::becomes);
         let no_then = last("if").is_some_and(|at| last("then").is_none_or(|then| then < at))
             && (self.text(self.i) == "else" || self.expects(Rule::kw_then));
         (python || no_then).then(|| {

@@ -104,6 +104,7 @@ fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
                 Some('&') => d.hint("write `and`"),
                 Some('!') => d.hint("write `not`"),
                 Some('^') => d.hint("write `**` for a power"),
+                Some('$') => d.hint("names are written as they are: `x`"),
                 Some('#') => d.hint("comments start with `//`"),
                 Some('\'' | '\u{201c}' | '\u{201d}' | '\u{2018}' | '\u{2019}') => {
                     d.hint("put strings in straight double quotes: \"text\"")
@@ -116,6 +117,9 @@ fn strange(tokens: &[Token], text: &str, file: FileId) -> Option<Diagnostic> {
                 Some('\u{2265}') => d.hint("write `>=`"),
                 Some('\u{2260}') => d.hint("write `!=`"),
                 Some('\u{2192}' | '\u{21d2}') => d.hint("write `=>` in a rule, or `->` before the type of a result"),
+                Some('\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}') => {
+                    d.note("the symbol is invisible, and may turn the order of what is shown").hint("remove it")
+                }
                 Some(c) if c.is_alphabetic() => {
                     d.hint("names consist of the letters a to z and A to Z, digits and `_`")
                 }

@@ -42,6 +42,12 @@ impl LibraryNames {
         self.find(None, name)
     }
 
+    /// The rules of the library, as they are written.
+    pub fn rules(&self) -> impl Iterator<Item = &str> {
+        let entries = self.read.get_or_init(|| entries(self.embedded));
+        entries.iter().filter(|e| e.space.is_none()).map(|e| e.name.as_str())
+    }
+
     /// True for a module of the library.
     pub fn has_module(&self, name: &str) -> bool {
         self.embedded.texts.iter().any(|(module, _)| *module == name)

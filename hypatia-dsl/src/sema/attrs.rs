@@ -151,6 +151,9 @@ impl<'a> Cx<'a> {
         if kind == AKind::Number && matches!(ty, AttrType::Ints | AttrType::Axes | AttrType::Dims) {
             d = d.hint("put it in a list: `[...]`");
         }
+        if kind == AKind::List && ty == AttrType::Axes {
+            d = d.hint("write numbers: `[0]` is the first axis, `[-1]` the last one");
+        }
         self.report(d)
     }
 }

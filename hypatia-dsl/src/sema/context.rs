@@ -420,7 +420,7 @@ fn kind_words(kind: &ExprKind) -> (&'static str, Option<&'static str>) {
         ExprKind::Unary(..) | ExprKind::Binary(..) => ("this operator", None),
         ExprKind::Else(..) => ("`else`", Some("use `b else 0` only on a right side, for an optional operand `b`")),
         ExprKind::If(..) => ("`if`", Some("write two rules, each with a `requires`")),
-        ExprKind::Bind(..) => ("`@`", Some("use `name @ pattern` only on a left side")),
+        ExprKind::Bind(..) => ("`@`", Some("use `name @ pattern` only on a left side; a product is `matmul(x, w)`")),
         ExprKind::Typed(..) => {
             ("a type", Some("use `x: T[..]` only on a left side; `where x: T[..]` types both directions of `<=>`"))
         }

@@ -340,6 +340,9 @@ impl<'a> Sema<'a> {
         let declared = self.declared_rules();
         let known = self.program.rules.iter().flat_map(|r| [r.name.as_str(), r.base_name.as_str()]);
         let mut names: Vec<&str> = known.chain(declared.iter().flatten().map(String::as_str)).collect();
+        if code == code::CONTRACT {
+            names.extend(self.resolved.library.rules());
+        }
         names.sort_unstable();
         names.dedup();
         let d = Diagnostic::error(code, format!("there is no rule `{name}`"), span).label("unknown rule");
@@ -349,9 +352,7 @@ impl<'a> Sema<'a> {
         if let Some(hint) = self.no_single_rule(code, name) {
             return d.hint(hint);
         }
-        let base = name.split('[').next().unwrap_or_default();
-        let in_sight = self.program.rules.iter().any(|r| r.base_name == base);
-        if let Some(module) = self.declares_rule(name).filter(|_| !in_sight) {
+        if let Some(module) = self.declares_rule(name).filter(|_| self.is_of_unused_module(name)) {
             return d.hint(format!("module `{module}` declares it: add `use {module}::*;` at the top of the file"));
         }
         match crate::spell::closest(name, names.into_iter()) {
@@ -361,9 +362,11 @@ impl<'a> Sema<'a> {
                 d.hint(format!("the rules of `{set}` in sight are {}", self.rules_beside(name)))
             }
             None => {
+                let of_the_library = if code == code::CONTRACT { ", and those of the library" } else { "" };
                 let what = if code == code::CONTRACT { "contract" } else { "test" };
                 d.hint(format!(
-                    "a {what} sees only the rules of this file and of the files that it uses: is a `use` missing?"
+                    "a {what} sees only the rules of this file and of the files that it uses{of_the_library}: is a \
+                     `use` missing?"
                 ))
             }
         }
@@ -397,6 +400,12 @@ impl<'a> Sema<'a> {
                  `fold::softmax`"
             )
         })
+    }
+
+    /// Whether a file of the library that is not used here declares the rule or ruleset.
+    pub(super) fn is_of_unused_module(&self, name: &str) -> bool {
+        let base = name.split('[').next().unwrap_or_default();
+        self.declares_rule(name).is_some() && !self.program.rules.iter().any(|r| r.base_name == base)
     }
 
     /// The module of the library that declares a rule, a ruleset, or what a rule is derived from.

@@ -250,6 +250,12 @@ fn constant<'a>(cx: &mut Cx<'a>, e: &'a Expr, ty: AttrType) -> Option<AttrValue>
                 let d =
                     Diagnostic::error(code::ATTRIBUTE_TYPE, "the default does not have the attribute's type", e.span)
                         .label(format!("expected {}", attr_type_words(ty)));
+                let d = match (ty, &e.kind) {
+                    (AttrType::Int, ExprKind::Number { integer: false, .. }) => {
+                        d.hint("declare it as `float`, or write a whole number")
+                    }
+                    _ => d,
+                };
                 cx.report(d)
             }
         },

@@ -184,7 +184,7 @@ fn size(cx: &mut Cx<'_>, e: &Expr) -> Option<Dim> {
         "a size is a number of at least 0, a symbol, or a formula such as `2 * n`",
         e.span,
     );
-    cx.report(d)
+    cx.report(d.hint("write a name for a size that only a run knows: `x: f32[batch, 4]`"))
 }
 
 fn size_of(e: &Expr, depth: usize) -> Option<Dim> {
@@ -391,6 +391,9 @@ fn compare<'a>(cx: &mut Cx<'a>, e: &'a Expr) -> Option<Expect> {
         ExprKind::Binary(Eq, ..) => d.hint("`given a; expect equal b;` tests that a and b have the same values"),
         ExprKind::Path(p) if p.text() == "launches" => d.hint("compare it: `expect launches == 1;`"),
         ExprKind::Call { callee, .. } if callee.text() == "count" => d.hint("compare it: `expect count(gemm) == 1;`"),
+        ExprKind::Path(p) if matches!(p.text().as_str(), "fuses" | "fused" | "matches" | "fires") => {
+            d.hint("name the rule: `expect fires fuse::unary;`, or count launches: `expect launches == 1;`")
+        }
         _ => d.hint("`expect becomes e;` tests what the rules produce, `expect equal e;` tests the values"),
     })
 }

@@ -44,6 +44,10 @@ impl Site<'_> {
             word if before == ")" && self.converts() => {
                 format!("write a conversion as `cast({}, to = {})`", shorten(word), back(2))
             }
+            "*" if matches!(before, "[" | ",") && self.expects(Rule::rbracket) => {
+                "write `..s` for any number of sizes, `_` for one of any value".into()
+            }
+            "::" if before == "[" => "a list has no slices: write its elements, `[p[1], p[0]]`".into(),
             "<" | "[" | "=" | ";" | ")" | "," | "{" if self.expects(Rule::lbracket) && is_tensor_word(before) => {
                 "write the element type and the sizes: `f32[n, m]`, `T[..s]` for any; `f32[]` is one number".into()
             }
@@ -83,6 +87,16 @@ impl Site<'_> {
             }
             "rule" if found == "<" && self.expects(Rule::colon) => {
                 "write the members of a family in brackets: `rule mine::each[g in unary]: ..`"
+            }
+            "rule" if found == "if" && self.expects(Rule::becomes) => {
+                "write a condition behind the right side: `relu(x) => x requires rank(x) == 2`"
+            }
+            "rule" if found == ":" && self.previous() == "class" => "write the class without a `:`: `class exact`",
+            "kernel" if found == "{" && self.i == 1 => {
+                "give the kernel a name, and say what it computes: `kernel rows for softmax(x) { rowwise; }`"
+            }
+            "kernel" if found == "(" && self.i == 2 => {
+                "write no parameters: they are those of the pattern behind `for`, `kernel rows for softmax(x) ..`"
             }
             "rule" if found == "]" && self.expects(Rule::colon) => {
                 "name the family whose members it stands for: `rule mine::each[g in unary]: ..`"

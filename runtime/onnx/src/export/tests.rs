@@ -333,7 +333,7 @@ fn nodes_of_a_custom_domain_that_do_not_fit_are_errors() {
     says(&|n| n.op_type = Some("UnitColumns".into()), "declares no op `UnitColumns`; it has UnitRows, Twice");
     says(&|n| n.input.extend(["x".to_string(), "x".to_string()]), "takes 2 operands, but 3 are given");
     says(&|n| n.input.clear(), "operand `x` is absent");
-    says(&|n| n.attribute[0].name = Some("epsilon".into()), "the attribute `epsilon`");
+    says(&|n| n.attribute[0].name = Some("epsilon".into()), "it has no attribute `epsilon`; it has `eps`");
     says(&|n| n.attribute[0].r#type = Some(2), "should be FLOAT");
     let error = import(&|_| {}, library::load(&[]).unwrap());
     assert!(error.contains("`--domain com.acme=FILE.hyp`"), "{error}");
