@@ -1,9 +1,11 @@
 //! Result files: what `--outputs` and `-o` write.
 //!
 //! In: a path and its new content. Out: the file at that path. Invariant: at every moment, a
-//! regular file has its old content or the whole new one, and it keeps its permissions. Symbolic
-//! links stay and are followed. A stream (a pipe, a terminal, `/dev/stdout`) is written to in
-//! place. Nothing else is written to.
+//! regular file has its old content or the whole new one, and it keeps its permissions and its
+//! owner. Symbolic links stay and are followed. A file that cannot be replaced so (it has further
+//! hard links, its owner cannot be given to another file, its folder takes no new file) is written
+//! in place once all of its content is there. So is a stream (a pipe, a terminal, `/dev/stdout`).
+//! Nothing else is written to.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{BufWriter, Cursor, ErrorKind, Seek, Write};
@@ -57,7 +59,7 @@ pub fn check(path: &Path, inputs: &[&Path]) -> Result<()> {
 pub fn write(path: &Path, content: impl FnOnce(&mut dyn Sink) -> std::io::Result<()>) -> Result<()> {
     let written = match target(path)? {
         Target::File(file) => replace(&file, content),
-        Target::Stream => stream(path, content),
+        Target::Stream => in_place(path, OpenOptions::new().append(true), content),
     };
     written.map_err(|source| Error::Io { path: path.to_path_buf(), source })
 }
@@ -133,16 +135,30 @@ fn writable(file: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Writes a temporary file beside the target and renames it over the target.
+/// Writes a temporary file beside the target and renames it over the target; or writes the target
+/// itself, if another file cannot take its place.
 fn replace(file: &Path, content: impl FnOnce(&mut dyn Sink) -> std::io::Result<()>) -> std::io::Result<()> {
     writable(file)?;
-    let (part, out) = temporary(file)?;
+    let old = std::fs::metadata(file).ok();
+    if old.as_ref().is_some_and(has_further_names) {
+        return in_place(file, OpenOptions::new().write(true).truncate(true), content);
+    }
+    let (part, out) = match temporary(file) {
+        Err(e) if e.kind() == ErrorKind::PermissionDenied && old.is_some() => {
+            return in_place(file, OpenOptions::new().write(true).truncate(true), content);
+        }
+        made => made?,
+    };
+    if old.as_ref().is_some_and(|old| give_to_owner_of(old, &out).is_err()) {
+        let _ = std::fs::remove_file(&part);
+        return in_place(file, OpenOptions::new().write(true).truncate(true), content);
+    }
     let written = (|| {
         let mut out = BufWriter::new(out);
         content(&mut out)?;
         let out = out.into_inner()?;
-        if let Ok(meta) = std::fs::metadata(file) {
-            out.set_permissions(meta.permissions())?;
+        if let Some(old) = old {
+            out.set_permissions(old.permissions())?;
         }
         out.sync_all()?;
         std::fs::rename(&part, file)
@@ -152,6 +168,30 @@ fn replace(file: &Path, content: impl FnOnce(&mut dyn Sink) -> std::io::Result<(
         let _ = std::fs::remove_file(&part);
     }
     written
+}
+
+#[cfg(unix)]
+fn has_further_names(meta: &Metadata) -> bool {
+    std::os::unix::fs::MetadataExt::nlink(meta) > 1
+}
+#[cfg(not(unix))]
+fn has_further_names(_: &Metadata) -> bool {
+    false
+}
+
+/// Gives a new file to the user and the group that an old one belongs to.
+#[cfg(unix)]
+fn give_to_owner_of(old: &Metadata, new: &File) -> std::io::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let own = new.metadata()?;
+    match (own.uid(), own.gid()) == (old.uid(), old.gid()) {
+        true => Ok(()),
+        false => std::os::unix::fs::fchown(new, Some(old.uid()), Some(old.gid())),
+    }
+}
+#[cfg(not(unix))]
+fn give_to_owner_of(_: &Metadata, _: &File) -> std::io::Result<()> {
+    Ok(())
 }
 
 /// A new file beside the target. A name that is taken is never opened: a link that somebody put
@@ -170,11 +210,15 @@ fn temporary(file: &Path) -> std::io::Result<(PathBuf, File)> {
     Err(taken)
 }
 
-/// A stream cannot be sought in: the content is made first.
-fn stream(path: &Path, content: impl FnOnce(&mut dyn Sink) -> std::io::Result<()>) -> std::io::Result<()> {
+/// Makes the content first, which may seek, and then writes it.
+fn in_place(
+    file: &Path,
+    options: &OpenOptions,
+    content: impl FnOnce(&mut dyn Sink) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let mut bytes = Cursor::new(Vec::new());
     content(&mut bytes)?;
-    OpenOptions::new().append(true).open(path)?.write_all(bytes.get_ref())
+    options.open(file)?.write_all(bytes.get_ref())
 }
 
 #[cfg(all(test, unix))]
@@ -209,6 +253,39 @@ mod tests {
         assert!(failed.is_err());
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
         assert_eq!(names(folder.path()), ["out.npz"]);
+    }
+
+    #[test]
+    fn hard_links_and_owners_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link] = ["out.npz", "link.npz"].map(|n| folder.path().join(n));
+        put(&file, "old and long").unwrap();
+        std::fs::hard_link(&file, &link).unwrap();
+        put(&file, "new").unwrap();
+        assert_eq!(std::fs::read_to_string(&link).unwrap(), "new");
+        assert!(same(&file, &link));
+        let failed = write(&file, |out| out.write_all(b"half").and_then(|()| Err(ErrorKind::Other.into())));
+        assert!(failed.is_err());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
+        std::fs::remove_file(&link).unwrap();
+        // Only root may give a file to others.
+        if std::os::unix::fs::chown(&file, Some(12345), Some(12346)).is_ok() {
+            put(&file, "newer").unwrap();
+            let meta = std::fs::metadata(&file).unwrap();
+            assert_eq!((meta.uid(), meta.gid()), (12345, 12346));
+        }
+        assert_eq!(names(folder.path()), ["out.npz"]);
+    }
+
+    #[test]
+    fn a_file_in_a_folder_that_takes_no_new_one_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("out.npz");
+        put(&file, "old and long").unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o555)).unwrap();
+        put(&file, "new").unwrap();
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "new");
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
     #[test]
