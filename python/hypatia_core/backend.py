@@ -296,8 +296,8 @@ def passes_on() -> bool:
 
 
 def note(label: str, why: str) -> None:
-    """Count something that PyTorch computes."""
-    _runtime.count(label, why)
+    """Say what PyTorch computes in each call of the graph."""
+    _runtime.leave(label, why)
 
 
 def computes(node: fx.Node) -> bool:

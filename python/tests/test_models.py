@@ -1,6 +1,8 @@
 """Whole models through `torch.compile(backend="hypatia")`, against themselves in float64."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,25 @@ def test_error_is_no_larger_than_eagers(name):
     least = 2 * torch.finfo(torch.float32).eps * exact.abs().max().item()
     assert error(got) <= max(1.1 * error(eager), least), (error(got), error(eager), least)
     assert hyp.report().hypatia >= 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exact_numerics_give_the_bits_of_the_plan_without_rules(name):
+    torch.manual_seed(0)
+    model, inputs = MODELS[name]()
+    model = model.eval()
+    folder = Path(__file__).parents[2] / "rules"
+    rulesets = {m for f in folder.glob("*.hyp") for m in re.findall(r"^ruleset (\w+)", f.read_text(), re.MULTILINE)}
+    assert len(rulesets) > 5
+    results = []
+    for options in [{"numerics": "exact"}, {"never": sorted(rulesets)}]:
+        torch._dynamo.reset()
+        hyp.nn._runtime.forget()
+        with torch.no_grad(), hyp.nn.policy("always"):
+            f = torch.compile(model, backend=backend, fullgraph=True, options=options)
+            results.append(tensor(f(*inputs)))
+        plans = [c.plan for part in hyp.nn._runtime._parts for c in part.plans.values() if c.plan is not None]
+        fired = {rule.split("::")[0] for plan in plans for rule, _ in plan.fired}
+        assert plans and ("never" in options or fired), plans
+        assert "never" not in options or not fired & rulesets, fired
+    assert torch.equal(*results)

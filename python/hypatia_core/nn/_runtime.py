@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 import time
 import weakref
@@ -174,6 +175,7 @@ class Line:
     side: str
     """``hypatia`` or ``pytorch``."""
     calls: int
+    """0 for an op that stays PyTorch's in each call of a compiled graph."""
     why: str
     """Why PyTorch computed; for Hypatia the launches of its plan, or what a call replays."""
     hypatia_us: float | None
@@ -241,11 +243,16 @@ class Report:
         """Calls that PyTorch computed."""
         return sum(line.calls for line in self.lines if line.side == "pytorch")
 
+    @property
+    def left(self) -> list[str]:
+        """What stays PyTorch's in each call of a compiled graph, and why."""
+        return [line.why for line in self.lines if line.side == "pytorch" and not line.calls]
+
     def __str__(self) -> str:
         """Return a table."""
         head = ("layer", "shape", "computed by", "calls", "hypatia us", "pytorch us", "why")
         rows = [
-            (x.op, x.shape, x.side, str(x.calls), rounded(x.hypatia_us), rounded(x.pytorch_us), x.why)
+            (x.op, x.shape, x.side, str(x.calls or ""), rounded(x.hypatia_us), rounded(x.pytorch_us), x.why)
             for x in self.lines
         ]
         widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
@@ -271,6 +278,8 @@ def rounded(us: float | None) -> str:
 
 #: Calls that PyTorch computed before there was anything to choose, by op and reason.
 _passed: dict[tuple[str, str], int] = {}
+#: What stays PyTorch's in each call of a compiled graph, by graph and reason.
+_left: dict[tuple[str, str], None] = {}
 #: Calls of whole graphs that were replayed, by the graph and what a call replays.
 _replayed: dict[tuple[str, str], int] = {}
 
@@ -300,8 +309,10 @@ def report() -> Report:
                     lines.append(Line(op.label, shape, "hypatia", ours, launches + refused, *times))
                 if c.eager:
                     lines.append(Line(op.label, shape, "pytorch", c.eager, c.why, *times))
+        lines.sort(key=in_order)
         lines += [Line(label, "", "pytorch", n, why, None, None) for (label, why), n in _passed.items()]
         lines += [Line(label, "", "hypatia", n, why, None, None) for (label, why), n in _replayed.items()]
+        lines += [Line(label, "", "pytorch", 0, why, None, None) for label, why in _left]
     return Report(lines, incidents)
 
 
@@ -309,6 +320,7 @@ def reset_report() -> None:
     """Set all counts to zero. Plans and measurements stay."""
     with _lock:
         _passed.clear()
+        _left.clear()
         _replayed.clear()
         for op in counted():
             for choice in op.plans.values():
@@ -321,6 +333,7 @@ def forget() -> None:
     """Drop all plans, measurements and counts."""
     with _lock:
         _passed.clear()
+        _left.clear()
         _replayed.clear()
         for op in counted():
             op.forget()
@@ -340,6 +353,18 @@ def count(label: str, why: str) -> None:
     """Count a call that PyTorch computes."""
     with _lock:
         _passed[label, why] = _passed.get((label, why), 0) + 1
+
+
+def leave(label: str, why: str) -> None:
+    """Say what stays PyTorch's in each call of a compiled graph."""
+    with _lock:
+        _left[label, why] = None
+
+
+def in_order(line: Line) -> tuple[str, int]:
+    """Layers by name, and graphs by number."""
+    number = re.search(r"\d+", line.op)
+    return (line.op if number is None else line.op[: number.start()], int(number.group()) if number else 0)
 
 
 def count_replay(label: str, what: str) -> None:
