@@ -8,6 +8,7 @@ Ops that no rule fuses stay PyTorch's.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ def optimize(
         program = model
     elif isinstance(model, torch.nn.Module):
         args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+        check_inputs(model, args)
         program = torch.export.export(model, args, dynamic_shapes=dynamic_shapes, strict=False)
     else:
         raise InputError(f"optimize: expected a module or an exported program, not {type(model).__name__}")
@@ -90,6 +92,23 @@ def optimize(
     module.graph.lint()
     module.recompile()
     return module
+
+
+def check_inputs(model: torch.nn.Module, args: tuple[Any, ...]) -> None:
+    """Check that a model takes these inputs.
+
+    Raises:
+        InputError: if it takes more, or fewer.
+    """
+    try:
+        inspect.signature(model.forward).bind(*args)
+    except TypeError as e:
+        given = "no inputs" if not args else f"{len(args)} inputs"
+        raise InputError(
+            f"optimize: {type(model).__name__}.forward was given {given}: {e}; write `optimize(model, (x,))`"
+        ) from None
+    except ValueError:
+        return  # It has no signature.
 
 
 def with_values(module: fx.GraphModule) -> None:

@@ -157,15 +157,16 @@ def backend(
         module, example_inputs
     )
     compiled = as_pytorch_says(original, compiled)
-    if len(direct) == 1:
-        return direct[0].beside(compiled)
-    if not parts:
+    # One part whose arguments and results are the graph's is called as it is.
+    alone = len(direct) == 1
+    if alone:
+        compiled = direct[0].beside(compiled)
+    elif not parts:
         return as_plain(example_inputs, eager)
-    # One part is measured as it is.
-    if wants_plans(how):
+    if wants_plans(how) or not parts:
         return compiled
     device = parts[0].device
-    recorded = Recorded(compiled, device, recordable[0], static) if len(recordable) == 1 else None
+    recorded = Recorded(compiled, device, recordable[0], static) if len(recordable) == 1 and not alone else None
     return Whole(compiled, as_plain(example_inputs, eager), parts, device, recorded)
 
 

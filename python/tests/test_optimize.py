@@ -130,6 +130,10 @@ def test_a_dynamic_size_stays_dynamic():
 
 
 def test_what_cannot_be_optimized_says_so():
+    with pytest.raises(hyp.InputError, match="forward was given no inputs: missing a required argument"):
+        hyp.optimize(nn.Linear(2, 2))
+    with pytest.raises(hyp.InputError, match="was given 2 inputs: too many"):
+        hyp.optimize(nn.Linear(2, 2), (torch.ones(1, 2), torch.ones(1, 2)))
     with pytest.raises(hyp.InputError, match="expected a module"):
         hyp.optimize(lambda x: x, (torch.ones(2),))
     model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten())
