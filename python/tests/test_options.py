@@ -185,7 +185,8 @@ def test_a_compiled_graph_finds_a_rule_that_is_wrong_for_some_inputs():
         torch.testing.assert_close(f(small), model(small))
         results = [f(large) for _ in range(40)]
         assert not torch.allclose(results[0], model(large)), "no run was compared yet"
-        torch.testing.assert_close(results[-1], model(large))
+        # Terms of a thousand cancel: 16 of them, each a unit in the last place off.
+        torch.testing.assert_close(results[-1], model(large), rtol=0, atol=16 * 1000 * torch.finfo(torch.float32).eps)
     [incident] = hyp.report().incidents
     assert "the rule careless::uncapped" in incident
     assert f"found wrong and computed again: {incident}" in str(hyp.report())

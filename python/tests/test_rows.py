@@ -35,7 +35,7 @@ def agree(f, *inputs, refused=(), jumps=False):
         wide = f(*(t.double() if t.is_floating_point() else t for t in inputs))
     by_pytorch = [line.why for line in hyp.report().lines if line.side == "pytorch"]
     assert len(by_pytorch) == len(refused), by_pytorch
-    assert all(word in why for word, why in zip(refused, by_pytorch, strict=True)), by_pytorch
+    assert all(any(word in why for why in by_pytorch) for word in refused), by_pytorch
     assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
     if jumps or not want.is_floating_point():
         return torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
