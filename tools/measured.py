@@ -46,6 +46,12 @@ def processor(threads):
     return f"{name}, {threads} threads"
 
 
+def gpu():
+    """The name of the first GPU, by the driver's own tool."""
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
+
+
 def write(path, about, rows):
     """Writes the file, a line for each value, so that diffs are readable."""
     path = pathlib.Path(path)
