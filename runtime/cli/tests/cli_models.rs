@@ -221,9 +221,9 @@ fn a_plan_is_listed_for_a_device_that_is_not_there() {
     let o = hypatia(&[&plan[..], &["--json"]].concat(), folder.path());
     let json: serde_json::Value = serde_json::from_str(&out(&o)).unwrap();
     assert_eq!(json["steps"].as_array().unwrap().len(), numbers.len());
-    // In 16 bits, products are generated; on a CPU there is no TF32.
+    // In 16 bits, one launch computes all layers; on a CPU there is no TF32.
     let narrow = hypatia(&[&plan[..], &["--precision", "bf16"]].concat(), folder.path());
-    assert!(out(&narrow).contains("by tiles") && !list.contains("by tiles"), "{list}\n{}", out(&narrow));
+    assert!(out(&narrow).contains("by tiles") && out(&narrow) != list, "{list}\n{}", out(&narrow));
     let explained = hypatia(&["explain", model, "--target", "h200", "--precision", "tf32", "-q"], folder.path());
     assert_eq!(explained.status.code(), Some(0), "{}", err(&explained));
     assert_ne!(out(&explained), out(&hypatia(&["explain", model, "--target", "h200", "-q"], folder.path())));
