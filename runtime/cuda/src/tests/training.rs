@@ -139,7 +139,15 @@ fn all() -> impl Iterator<Item = (&'static str, DType, [usize; 3], [bool; 2])> {
 /// The steps of a plan that are one call or several launches.
 fn steps_with_fallback(plan: &Plan) -> Vec<&Step> {
     let library = |s: &&Step| matches!(s.action, Action::Call(_)) && crate::tiled::kernel(plan, s).is_none();
-    plan.steps.iter().filter(library).collect()
+    plan.steps.iter().flat_map(|s| beside(plan, s)).filter(library).collect()
+}
+
+/// What a generated product is timed beside; any other step itself.
+fn beside<'a>(plan: &Plan, step: &'a Step) -> &'a [Step] {
+    match &step.action {
+        Action::Call(c) if crate::tiled::kernel(plan, step).is_some() => &c.fallback,
+        _ => std::slice::from_ref(step),
+    }
 }
 
 /// The meaning of a GPU plan, as the CPU runs it step by step.
