@@ -25,7 +25,8 @@ value is a single number for all elements, or a list nested as the shape is.",
         "malformed expectation",
         "A test states a graph with `given` and what must hold for it with `expect`: `launches == 1`, `count(gemm)
 <= 2`, `error H0304`, `fires fuse::unary`, `not fires r::a`, `matches r::a`, `equal e` or `becomes e`. A
-test without an expectation cannot fail: that is a warning.",
+test without an expectation cannot fail: that is a warning. One whose expectations exclude each other cannot
+pass.",
         "test \"t\" { input x: f32[2]; given exp(x); expect launches; }",
         "test \"t\" { input x: f32[2]; given exp(x); expect launches == 1; }",
     ),

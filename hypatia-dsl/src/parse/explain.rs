@@ -295,6 +295,13 @@ impl Site<'_> {
                     d.hint("it belongs to the previous item: remove the `;` that ends that item too early")
                 }
                 "rewrite" => d.hint("write `rule NAME: PATTERN => RESULT;`"),
+                "var" | "Var" | "Func" => d.hint(
+                    "names are declared where they belong: operands of a `scalar` or an `op`, inputs of a `test`",
+                ),
+                _ if self.text(1) == "(" => d.hint(format!(
+                    "a function of numbers is `scalar {word}(x) = ..;`, one of tensors `op {word}(x: T[..s]) -> \
+                     T[..s] = ..;`",
+                )),
                 _ => d,
             },
         };

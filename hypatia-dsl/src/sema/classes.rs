@@ -54,8 +54,11 @@ pub(super) fn claims(cx: &mut Cx<'_>, classes: &[ast::ClassExpr]) -> Option<Vec<
                 None => {
                     good = false;
                     let said = format!("there is no element type `{}`", n.node);
-                    let d = element_type_hint(Diagnostic::error(code::CLASS, said, n.span), &n.node);
-                    cx.report::<()>(d);
+                    let d = Diagnostic::error(code::CLASS, said, n.span);
+                    cx.report::<()>(match n.node.as_str() {
+                        "float" => d.hint("name each of them: `for f64, f32, f16, bf16`; without `for`, all are meant"),
+                        _ => element_type_hint(d, &n.node),
+                    });
                 }
             }
         }

@@ -17,6 +17,7 @@ mod check;
 mod classes;
 mod context;
 mod contracts;
+mod contradictions;
 mod derive;
 mod families;
 mod guards;

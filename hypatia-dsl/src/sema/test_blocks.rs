@@ -14,6 +14,7 @@ use hypatia_target::device::Device;
 
 use super::code;
 use super::context::{AttrContext, Callee, Cx, ValueSort};
+use super::contradictions::contradiction;
 use super::types::element_type_hint;
 
 /// Maximum number of elements of a written value.
@@ -65,7 +66,7 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
     for st in &t.statements {
         if let TestStatement::Expect(e) = st {
             match expectation(cx, e, &inputs) {
-                Some(e) => expect.push(e),
+                Some(read) => expect.push((e, read)),
                 None => good = false,
             }
         }
@@ -79,6 +80,10 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
         let d = Diagnostic::error(code::EXPECTATION, "this test has no `given`", t.name.span).hint("add `given f(x);`");
         return cx.report(d);
     }
+    if let Some(d) = contradiction(&expect) {
+        cx.report::<()>(d);
+        good = false;
+    }
     good.then(|| Test {
         name: t.name.node.clone(),
         origin: cx.s.origin(t.name.span),
@@ -86,7 +91,7 @@ pub(super) fn test<'a>(cx: &mut Cx<'a>, t: &'a ast::Test) -> Option<Test> {
         inputs,
         given,
         error,
-        expect,
+        expect: expect.into_iter().map(|(_, read)| read).collect(),
     })
 }
 

@@ -480,7 +480,8 @@ pub fn apply_scalar(program: &Program, scalar: ScalarId, operands: &[TensorType]
         && needs_float(program, scalar, 0)
     {
         let message = format!("{}: needs a float element type, but `{}` is {}", def.name, def.params[i].0, operands[i]);
-        return Err(TypeError::new(codes::DTYPE, message).about(i).hint("convert the operand with `cast`"));
+        let hint = "convert the operand with `cast`, or bound its type variable: `<T: float>`";
+        return Err(TypeError::new(codes::DTYPE, message).about(i).hint(hint));
     }
     let dtype = match (def.result, number) {
         (Kind::Bool, _) => DType::Bool,
