@@ -35,7 +35,7 @@ pub(super) fn optimize(graph: &Graph, options: &Options, folder: &'static dyn Co
     };
     while rewriting.round()? {}
     let mut optimized = Optimizer::resume(rewriting.graph, options, folder)?.finish()?;
-    optimized.report.before = before;
+    (optimized.report.before, optimized.report.greedy) = (before, true);
     Ok(optimized)
 }
 

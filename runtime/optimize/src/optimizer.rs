@@ -474,6 +474,7 @@ impl<'a> Optimizer<'a> {
             undecided: Vec::new(),
             choices: Vec::new(),
             layers: None,
+            greedy: false,
             firings: without(firings),
             repeats: without(repeats),
             savings,

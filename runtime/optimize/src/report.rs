@@ -302,6 +302,9 @@ pub struct Report {
     pub layers: Option<EqualLayers>,
     /// Every run of a ruleset, in order.
     pub runs: Vec<RulesetRun>,
+    /// True if rules rewrote in place: then nothing tells what each of them did.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub greedy: bool,
     /// Every firing, those that the result depends on first.
     pub firings: Vec<Firing>,
     /// Every match whose result was there already.
@@ -442,6 +445,9 @@ impl Report {
                 Some((_, list)) => list.push(firing),
                 None => by_rule.push((&firing.rule, vec![firing])),
             }
+        }
+        if self.greedy {
+            return writeln!(f, "\ngreedy rewriting keeps no list of what each rule did");
         }
         if by_rule.is_empty() {
             return writeln!(f, "\nno rule has a part in the result");
