@@ -54,7 +54,7 @@ pub enum Distribution {
     /// Numbers next to this one of [`TWINS`]: operands and elements are neighbours of each other.
     Twins(u8),
     /// All elements are equal but for the last, which is the largest or the smallest; or all are 1,
-    /// or integers of 8 bits the largest there are, or those of the largest magnitude.
+    /// or negative, or integers of 8 bits the largest there are, or those of the largest magnitude.
     Last(u8),
     /// Numbers of few bits: integers from the whole range, around its eighths, and sums of two
     /// powers of two; the smallest numbers of a float type (1: only these), and 1 with two more
@@ -572,6 +572,10 @@ fn whole(
     RefTensor::<f64> { dtype, shape: shape.to_vec(), data: Data::I(data) }.to_tensor().ok()
 }
 
+/// The kind of [`Distribution::Last`] whose elements are all negative: of many, chance makes one
+/// positive.
+pub const NEGATIVE: u8 = 5;
+
 /// An element of [`Distribution::Last`].
 fn last(kind: u8, at_end: bool, dtype: DType, demand: &Demand) -> f64 {
     let usual = if demand.positive { 1.0 } else { 0.0 };
@@ -581,6 +585,13 @@ fn last(kind: u8, at_end: bool, dtype: DType, demand: &Demand) -> f64 {
         (1, true) if dtype != DType::Bool => -1.0,
         (1, _) if dtype == DType::Bool => f64::from(!at_end),
         (0 | 1, _) => usual,
+        (NEGATIVE, at_end) if !demand.positive && !demand.nonnegative && !matches!(dtype, DType::U8 | DType::Bool) => {
+            if at_end {
+                -2.0
+            } else {
+                -1.0
+            }
+        }
         (3, _) if matches!(dtype, DType::I8 | DType::U8) => range(dtype).1,
         (4, _) if dtype == DType::I8 => range(dtype).0,
         (4, _) if dtype == DType::U8 => range(dtype).1,

@@ -16,7 +16,7 @@ use crate::constants::Constants;
 use crate::generate::Sizes;
 use crate::range::needed_for;
 use crate::sides::Sides;
-use crate::values::{Ensemble, TWINS, kinds_of_overflow, stands_for_another};
+use crate::values::{Ensemble, NEGATIVE, TWINS, kinds_of_overflow, stands_for_another};
 
 /// Attempts for each size.
 const TRIES_OF_A_SIZE: u64 = 240;
@@ -56,6 +56,8 @@ const FEWEST_OF_A_KIND: usize = 4;
 const MOST_KINDS: usize = 7;
 /// Instances with numbers beyond the rule's, and of nothing but one infinity.
 const MOST_OF_LEVELS: usize = 16;
+/// Instances with numbers of one sign.
+const MOST_OF_ONE_SIGN: usize = 6;
 const MOST_OF_INFINITIES: usize = 4;
 /// Instances with hidden tensors, of each type.
 const MOST_HIDDEN: usize = 12;
@@ -155,6 +157,9 @@ impl Run<'_> {
         }
         if stands_for_another(numbers) && !floats.is_empty() {
             goals.push(goal(Aspect::Levels, MOST_OF_LEVELS, MOST_OF_LEVELS, focus_of));
+        }
+        if graphs.iter().any(|g| g.nodes.iter().any(|n| takes_an_end(g, n))) {
+            goals.push(goal(Aspect::OneSign, MOST_OF_ONE_SIGN, MOST_OF_ONE_SIGN, focus_of));
         }
         let strict = |d: &&DType| float(d) && claim(self.rule, **d) == Class::Exact;
         for dtype in self.seen.keys().filter(strict) {
@@ -272,6 +277,7 @@ fn focus_of(aspect: Aspect, attempt: u64) -> Focus {
         Aspect::Infinities(dtype) => typed(dtype, Distribution::Infinities((attempt % 2) as u8)),
         Aspect::Hidden(dtype) => typed(dtype, Distribution::Hidden),
         Aspect::Levels => Focus { distribution: Some(Distribution::Levels((attempt % 256) as u8)), ..Focus::default() },
+        Aspect::OneSign => Focus { distribution: Some(Distribution::Last([NEGATIVE, 2][at % 2])), ..Focus::default() },
         Aspect::Long(size) => {
             let dtype = [None, Some(DType::I8), None, Some(DType::U8)][at % 4];
             let distribution =
@@ -286,6 +292,11 @@ fn focus_of(aspect: Aspect, attempt: u64) -> Focus {
         }
         _ => Focus::default(),
     }
+}
+
+/// Whether a node takes the largest or the smallest of several elements.
+fn takes_an_end(graph: &Graph, node: &Node) -> bool {
+    matches!(builtin(graph, node), Some(BuiltinOp::Amax | BuiltinOp::Amin))
 }
 
 /// Whether a node computes something, rather than moving it.

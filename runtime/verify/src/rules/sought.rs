@@ -72,6 +72,8 @@ pub(super) enum Aspect {
     Overflows(DType),
     /// Numbers beyond those of the rule and between them.
     Levels,
+    /// Numbers of one sign: of many, chance makes some of either.
+    OneSign,
     /// Nothing but one infinity, in that type.
     Infinities(DType),
     /// Tensors of that type that a mask hides as a whole, or in part.
@@ -152,7 +154,7 @@ impl Aspect {
             Aspect::FewBits(_) | Aspect::Neighbours(_) | Aspect::Halfway(_) | Aspect::LastPlaces(..) => Some(0),
             Aspect::Bounds(_) | Aspect::Attributes(_) | Aspect::Around => Some(0),
             Aspect::Clamps(_) | Aspect::Overflows(_) | Aspect::Levels => Some(0),
-            Aspect::Infinities(_) | Aspect::Hidden(_) | Aspect::Factors => Some(0),
+            Aspect::Infinities(_) | Aspect::Hidden(_) | Aspect::Factors | Aspect::OneSign => Some(0),
             Aspect::Unequal(pair) => apart(&made.graph, &made.env, pair).then_some(0),
             Aspect::Long(n) => {
                 let long = marked(&leaves, n);
